@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.objects.model_discovery import ObjectScan
+from mlflow_stability.probes.objects.object_memory import ObjectMemory
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics, Table
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
@@ -67,7 +68,14 @@ class BrokenSteps(Protocol):
 class ProbeScheduler:
     """The probes of one recording."""
 
-    def __init__(self, guard: Guard, probes: Probes, pace: TrainingPace, first_step: int) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        probes: Probes,
+        pace: TrainingPace,
+        first_step: int,
+        objects: ObjectMemory | None = None,
+    ) -> None:
         self.step = first_step - 1
         """The newest step; the captures of a GAN's halves are of one step."""
         self.backward_began = pace.backward_began
@@ -78,7 +86,7 @@ class ProbeScheduler:
         self._pass_over = pace.pass_over
         self._forward = probes.forward
         self._layers = Layers()
-        self._walk = ObjectScan(Module, LRScheduler, GradScaler)
+        self._walk = ObjectScan(Module, LRScheduler, GradScaler, memory=objects)
         self._before_steps = tuple(probes.before_steps)
         self._step_began, self._step_ended = pace.step_began, pace.step_ended
         self._split = pace.clock.split
@@ -125,7 +133,7 @@ class ProbeScheduler:
                 optimizer, self.step, self._layers, unscale, False, place, norm=alone, limits=limits, kept_for=kept_for
             )
             by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
-            with self._walk:
+            with self._walk.about(optimizer):
                 for each in self._due:
                     if each.before_step is not None:
                         each.before_step(by_own_step if each.by_own_step else by_step)

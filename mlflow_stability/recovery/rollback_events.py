@@ -6,13 +6,16 @@ In: a decision, and what restoring did. Out: an event with its reason, its targe
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+from mlflow_stability.detectors.reported import DataChanged
 from mlflow_stability.probes.objects import ZERO
 from mlflow_stability.recovery.rollback_decisions import Decision
 from mlflow_stability.vocabulary.result import Event, Severity
 
 ROLLBACK = "rollback"
 GIVE_UP = "give_up"
+DATA_CHANGED = "data_changed"
 CHECKPOINT_FAILED = "checkpoint_failed"
 IN_HALF = (
     "Train in bf16 instead of fp16, or compute values above 65504 in float32.",
@@ -22,6 +25,22 @@ IN_GENERAL = (
     "Lower the learning rate by a factor of 3 to 10, or lengthen the warm-up.",
     "Inspect the batches from the onset on, and the first finding before this one.",
 )
+OF_SCALE = ("Check whether the scale of the loss changed, such as that of rewards.",)
+"""Where a loss that can be negative rose, and is still below that of the state that could be restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRate:
+    """A learning rate that had jumped, and is held down to that of the restored state."""
+
+    scheduled: float
+    """What the script has set."""
+    limit: float
+    doubles_in: int
+
+    def beside(self, target: int) -> str:
+        """Behind "its scheduled value": of when, and which it is not."""
+        return f" of step {target}, {self.limit:.4g} (the present {self.scheduled:.4g} is a jump),"
 
 
 def rollback_event(
@@ -33,14 +52,19 @@ def rollback_event(
     rollbacks: int,
     time: float = 0.0,
     learning_rate: float = math.nan,
+    copies_left: int = 0,
+    held: HeldRate | None = None,
 ) -> Event:
     """We went back. `attempt` is the one that ends with it, `rollbacks` how often we went back, this time included.
 
-    `learning_rate`: that of the next step, where it is known.
+    `learning_rate`: that of the next step, where it is known. `held`: what it is held down to, where it is.
+    `copies_left`: how many frozen copies of the model are not in the restored state.
     """
     lost = step - decision.target
     eased = ""
     known = math.isfinite(learning_rate)
+    copies = f" Not restored: frozen copies of the model made after step {decision.target} ({copies_left})."
+    copies = copies if copies_left else ""
     now = f" Learning rate now {learning_rate:.4g}: it" if known else " Learning rate"
     share = decision.lasting_share
     if share < 1:
@@ -49,15 +73,18 @@ def rollback_event(
             f"{share * decision.easing_factor:g} times over {decision.easing_steps} steps."
         )
     elif decision.easing_factor < 1:
+        beside = "" if held is None else held.beside(decision.target)
         eased = (
-            f"{now} starts at {decision.easing_factor:g} times its scheduled value and returns to it "
-            f"over {decision.easing_steps} steps."
+            f"{now} starts at {decision.easing_factor:g} times its scheduled value{beside} and returns to it over "
+            f"{decision.easing_steps} steps."
         )
+        if held is not None:
+            eased += f" That limit doubles every {held.doubles_in} steps."
     return Event(
         step,
         ROLLBACK,
         Severity.INFO,
-        f"Rolled back from step {step} to step {decision.target} ({lost} steps lost): {decision.reason}{eased}",
+        f"Rolled back from step {step} to step {decision.target} ({lost} steps lost): {decision.reason}{eased}{copies}",
         evidence={
             "target": float(decision.target),
             "onset": float(decision.onset),
@@ -65,6 +92,7 @@ def rollback_event(
             "seconds": seconds,
             "rollbacks": float(rollbacks),
             **({"learning_rate_share": share} if share < 1 else {}),
+            **({"steps_regained": float(decision.undoes)} if decision.undoes else {}),
             **({"learning_rate": learning_rate} if known else {}),
         },
         remedies=(
@@ -73,6 +101,28 @@ def rollback_event(
         ),
         attempt=attempt,
         time=time,
+    )
+
+
+def data_changed_event(decision: Decision, step: int, *, rollbacks: int) -> Event:
+    """The weights were not to blame for what we went back for."""
+    if decision.undoes:
+        after = f"Going back to the weights of step {decision.target}, as they were before the rollback."
+    else:
+        after = "The training continues from the restored weights."
+    evidence = {
+        "onset": float(decision.onset),
+        "rollbacks": float(rollbacks),
+        "loss": decision.loss,
+        "level": decision.level,
+    }
+    return Event(
+        step,
+        DATA_CHANGED,
+        Severity.WARNING,
+        f"{decision.reason} {after} The present loss becomes the baseline.",
+        evidence=evidence | ({"target": float(decision.target)} if decision.undoes else {}),
+        remedies=DataChanged.remedies,
     )
 
 

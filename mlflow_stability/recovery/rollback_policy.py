@@ -39,7 +39,8 @@ class RollbackPolicy:
     and the newest state is restored after it."""
     skip_gradients_above: float | None = field(default=100.0, metadata=number(above=1, optional=True))
     """Skip steps too whose gradient norm exceeds this multiple of the usual norm, and ten times the largest of the
-    256. After three in a row the next one is taken. None: skip only non-finite steps."""
+    last 256 that were not zero. Where at least one in 1000 steps is as large, three are skipped and the next are taken.
+    None: skip only non-finite steps."""
     rollback: bool = field(default=True, metadata=yes_or_no())
     """Restore a good state when the training diverges; False: only skip broken steps."""
 
@@ -48,7 +49,8 @@ class RollbackPolicy:
     snapshots: int = field(default=3, metadata=whole_number(1))
     """Number of snapshots in memory."""
     snapshot_budget: int | None = field(default=None, metadata=whole_number(0, "of bytes", optional=True))
-    """Bytes of host memory for all snapshots; None: a quarter of the free memory at the first one."""
+    """Bytes of host memory for all snapshots of a process; None: a quarter of the free memory at the first one, shared
+    by the processes of a training that run on one machine."""
     snapshot_share: float = field(default=0.01, metadata=number(above=0, most=1))
     """Largest share of the training's time spent on snapshots; above it they become less frequent."""
     checkpoint_every: int = field(default=500, metadata=whole_number(1))

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from mlflow_stability.alerts import Alert, AlertMessage, alerts_of
-from mlflow_stability.alerts.metrics.mirrors import mirrors_of
-from mlflow_stability.alerts.metrics.prometheus_exporter import INSTALL
+from mlflow_stability.alerts.metrics import INSTALL, mirrors_of
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.session.autopilot import autopilot_config_of

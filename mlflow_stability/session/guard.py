@@ -19,10 +19,14 @@ from weakref import WeakSet
 from torch import is_grad_enabled
 
 from mlflow_stability.errors import TorchLacksError, TrainingDiverged
-from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.script_errors import raised_by_script
-from mlflow_stability.probes.hooks.thread_state import ThreadState, noted, restore_thread_state
-from mlflow_stability.probes.hooks.uncompiled import uncompiled
+from mlflow_stability.probes.hooks import (
+    ThreadState,
+    noted,
+    raised_by_script,
+    restore_thread_state,
+    torch_api,
+    uncompiled,
+)
 
 OnFailure = Callable[[str, Exception], None]
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
+from mlflow_stability.probes.forward import ForwardScheduler
+from mlflow_stability.probes.objects import ObjectMemory
+from mlflow_stability.probes.parameters import NonfiniteCount
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
-from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
 from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import ForwardProbe, Probe, ProbeContext
 from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
@@ -24,12 +25,14 @@ FULL_EVERY = 10
 """Every how many looks at the layers percentiles and histograms are taken, too."""
 
 
-def probe_scheduler_of(settings: Settings, guard: PartGuard, recording: Recording) -> ProbeScheduler:
+def probe_scheduler_of(
+    settings: Settings, guard: PartGuard, recording: Recording, objects: ObjectMemory | None = None
+) -> ProbeScheduler:
     """The probes that these settings ask for."""
     layers = settings.layers_every_n_steps
     facts = FactsProbe(recording)
     batches, broken = held_batches(settings, guard, recording)
-    holders = [] if batches is None else [batches]
+    listeners = [each for each in (batches, recording.before_forward) if each is not None]
     context = ProbeContext(settings, guard, lambda: pace.models, recording.say, recording.keep_attention)
     found = probes_for(context)
     inside = [each for each in found if isinstance(each, ForwardProbe)]
@@ -43,9 +46,9 @@ def probe_scheduler_of(settings: Settings, guard: PartGuard, recording: Recordin
         nonfinite=NonfiniteCount(settings.memory_budget),
         broken=broken,
     )
-    pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [forward, facts, *holders])
+    pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [forward, facts, *listeners])
     facts.flops = pace.throughput.flops
-    return ProbeScheduler(guard, probes, pace, recording.step + 1)
+    return ProbeScheduler(guard, probes, pace, recording.step + 1, objects)
 
 
 def probes_for(context: ProbeContext) -> list[Probe | ForwardProbe]:

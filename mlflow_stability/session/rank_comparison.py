@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from mlflow_stability.detectors.reported import RankNonfinite, RankSlowStep, RankSpike, Straggler
-from mlflow_stability.probes.ranks.rank_numbers import EVERY
-from mlflow_stability.probes.ranks.rank_peaks import z_of_all
-from mlflow_stability.probes.ranks.rank_row import RankTable
+from mlflow_stability.probes.ranks import EVERY, RankTable, z_of_all
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.text import sigmas

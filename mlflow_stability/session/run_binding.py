@@ -26,6 +26,7 @@ from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.launched_job import launched_job
 from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.session.detector_choice import chosen_detectors
+from mlflow_stability.session.earlier_recordings import EARLIER
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.output import DeliveredRun, TrainingOutput
 from mlflow_stability.session.process import CourierLink, RecordedRun, Say
@@ -45,7 +46,7 @@ from mlflow_stability.tracking.in_process import (
     measures_machine,
     tracking_uri,
 )
-from mlflow_stability.tracking.store.address import absolute_uri, default_uri, strip_credentials
+from mlflow_stability.tracking.store import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.tag_names import last_step
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing, Opening
@@ -102,7 +103,6 @@ class RunBinding:
         self._known_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
         self._newest: weakref.ref[object] | None = None
         """The optimizer that stepped last."""
-        self._last_steps: dict[str, int] = {}
         self._recordings = 0
         self._rank: tuple[int, int] | None = None
         self._join = ImplicitRunJoin(self._joinable_run_id)
@@ -200,7 +200,8 @@ class RunBinding:
         run_id = self.current_run_id()
         if run_id is None:  # not even begun: then another run is made
             return None
-        self._last_steps[run_id] = last_step
+        if self._opened is not None:  # when it ended, nobody may have known its run
+            EARLIER.ended(run_id, self._opened.recording, last_step)
         return RunInProgress(run_id, resumed=True)
 
     def _hear_the_script(self) -> None:
@@ -320,7 +321,7 @@ class RunBinding:
         if recording is not None:
             run_id = self.current_run_id()
             if run_id is not None:
-                self._last_steps[run_id] = recording.step
+                EARLIER.ended(run_id, recording.opening.recording, recording.step)
             recording.close(closing)
 
     def _link(self) -> CourierLink:
@@ -344,8 +345,7 @@ class RunBinding:
         uri, directory, job = tracking_uri(), Path.cwd(), launched_job()
         first = 1
         if run is not None:
-            known = self._last_steps.get(run.run_id, 0)
-            first += max(known, last_step(run.tags))
+            first += max(EARLIER.last_step(run.run_id), last_step(run.tags))
         return Opening(
             recording=uuid.uuid4().hex,
             pid=os.getpid(),
@@ -358,6 +358,7 @@ class RunBinding:
             resumed=run is not None and run.resumed,
             experiment_id=experiment_id(),
             first_step=first,
+            earlier=[] if run is None else EARLIER.of_run(run.run_id),
             log_every_n_steps=self.settings.log_every_n_steps,
             layer_metrics=_LAYER_METRICS[self.settings.layer_metrics],
             system_metrics=self.settings.system_metrics and not (run is not None and measures_machine(run.run_id)),

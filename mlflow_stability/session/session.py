@@ -28,8 +28,9 @@ from mlflow_stability.journal.process_identity import ProcessIdentity, own_ident
 from mlflow_stability.journal.slow_writes import SHARE
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
+from mlflow_stability.probes.objects import ObjectMemory
 from mlflow_stability.probes.probe_scheduler import ProbeScheduler
-from mlflow_stability.probes.ranks.rank_watch import RankWatch
+from mlflow_stability.probes.ranks import RankWatch
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
@@ -74,6 +75,7 @@ class Session:
         self._alerts = CallbackAlerts(settings.alerts, self._run_link, self._warn)
         self._output = TrainingOutput(settings.silent, rolls_back=bool(settings.rollback))
         self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle, self._announce)
+        self._objects = ObjectMemory()
         self._meter = self._new_meter()
         self._unseen = UnseenTraining(lambda message: self._warn("%s", message))
         self._watch = self._new_watch()
@@ -263,13 +265,21 @@ class Session:
         """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
         self._lifecycle = None
         if not self.settings.uses_autopilot:
-            return StepMeter(self._guard, self._recording_for, self._on_reading, self._scheduler_for, self._new_ranks())
+            hooks = self._guard, self._recording_for, self._on_reading, self._scheduler_for
+            return StepMeter(*hooks, self._new_ranks(), self._objects)
         from mlflow_stability.probes.step.autopilot_meter import AutopilotMeter
         from mlflow_stability.session.autopilot import AutopilotLifecycle
 
         self._lifecycle = AutopilotLifecycle(self.settings, self._guard, self._settle, self._binding.current_run_id)
-        hooks = self._guard, self._recording_for, self._on_reading
-        return AutopilotMeter(*hooks, self._lifecycle.control_for, self._scheduler_for, self._new_ranks())
+        return AutopilotMeter(
+            self._guard,
+            self._recording_for,
+            self._on_reading,
+            self._lifecycle.control_for,
+            self._scheduler_for,
+            self._new_ranks(),
+            self._objects,
+        )
 
     def _new_ranks(self) -> RankWatch:
         return RankWatch(
@@ -309,7 +319,7 @@ class Session:
         if recording is None:
             return None
         self._guard.begin_anew()
-        return probe_scheduler_of(self.settings, self._guard, recording)
+        return probe_scheduler_of(self.settings, self._guard, recording, self._objects)
 
     def _settle(self) -> None:
         self._meter.settle()

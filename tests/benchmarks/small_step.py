@@ -2,10 +2,12 @@
 
     python tests/benchmarks/small_step.py [--only default rollback] [--blocks 40] [--profile default] [--outlets]
 
-A model of ten parameters is trained bare and watched in turns, blocks of fifty steps each, and the CPU time of the
-training's own thread is compared, block with block: the median of the differences, and of the ratios for a step that
-works for ten milliseconds. Beside it stands how many calls of functions in this package a step makes, by
-`sys.setprofile`: the median step, and the mean of a hundred, which has the steps at which more is looked at in it.
+A model of ten parameters is trained bare and watched in turns, blocks of five hundred steps each, and the CPU time of
+the training's own thread is compared, block with block: the median of the differences, and, in blocks of a hundred, of
+the ratios for a step that works for ten milliseconds. Blocks are that long because some signals are measured once in a
+hundred steps, and because the first steps after a pause cost three times what all others do. Beside it stands how many
+calls of functions in this package a step makes, by `sys.setprofile`: the median step, and the mean of a hundred, which
+has the steps at which more is looked at in it.
 
 With `--outlets`, each variant is compared in turns with the same and more: nothing (the noise); alerts to a URL,
 Prometheus and a mirror into TensorBoard; alerts to a function.
@@ -41,7 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rollback": {"rollback": True},
 }
 """The arguments of `autolog()` of each variant."""
-STEPS = 50
+STEPS = 500
+BUSY_STEPS = 100
 WARM = 150
 """So many steps are trained before anything is measured: what is found out at the first ones is found out once."""
 _PACKAGE = str(Path(mlflow_stability.__file__).parent)
@@ -101,9 +104,9 @@ def busy_ratios(session: Session, blocks: int, busy: float = 0.01) -> list[float
     found = []
     for _ in range(blocks):
         session.pause()
-        before = bare.seconds(10)
+        before = bare.seconds(BUSY_STEPS)
         session.resume()
-        found.append(watched.seconds(10) / before)
+        found.append(watched.seconds(BUSY_STEPS) / before)
     session.pause()
     return found
 

@@ -32,6 +32,9 @@ OPTIMIZERS: dict[str, Make] = {
     "spam": lambda p: SPAMAdam(p, lr=0.01, reset_every=4, warm_up=2),
     "spam norm": lambda p: SPAMAdam(p, lr=0.01, clip="norm"),
     "counting": lambda p: CountingSGD(p),
+    "zeros for none": lambda p: ZerosForNone(p),
+    "unchecked": lambda p: Unchecked(p),
+    "lookahead": lambda p: Lookahead(p),
 }
 
 
@@ -50,6 +53,85 @@ class CountingSGD(Optimizer):
                 self.state[each]["seen"] += 1
                 if each.grad is not None:
                     each -= group["lr"] / group["k"] * each.grad
+
+
+class ZerosForNone(Optimizer):
+    """Takes a missing gradient for zero, as a Muon of several processes does, and moves by momentum all the same."""
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is None:
+                    each.grad = torch.zeros_like(each)
+                state = self.state[each]
+                state["momentum"] = 0.9 * state.get("momentum", torch.zeros_like(each)) + each.grad
+                each.sub_(group["lr"] * state["momentum"])
+
+
+class Unchecked(Optimizer):
+    """Knows of no missing gradients, and fails at those that are not finite; counts in an attribute."""
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        gradients = [each.grad for each in parameters]
+        torch.linalg.eigvalsh(torch.stack([each.square().sum() for each in gradients]).diag())
+        torch._foreach_add_(parameters, gradients, alpha=-0.1 / self.steps)
+
+    def state_dict(self) -> dict[str, object]:
+        return {**super().state_dict(), "steps": self.steps}
+
+
+class Lookahead(Optimizer):
+    """Steps an optimizer of its own."""
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__(params, {})
+        self.inner = torch.optim.Adam(self.param_groups, lr=0.01)
+        self.slow = [each.detach().clone() for group in self.param_groups for each in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        for slow, each in zip(self.slow, parameters, strict=True):
+            slow.lerp_(each, 0.5)
+            each.copy_(slow)
+
+    def state_dict(self) -> dict[str, object]:
+        return {**super().state_dict(), "inner": self.inner.state_dict(), "slow": self.slow}
+
+
+class SAM(Optimizer):
+    """Moves the weights by the gradients that it finds, asks for others there, and moves back to step with those."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__(parameters, {"rho": 0.05})
+        self.base = torch.optim.Adam(self.param_groups, lr=0.1)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor]) -> None:  # type: ignore[override]
+        everything = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        norm = torch.stack([each.grad.norm() for each in everything]).norm()
+        for each in everything:
+            self.state[each]["old"] = each.data.clone()
+            each.add_(each.grad * (0.05 / (norm + 1e-12)))
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        for each in everything:
+            if each.grad is not None:
+                each.data = self.state[each]["old"]
+        self.base.step()
 
 
 class Muon:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -332,3 +333,120 @@ def test_where_no_step_was_taken_the_initial_weights_are_still_there() -> None:
         assert (decision.action, decision.final) == ("give_up", False)
     _, decision = decide(POLICY, past, Situation(100, skips_in_a_row=100, good=(INITIAL,)))
     assert (decision.action, decision.final, decision.had_no_effect) == ("give_up", True, True)
+
+
+AROUND = (2.1, 2.2, 2.3, 2.2, 2.15, 2.25) * 8
+
+
+def after_changed_data(
+    losses: list[float], *, left: float = 3.0, set_aside: int | None = 500, around: tuple[float, ...] = AROUND
+) -> tuple[RollbackHistory, list[Decision]]:
+    """What is decided after a rollback from step 500 to step 400, whose weights give these losses then."""
+    good = (GoodState(300, 2.5, around=around), GoodState(400, 2.2, around=around))
+    event = divergence(500, loss=4.0, level=2.0, onset=490)
+    past, _ = decide(POLICY, RollbackHistory(), Situation(500, (event,), 4.0, good=good, recent=(left,) * 10))
+    decisions = []
+    for step, loss in enumerate(losses, 501):
+        past, decision = decide(POLICY, past, Situation(step, loss=loss, good=good, set_aside=set_aside))
+        decisions += [decision] if decision.action != "nothing" else []
+    return past, decisions
+
+
+def test_restored_weights_whose_first_losses_are_high_say_that_the_data_has_changed() -> None:
+    past, (decision,) = after_changed_data([3.8] * 100)
+    assert (decision.action, decision.onset, decision.target) == ("data_changed", 490, 500)
+    assert decision.undoes == 100
+    assert decision.reason == (
+        "The weights of step 400 give a loss of 3.8 where they gave 2.2: the data or the loss function changed at "
+        "about step 490."
+    )
+    assert not past.gave_up
+
+
+def test_changed_data_changed_at_the_first_high_loss_and_not_where_it_may_have_begun() -> None:
+    good = (GoodState(400, 2.2, around=AROUND),)
+    event = divergence(500, loss=4.0, level=2.0, onset=484, first_high=489)
+    past, _ = decide(POLICY, RollbackHistory(), Situation(500, (event,), 4.0, good=good, recent=(3.0,) * 10))
+    decisions = []
+    for step in range(501, 520):
+        past, decision = decide(POLICY, past, Situation(step, loss=3.8, good=good, set_aside=500))
+        decisions += [decision] if decision.action != "nothing" else []
+    assert [(each.action, each.onset) for each in decisions] == [("data_changed", 489)]
+    assert decisions[0].reason.endswith("changed at about step 489.")
+
+
+@pytest.mark.parametrize(("left", "set_aside"), [(3.9, 500), (3.0, None), (3.0, 400)])
+def test_weights_that_were_left_are_not_wanted_back_where_the_restored_ones_are_better_or_they_are_gone(
+    left: float, set_aside: int | None
+) -> None:
+    _, (decision,) = after_changed_data([3.8] * 100, left=left, set_aside=set_aside)
+    assert (decision.action, decision.target, decision.undoes) == ("data_changed", -1, 0)
+
+
+def test_restored_weights_that_diverge_again_from_their_own_level_are_to_blame_as_ever() -> None:
+    good = tuple(GoodState(each, 2.2, around=AROUND) for each in (200, 300, 400))
+    event, step, decisions = divergence(500, loss=4.0, level=2.0, onset=490), 500, []
+    past, decision = decide(POLICY, RollbackHistory(), Situation(step, (event,), 4.0, good=good, recent=(3.0,) * 10))
+    for _ in range(3):
+        for loss in (2.2, 2.3, 3.0, 3.4, *[4.8] * 20):
+            step += 1
+            past, decision = decide(POLICY, past, Situation(step, loss=loss, good=good, set_aside=step))
+            if decision.action != "nothing":
+                decisions.append((decision.action, decision.target, decision.final))
+                break
+    assert decisions == [("rollback", 400, False), ("rollback", 300, False), ("give_up", -1, True)]
+
+
+def test_bad_data_that_has_passed_by_then_is_not_called_a_change() -> None:
+    assert after_changed_data([3.8] * 3 + [2.2] * 60)[1] == []
+
+
+def test_rollbacks_from_changed_data_do_not_count_and_never_end_a_training() -> None:
+    past, step, actions = RollbackHistory(), 1000, []
+    for _ in range(30):
+        good = (GoodState(step - 100, 2.2, around=AROUND),)
+        event = divergence(step, loss=4.0, level=2.0, onset=step - 10)
+        past, decision = decide(POLICY, past, Situation(step, (event,), 4.0, good=good, recent=(3.0,) * 10))
+        actions.append(decision.action)
+        assert not (decision.final and decision.had_no_effect)
+        for _ in range(10):
+            step += 1
+            past, decision = decide(POLICY, past, Situation(step, loss=3.8, good=good, set_aside=step))
+        step += 150
+    assert actions[:20] == ["rollback"] * 20
+    assert past.gave_up, "their number is bounded all the same"
+
+
+def test_only_losses_of_the_part_that_diverged_are_judged_after_a_rollback() -> None:
+    good = (GoodState(400, 2.2, around=AROUND),)
+    event = Event(500, "divergence", Severity.CRITICAL, "", "critic", {"loss": 4.0, "level": 2.0, "onset": 490.0})
+    past, _ = decide(POLICY, RollbackHistory(), Situation(500, (event,), 4.0, good=good, place="critic"))
+    for step in range(501, 520):
+        past, decision = decide(POLICY, past, Situation(step, loss=2.2, good=good, place="critic"))
+        assert decision == Decision()
+        past, decision = decide(POLICY, past, Situation(step, loss=9.0, good=good, place="maker"))
+        assert decision == Decision()
+
+
+def test_a_loss_that_can_be_negative_and_is_below_that_of_the_state_is_no_reason_to_go_back() -> None:
+    event = divergence(190, loss=-1788.0, level=-2010.0)
+    for initial in (False, True):
+        good = (GoodState(1, -69.0, initial, around=(-69.0, -40.0, -50.0) * 5),)
+        past, decision = decide(POLICY, RollbackHistory(), Situation(190, (event,), -1788.0, good=good))
+        assert (decision.action, decision.final) == ("give_up", False)
+        assert "not above that of step 1, -50" in decision.reason
+        assert past.rollbacks == ()
+    low = (GoodState(100, -2000.0, around=(-2000.0,) * 9),)
+    assert decide(POLICY, RollbackHistory(), Situation(190, (event,), -1788.0, good=low))[1].action == "rollback"
+    broken = Situation(190, weights_finite=False, good=good)
+    assert decide(POLICY, RollbackHistory(), broken)[1].action == "rollback"
+
+
+def test_an_early_state_that_gives_the_high_loss_that_it_always_gave_holds() -> None:
+    early = (GoodState(1, math.nan, around=(2.6, 2.5, 2.5, 2.4, 2.3) * 4),)
+    event = divergence(400, loss=3.1, level=0.03, onset=396)
+    past, decision = decide(POLICY, RollbackHistory(), Situation(400, (event,), 3.1, good=early))
+    assert (decision.action, decision.target) == ("rollback", 1)
+    for step in range(401, 450):
+        past, decision = decide(POLICY, past, Situation(step, loss=2.5, good=early))
+        assert decision == Decision()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from mlflow_stability.recovery.rollback_decisions import Decision
-from mlflow_stability.recovery.rollback_events import give_up_event, rollback_event
+from mlflow_stability.recovery.rollback_events import HeldRate, data_changed_event, give_up_event, rollback_event
 from mlflow_stability.vocabulary.result.event import Severity
 
 
@@ -29,3 +29,22 @@ def test_giving_up_on_one_trouble_is_a_warning() -> None:
     event = give_up_event(Decision("give_up", "No state.", 30), 40, attempt=0, rollbacks=0)
     assert event.severity is Severity.WARNING
     assert "left to itself" not in event.message
+
+
+def test_a_rate_that_is_held_down_is_not_called_a_share_of_what_the_schedule_has_now() -> None:
+    decision = Decision("rollback", "loss is high.", 400, 40, 301, 0.5, 200)
+    held = HeldRate(0.198, 0.001, 500)
+    event = rollback_event(decision, 413, seconds=0.02, attempt=0, rollbacks=1, learning_rate=0.0005, held=held)
+    assert event.message.endswith(
+        "Learning rate now 0.0005: it starts at 0.5 times its scheduled value of step 301, 0.001 (the present 0.198 is "
+        "a jump), and returns to it over 200 steps. That limit doubles every 500 steps."
+    )
+
+
+def test_changed_data_is_told_with_the_weights_that_are_trained_on() -> None:
+    undone = Decision("data_changed", "The data changed.", 400, target=412, undoes=111)
+    event = data_changed_event(undone, 422, rollbacks=1)
+    assert (event.kind, event.severity, event.evidence["target"]) == ("data_changed", Severity.WARNING, 412)
+    assert "Going back to the weights of step 412, as they were before the rollback." in event.message
+    stays = data_changed_event(Decision("data_changed", "The data changed.", 400), 422, rollbacks=1)
+    assert "The training continues from the restored weights." in stays.message

@@ -86,9 +86,9 @@ def test_a_rollback_after_its_first_sign_was_said_is_short_and_names_both(
     seconds_a_step: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sign, back = printed(seconds_a_step, tmp_path, monkeypatch, caplog)
-    assert sign.startswith("gradient_explosion: gradient norm 2.198 at step 302, 13 times its baseline of 0.1644;")
+    assert sign.startswith("learning_rate_jump: learning rate jumped from 0.01 to 3 at step 301; highest before: 0.01.")
     assert back == (
-        "Rolled back from step 314 to step 251 (63 steps lost) after the gradient_explosion at step 302 and the "
+        "Rolled back from step 314 to step 251 (63 steps lost) after the learning_rate_jump at step 301 and the "
         "divergence at step 314. Learning rate now 0.005."
     )
 

@@ -120,6 +120,7 @@ class TorchWatch:
         self._unscaled = guard("step hooks", meter.unscaled)
         self._swallowed = guard("step hooks", meter.swallowed)
         self._meter_before_step = guard("step hooks", meter.before_step)
+        self._step_with_closure = guard("step hooks", meter.step_with_closure)
         self._closure_begins = guard("step hooks", meter.closure_begins)
         self._closure_ends = guard("step hooks", meter.closure_ends)
         self._step_ended = guard("step hooks", meter.step_ended)
@@ -197,6 +198,7 @@ class TorchWatch:
         if closure is None:
             self._meter_before_step(optimizer)
             return None
+        self._step_with_closure(optimizer)
         wrapped = watched_closure(closure, partial(self._evaluated, optimizer))
         if by_name is not None:
             return args, {**kwargs, "closure": wrapped}

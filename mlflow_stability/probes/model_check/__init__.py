@@ -6,4 +6,9 @@ from mlflow_stability.probes.model_check.check import check
 from mlflow_stability.probes.model_check.settings import model_lint
 from mlflow_stability.probes.model_check.training_mode import evaluation_mode, few_rows
 
-__all__ = ["check", "evaluation_mode", "few_rows", "model_lint"]
+__all__ = [
+    "check",
+    "evaluation_mode",
+    "few_rows",
+    "model_lint",
+]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.engine.gradient_flow import gradient_flow
+from mlflow_stability.detectors.engine import gradient_flow
 from mlflow_stability.detectors.gradients import GradientVanishingLayers
 from mlflow_stability.detectors.inside import DeadUnits, SaturatedActivation
 from mlflow_stability.errors import SettingsError

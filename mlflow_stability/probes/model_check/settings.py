@@ -7,6 +7,7 @@ not say itself.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")
 _EPS = ("eps", "variance_epsilon", "epsilon")  # as torch, Llama and TensorFlow's heirs call it
 _SCALES = ("scale", "scaling", "softmax_scale")
 _HALF = (torch.float16, torch.bfloat16)
+_ADAMS = re.compile(r"adam|lamb", re.IGNORECASE)
+"""Optimizers whose two betas average gradients and their squares; others call other numbers so, as NovoGrad does."""
 _NAMED = 3
 
 
@@ -58,7 +61,11 @@ def settings_found(
     named = [(name, each) for model in models for name, each in _named_parameters(model)]
     trained = () if optimizers is None else (_without_optimizer(named, optimizers), _trained_twice(named, optimizers))
     missing, twice = trained or (None, None)
-    found = (_small_eps(models, limits), _small_scale(models, limits), missing, _tied(named), _frozen(named), twice)
+    swapped = _betas_swapped(optimizers or ())
+    found = (
+        *(_small_eps(models, limits), _small_scale(models, limits)),
+        *(missing, _tied(named), _frozen(named), twice, swapped),
+    )
     return [each for each in found if each is not None]
 
 
@@ -152,6 +159,26 @@ def _trained_twice(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Opt
     remedy = "Add each parameter to one optimizer only."
     evidence = {"parameters": float(len(found))}
     return ModelFinding("in_two_optimizers", Severity.WARNING, message, place_of(found), evidence, (remedy,))
+
+
+def _betas_swapped(optimizers: Sequence[Optimizer]) -> ModelFinding | None:
+    """Adam that averages gradients over more steps than their squares, so that its steps are not bounded."""
+    for each in optimizers:
+        for group in each.param_groups if _ADAMS.search(type(each).__name__) else ():
+            betas = group.get("betas")
+            if not isinstance(betas, list | tuple) or len(betas) != 2:
+                continue
+            first, second = betas
+            if not all(isinstance(one, float | int) for one in betas) or first <= second:
+                continue
+            message = (
+                f"{type(each).__name__} with betas=({first:g}, {second:g}): the first is above the second (usually 0.9 "
+                "and 0.999). One large gradient then moves the weights without a bound for many steps."
+            )
+            evidence = {"beta1": float(first), "beta2": float(second)}
+            remedy = f"Set betas to (0.9, 0.999), or swap them to ({second:g}, {first:g})."
+            return ModelFinding("betas_swapped", Severity.WARNING, message, "", evidence, (remedy,))
+    return None
 
 
 def _modules(models: Sequence[Module]) -> Iterator[tuple[str, Module]]:

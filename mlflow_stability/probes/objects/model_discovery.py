@@ -1,8 +1,8 @@
 """Finds the models and learning rate schedules that belong to optimizers.
 
 In: optimizers. Out: the outermost modules that own their parameters; the outermost schedules of these optimizers,
-through accelerate's wrappers. Guarantees: one scan over Python's objects; types are asked, not objects, because
-proxies answer for others; nothing of the script is called.
+through accelerate's wrappers. Guarantees: one scan over Python's objects, and no further one where nothing was made
+since; types are asked, not objects, because proxies answer for others; nothing of the script is called.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from torch import Tensor
@@ -18,19 +19,35 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mlflow_stability.probes.objects.object_memory import TYPES, Kind, ObjectMemory
+
 
 def models_of(optimizers: Sequence[Optimizer]) -> list[Module]:
     """The models that own the parameters of these optimizers, in the order of the optimizers."""
-    (modules,) = living(Module)
+    (modules,) = remembered(Kind.MODULE)
     return covering(outermost(modules), places_of(optimizers))
 
 
 class ObjectScan:
-    """Inside it, whoever asks for these kinds of objects is answered from one walk: nothing is made meanwhile."""
+    """Inside it, whoever asks for these kinds of objects is answered from one walk: nothing is made meanwhile.
 
-    def __init__(self, *kinds: type) -> None:
+    With a memory, from a walk of before, where that has found all that there is now.
+    """
+
+    def __init__(self, *kinds: type, memory: ObjectMemory | None = None) -> None:
         self._kinds = kinds
-        self._found: dict[type, list[Any]] = {}
+        self._memory = memory
+        self._optimizer: Optimizer | None = None
+        self._numbers = tuple([TYPES.index(each) if each in TYPES else -1 for each in kinds])
+        self._found: dict[int, list[Any]] = {}
+        """By the place among the kinds."""
+        self._walked: dict[int, list[Any]] = {}
+        """What of that the memory does not have yet."""
+
+    def about(self, optimizer: Optimizer) -> ObjectScan:
+        """This one, for what belongs to an optimizer: its parameters are in a model that is remembered, or none is."""
+        self._optimizer = optimizer
+        return self
 
     def __enter__(self) -> None:
         _walks.append(self)
@@ -41,15 +58,43 @@ class ObjectScan:
     def end(self) -> None:
         """Answer nobody any more; to end it twice does no harm."""
         _walks[:] = [each for each in _walks if each is not self]
-        self._found = {}
+        self._found, self._walked, self._optimizer = {}, {}, None
 
     def answer(self, kinds: tuple[type, ...]) -> list[list[Any]] | None:
         """What was asked for; None where this walk does not look for it."""
         if not set(kinds) <= set(self._kinds):
             return None
-        if not self._found:
-            self._found = dict(zip(self._kinds, _walk(self._kinds), strict=True))
-        return [self._found[kind] for kind in kinds]
+        return self._at([self._kinds.index(kind) for kind in kinds])
+
+    def recall(self, kinds: tuple[Kind, ...]) -> list[list[Any]] | None:
+        """The same; what a walk of before has found is remembered."""
+        if not set(kinds) <= set(self._numbers):
+            return None
+        places = [self._numbers.index(kind) for kind in kinds]
+        memory, found = self._memory, self._found
+        if memory is None:
+            return self._at(places)
+        for kind, at in zip(kinds, places, strict=True):
+            known = None if at in found else memory.recall(kind)
+            if known is not None and (kind is not Kind.MODULE or self._own_its_parameters(known)):
+                found[at] = known
+        answer = self._at(places)
+        for kind, at in zip(kinds, places, strict=True):
+            if at in self._walked:
+                memory.keep(kind, self._walked.pop(at))
+        return answer
+
+    def _at(self, places: Sequence[int]) -> list[list[Any]]:
+        if not self._found.keys() >= set(places):
+            self._walked = dict(enumerate(_walk(self._kinds)))
+            self._found |= self._walked
+        return [self._found[at] for at in places]
+
+    def _own_its_parameters(self, modules: Iterable[Module]) -> bool:
+        if self._optimizer is None:
+            return True
+        wanted = places_of([self._optimizer]).keys()
+        return wanted <= {id(one) for each in modules for one in (vars(each).get("_parameters") or {}).values()}
 
 
 _walks: list[ObjectScan] = []
@@ -64,17 +109,27 @@ def living(*kinds: type) -> list[list[Any]]:
     return _walk(kinds)
 
 
+def remembered(*kinds: Kind) -> list[list[Any]]:
+    """The same as `living`, where possible without a walk."""
+    for each in _walks:
+        shared = each.recall(kinds)
+        if shared is not None:
+            return shared
+    return _walk(tuple([TYPES[each] for each in kinds]))
+
+
 def _walk(kinds: tuple[type, ...]) -> list[list[Any]]:
-    found: list[list[Any]] = [[] for _ in kinds]
-    known: dict[type, list[Any] | None] = {}
-    for each in gc.get_objects():
-        kind = type(each)
-        if kind not in known:
-            known[kind] = next((found[at] for at, wanted in enumerate(kinds) if issubclass(kind, wanted)), None)
-        where = known[kind]
-        if where is not None:
-            where.append(each)
-    return found
+    lists: list[list[Any]] = [[] for _ in kinds]
+    objects = gc.get_objects()
+    found: dict[type, list[Any]] = {}
+    for kind in set(map(type, objects)):
+        wanted = next((at for at, each in enumerate(kinds) if issubclass(kind, each)), None)
+        if wanted is not None:
+            found[kind] = lists[wanted]
+    # In two passes that run no bytecode for each object: there may be millions of them.
+    for each in compress(objects, map(found.__contains__, map(type, objects))):
+        found[type(each)].append(each)
+    return lists
 
 
 def outermost(modules: Iterable[Module]) -> list[Module]:

@@ -25,7 +25,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.objects.model_discovery import living, schedules_of
+from mlflow_stability.probes.objects.model_discovery import living, remembered, schedules_of
+from mlflow_stability.probes.objects.object_memory import Kind
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.vocabulary.measured import SignalType
@@ -72,7 +73,7 @@ def sources_of(optimizers: Sequence[Optimizer]) -> list[Source]:
     if not any(module in sys.modules for module, _ in TRAINERS) and not any(map(_may_have_schedule, optimizers)):
         return []
     kinds = [kind for module, name in TRAINERS if (kind := getattr(sys.modules.get(module), name, None)) is not None]
-    *trainers, scheduled = living(*kinds, LRScheduler)
+    *trainers, scheduled = living(*kinds, LRScheduler) if kinds else remembered(Kind.SCHEDULE)
     found = [Source(True, partial(_of_trainer, weakref.ref(each))) for group in trainers for each in group]
     found += [Source(False, partial(_of_schedule, weakref.ref(each))) for each in schedules_of(scheduled, optimizers)]
     return found

@@ -103,6 +103,8 @@ EVERY = 10
 """Every how many steps rates are told."""
 MEAN_OF = 10
 """How many reports their means are of: a hundred steps."""
+MOST_USUAL = 32
+"""Of so many models the last batch is known."""
 FIRST_COUNT = 4
 """After so many steps operations are counted: the first ones are often unlike the rest."""
 
@@ -136,18 +138,18 @@ class Throughput(ForwardObserver, BaseProbe):
         """When rates were told last, and at which step; None: they begin at the next step."""
         self._seen = False
         """Whether a forward pass was seen."""
-        self._usual: tuple[int, tuple[Any, ...], BatchShape, float] | None = None
-        """The model that was called last, by identity, its batch, and the operations of such a pass, once known."""
+        self._usual: dict[int, tuple[tuple[Any, ...], BatchShape, float]] = {}
+        """For each model, by identity, its last batch and the operations of such a pass, once known."""
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Runs right before a forward pass of training."""
-        usual, plain = self._usual, plain_batch(args, kwargs)
-        if usual is not None and usual[0] == id(root) and usual[1] == plain and not self.flops.is_counting:
+        usual, plain = self._usual.get(id(root)), plain_batch(args, kwargs)
+        if usual is not None and usual[0] == plain and not self.flops.is_counting:
             if self.is_between:
                 self.is_between = False
-                self._samples += usual[2].samples
-                self._tokens += usual[2].tokens or 0
-            self.flops.flops += usual[3]
+                self._samples += usual[1].samples
+                self._tokens += usual[1].tokens or 0
+            self.flops.flops += usual[2]
             return False
         shape = batch_shape(args, kwargs)
         if shape is None:
@@ -161,7 +163,12 @@ class Throughput(ForwardObserver, BaseProbe):
             if not self._copies:
                 self._copies = data_parallel_size(root)
         flops = self.flops.forward_began(root, args, kwargs, shape, self._steps >= FIRST_COUNT)
-        self._usual = None if flops is None or plain is None else (id(root), plain, shape, flops)
+        if flops is None or len(self._usual) >= MOST_USUAL:
+            self._usual.clear()  # what is found out now may end the count of all
+        if flops is None or plain is None:
+            self._usual.pop(id(root), None)
+        else:
+            self._usual[id(root)] = plain, shape, flops
         return self.flops.is_counting
 
     def forward_ended(self) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from statistics import median
 
+from mlflow_stability.detectors.engine import Point
 from mlflow_stability.detectors.engine.baseline import Baseline
-from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.loss import LossSpike
 
 USUAL_OF = 32

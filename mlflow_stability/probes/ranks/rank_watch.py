@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.ranks.pipeline_stages import micro_batches_of_loss
+from mlflow_stability.probes.ranks.pipeline_stages import MicroBatches
 from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import RankExchange
 from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
@@ -97,7 +97,7 @@ class RankWatch:
         self._norms: SplitLayerNorms | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._share = LocalShare()
-        self._signals: dict[str, tuple[Signal, ...]] = {}
+        self._micro_batches = MicroBatches()
         self._step_ended = time.perf_counter()
         self.paused = False
         """Whether processes do not make the same steps at the moment."""
@@ -126,7 +126,7 @@ class RankWatch:
         """The loss of this process, of what it passed to `backward`; of a pipeline the mean of its micro-batches."""
         if not losses:
             return None
-        return sum(losses) / micro_batches_of_loss() if self.has_stages else sum(losses)
+        return sum(losses) / self._micro_batches.of(len(losses)) if self.has_stages else sum(losses)
 
     def with_loss(self, capture: StepCapture, values: Sequence[float], table: RankTable | None) -> Sequence[float]:
         """The values of a capture, with the mean of the losses of all last stages in place of its own."""
@@ -216,6 +216,7 @@ class RankWatch:
         numbers, self._numbers, self.is_on = self._numbers, None, False
         self.is_split = False
         self._optimizers, self.ranks, self._norms, self._is_alone = [], None, None, None
+        self._micro_batches = MicroBatches()
         self._presence.forget()
         if numbers is not None:
             numbers.close()
@@ -284,7 +285,7 @@ class RankWatch:
         gradients = {id(each.grad) for each in _parameters(optimizer) if each.grad is not None}
         found: LocalSquares | None = None
         if self.has_stages and capture.losses:
-            capture.loss_here = sum(capture.losses) / micro_batches_of_loss()
+            capture.loss_here = sum(capture.losses) / self._micro_batches.of(len(capture.losses))
         if capture.clips:
             capture.gradients |= gradients
             if len(capture.clips) == 1 and capture.clips[0].order == 2.0 and gradients <= capture.clips[0].gradients:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.objects.object_memory import ObjectMemory
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.step.step_capture import StepCapture
@@ -26,7 +27,7 @@ class StepControl(Protocol):
         """Runs before anything else of a backward pass."""
 
     def before_closure(self, optimizer: Optimizer) -> None:
-        """Runs before the first evaluation of a closure."""
+        """Runs right before a step that was given a closure."""
 
     def evaluated_again(self, optimizer: Optimizer) -> None:
         """Runs after each further evaluation."""
@@ -71,8 +72,9 @@ class AutopilotMeter(StepMeter):
         control_for: Callable[[Any], StepControl | None],
         scheduler_for: SchedulerFor = lambda _: None,
         ranks: RankWatch | None = None,
+        objects: ObjectMemory | None = None,
     ) -> None:
-        super().__init__(guard, owner_for, on_reading, scheduler_for, ranks)
+        super().__init__(guard, owner_for, on_reading, scheduler_for, ranks, objects)
         self._clipped_norm.is_on = False  # steps are skipped for what the gradients hold, however it came there
         self._waits_for_ranks = True  # what is learnt of a step must be learnt everywhere before the next one
         self._control_for = control_for
@@ -85,10 +87,9 @@ class AutopilotMeter(StepMeter):
             self._control.before_backward(tensors)
         super().backward(tensors)
 
-    def closure_begins(self, optimizer: Optimizer, first: bool) -> None:
-        """Runs before the closure of a step is evaluated."""
-        super().closure_begins(optimizer, first)
-        if first and self._control is not None:
+    def step_with_closure(self, optimizer: Optimizer) -> None:
+        """Runs right before a step that was given a closure."""
+        if self._control is not None:
             self._control.before_closure(optimizer)
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
@@ -128,7 +129,8 @@ class AutopilotMeter(StepMeter):
         self._swallowing = was_swallowing
         capture = self._capture
         is_over = not capture.stepped or self._order.is_complete(capture.track, capture.ended)
-        self._control.step_over(is_over, self._steps.is_whole)
+        with self._scan:  # before a state is copied, what was made since may be looked for
+            self._control.step_over(is_over, self._steps.is_whole)
 
     def _belongs_to(self, owner: Any) -> None:
         if owner is not self._owner or self._control is None:

@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.objects.model_discovery import ObjectScan
+from mlflow_stability.probes.objects.object_memory import ObjectMemory
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
 from mlflow_stability.probes.ranks.rank_row import RankTable
@@ -68,6 +69,7 @@ class StepMeter:
         on_reading: OnReading,
         scheduler_for: SchedulerFor = lambda _: None,
         ranks: RankWatch | None = None,
+        objects: ObjectMemory | None = None,
     ) -> None:
         self._owner_for, self._on_reading, self._scheduler_for = owner_for, on_reading, scheduler_for
         self._ranks = RankWatch(guard) if ranks is None else ranks
@@ -89,7 +91,7 @@ class StepMeter:
         self._ended_at: float | None = None
         self._skips = Skips({})
         self._held, self._engines, self._clipped_norm = HeldGradients(), EngineNorms(), ClippedNorm()
-        self._scan = ObjectScan(Module, Optimizer, LRScheduler, GradScaler)
+        self._scan = ObjectScan(Module, Optimizer, LRScheduler, GradScaler, memory=objects)
         self._take_engine = guard("norm before clipping", self._engine_found)
         self._ask_engine = guard("norm before clipping", self._engine_asked)
         self._take_losses = guard("loss", take_losses)
@@ -199,6 +201,9 @@ class StepMeter:
         if self._capture.scaler is scaler:
             self._capture.unscaled = True
 
+    def step_with_closure(self, optimizer: Optimizer) -> None:
+        """Runs right before a step that was given a closure."""
+
     def closure_begins(self, _optimizer: Optimizer, first: bool) -> None:
         """Runs before the closure of a step is evaluated."""
         self._evaluating = 1
@@ -214,10 +219,11 @@ class StepMeter:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
-        if id(optimizer) in self._known:
+        known = self._known.get(id(optimizer))
+        if known is not None and known.optimizer() is optimizer:  # a new one may have the number of one that is gone
             self._before_step(optimizer)
         else:
-            with self._scan:  # names, models, schedules and parts are all looked for now
+            with self._scan.about(optimizer):  # names, models, schedules and parts are all looked for now
                 self._before_step(optimizer)
 
     def _before_step(self, optimizer: Optimizer) -> None:

@@ -19,8 +19,9 @@ from torch.fx import GraphModule
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.objects.model_discovery import living, outermost, parameters_in
+from mlflow_stability.probes.objects.model_discovery import outermost, parameters_in, remembered
 from mlflow_stability.probes.objects.module_names import plain_name
+from mlflow_stability.probes.objects.object_memory import Kind
 
 Asked = Callable[[Optimizer], bool]
 MOST_RIVALS = 8
@@ -32,7 +33,7 @@ SAYS_NOTHING = frozenset({"", "model", "module", "net", "network", "nn", "self",
 
 def name_of(optimizer: Optimizer) -> str:
     """What this optimizer trains, in a word; empty where the script has none for it."""
-    modules, optimizers = living(Module, Optimizer)
+    modules, optimizers = remembered(Kind.MODULE, Kind.OPTIMIZER)
     return _part_of([optimizer], modules)[0].name if len(optimizers) > 1 else ""
 
 
@@ -41,7 +42,7 @@ def leads(optimizer: Optimizer, has_stepped: Asked, is_new: Asked) -> bool:
 
     `is_new` says of an optimizer whether it was made since the last step of any.
     """
-    modules, optimizers = living(Module, Optimizer)
+    modules, optimizers = remembered(Kind.MODULE, Kind.OPTIMIZER)
     others = [each for each in optimizers if each is not optimizer and _is_fresh(each, optimizer, has_stepped)]
     if not others:
         return True

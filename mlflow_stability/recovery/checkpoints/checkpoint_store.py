@@ -105,6 +105,8 @@ class CheckpointStore:
         final = self.directory / meta.name
         if final.exists():
             if not damage_of(StoredCheckpoint(final, meta.step, meta)):
+                if value is not None:
+                    self.set_value(meta.step, value)
                 return meta
             self._delete(final)
         draft.rename(final)
@@ -116,11 +118,14 @@ class CheckpointStore:
         """This checkpoint has proved itself."""
         for each in self._of_step(step):
             if each.meta is not None and not each.meta.good:
-                fresh = each.folder / f".{META}"
-                _write_through(fresh, dataclasses.replace(each.meta, good=True).to_json())
-                fresh.replace(each.folder / META)
-                _sync(each.folder)
+                _replace_meta(each.folder, dataclasses.replace(each.meta, good=True))
         self._prune()
+
+    def set_value(self, step: int, value: float) -> None:
+        """The metric of this checkpoint became known after its state was written."""
+        for each in self._of_step(step):
+            if each.meta is not None:
+                _replace_meta(each.folder, dataclasses.replace(each.meta, value=value))
 
     def reject(self, step: int) -> None:
         """This checkpoint led to trouble; a good one stays what it is."""
@@ -149,6 +154,14 @@ class CheckpointStore:
         doomed = folder.with_name(f"{_DELETING}{os.getpid()}-{folder.name}")
         folder.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _replace_meta(folder: Path, meta: CheckpointMeta) -> None:
+    """Write `meta.json` anew; there is a whole one at any time."""
+    fresh = folder / f".{META}"
+    _write_through(fresh, meta.to_json())
+    fresh.replace(folder / META)
+    _sync(folder)
 
 
 def _write_through(path: Path, content: bytes) -> None:

@@ -2,8 +2,8 @@
 
 In: copies on the host; steps, and whether they were healthy. Out: checkpoints on the disk, marked good or removed;
 events where something failed. Guarantees: training never waits for the disk; one checkpoint at a time is being
-written or awaits healthy steps, and none is due meanwhile; an error becomes an event; a forked child writes nothing;
-non-finite states are not written.
+written or awaits healthy steps, and none is due meanwhile; behind it at most one waits, the newest of the best states;
+an error becomes an event; a forked child writes nothing; non-finite states are not written.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
@@ -23,6 +24,15 @@ from mlflow_stability.vocabulary.result import Event, Severity
 
 IsFinite = Callable[[StateCopy], bool]
 _Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A state that waits until it can be written."""
+
+    copy: StateCopy
+    loss: float
+    value: float | None
 
 
 class CheckpointWriter:
@@ -38,6 +48,10 @@ class CheckpointWriter:
         self._idle.set()
         self.writing: int | None = None
         """The step of the state that is being written: it must not be changed meanwhile."""
+        self._next: _Draft | None = None
+        """What is written after that."""
+        self._taking = threading.Lock()
+        """Held while what waits becomes what is being written."""
         self._thread: threading.Thread | None = None
         self._newest = 0
         """The step of the newest checkpoint that was written."""
@@ -58,6 +72,28 @@ class CheckpointWriter:
         self.writing = copy.step
         self._do(lambda: self._write(copy, loss, value))
         return True
+
+    def submit_next(self, copy: StateCopy, loss: float, value: float | None) -> bool:
+        """Have a state written now, or after the one that is on its way, in place of another one that waits."""
+        if self.submit(copy, loss, value):
+            return True
+        if os.getpid() != self._pid:
+            return False
+        with self._taking:
+            waited, self._next = self._next is not None, _Draft(copy, loss, value)
+            self._idle.clear()
+        if not waited:
+            self._do(self._write_next)
+        return True
+
+    def holds(self, step: int) -> bool:
+        """Whether the state of this step is being written, or waits to be: it must not be changed meanwhile."""
+        with self._taking:
+            return self.writing == step or (self._next is not None and self._next.copy.step == step)
+
+    def set_value(self, step: int, value: float) -> None:
+        """Have the metric of a checkpoint added, once it is written."""
+        self._do(lambda: self._guarded(step, lambda: self._store.set_value(step, value)))
 
     def promote(self, step: int) -> None:
         """Have a checkpoint marked as good, once it is written."""
@@ -101,12 +137,21 @@ class CheckpointWriter:
         while (job := self._jobs.get()) is not None:
             job()
 
+    def _write_next(self) -> None:
+        with self._taking:
+            draft, self._next = self._next, None
+            self.writing = None if draft is None else draft.copy.step
+        if draft is not None:
+            self._write(draft.copy, draft.loss, draft.value)
+
     def _write(self, copy: StateCopy, loss: float, value: float | None) -> None:
         try:
             self._guarded(copy.step, lambda: self._write_finite(copy, loss, value))
         finally:
-            self.writing = None
-            self._idle.set()
+            with self._taking:
+                self.writing = None
+                if self._next is None:
+                    self._idle.set()
 
     def _write_finite(self, copy: StateCopy, loss: float, value: float | None) -> None:
         finite = self._is_finite(copy)
@@ -165,14 +210,19 @@ class CheckpointCadence:
         """The steps of those that have yet to prove themselves; several only where the best ones are asked for."""
 
     def is_due(self, step: int, wanted: bool = False) -> bool:
-        """Whether a checkpoint should be taken after this step; `wanted`: one that nobody has to wait for is due."""
-        if self._waiting or self._writer.is_busy:
+        """Whether a checkpoint should be taken after this step; `wanted`: one that was asked for is to be taken."""
+        if self._writer.is_busy:
             return False
-        return wanted or step - self._last >= self._policy.checkpoint_every
+        return wanted or (not self._waiting and step - self._last >= self._policy.checkpoint_every)
+
+    def has(self, step: int) -> bool:
+        """Whether the state of this step is written, or being written, and has yet to prove itself."""
+        return step in self._waiting
 
     def take(self, copy: StateCopy, loss: float, value: float | None = None) -> bool:
-        """Have it written; False while the one before is still on its way."""
-        if not self._writer.submit(copy, loss, value):
+        """Have it written; False while the one before is still on its way, but for one of the best."""
+        submit = self._writer.submit if value is None else self._writer.submit_next
+        if not submit(copy, loss, value):
             return False
         self._last = copy.step
         self._waiting.append(copy.step)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mlflow_stability.probes.ranks.own_group import gloo_group
+from mlflow_stability.probes.ranks import gloo_group
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import METADATA, STATE, CheckpointMeta
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import sha256_of
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
@@ -113,6 +113,11 @@ class RankStore:
         """This checkpoint has proved itself."""
         if self._store is not None:
             self._store.promote(step)
+
+    def set_value(self, step: int, value: float) -> None:
+        """The metric of this checkpoint became known after its state was written."""
+        if self._store is not None:
+            self._store.set_value(step, value)
 
     def reject(self, step: int) -> None:
         """This checkpoint led to trouble."""

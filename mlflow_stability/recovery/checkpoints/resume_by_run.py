@@ -76,7 +76,7 @@ def restore(
 def fetched_from_run(run_id: str, which: Which) -> Path:
     """A folder with the checkpoint that was asked for, or the next older one, from the run's artifacts."""
     from mlflow_stability.tracking.store.reachable_client import answering_client  # MLflow takes seconds to load
-    from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
+    from mlflow_stability.tracking.write import RunCheckpoints
 
     checkpoints = RunCheckpoints(answering_client(), run_id)
     root = Settings().journal_root()

@@ -2,7 +2,7 @@
 
 In: the norm of an optimizer's gradients before its step. Out: the gradients, shortened where their norm stands out.
 Guarantees: nobody waits for the device, and the mean and spread that norms are compared with take in what was let
-through, never a norm that is not finite.
+through, never a norm that is not finite, nor one of zero: a step without reward says nothing of how large others are.
 
 A norm z spreads above the mean, with z above the limit L, is shortened to mean + L²/z spreads: the further out, the
 shorter. It is a clipper and no alarm: on heavy-tailed norms it shortens one step in thirty.
@@ -30,7 +30,7 @@ class ClipRule:
     memory: float = 0.97
     """How much of mean and spread is kept at each step."""
     warm_up: int = 25
-    """From how many norms they are taken at first; so many steps are not clipped."""
+    """From how many norms they are taken at first; nothing is clipped before that."""
 
 
 class AdaptiveClip:
@@ -66,32 +66,31 @@ class _Norms:
         self.seen = 0
         self.mean = torch.zeros_like(like.detach())
         self.variance = torch.zeros_like(self.mean)
-        self._finite = torch.zeros_like(self.mean)
+        self._counted = torch.zeros_like(self.mean)
 
     def warm(self, norm: Tensor) -> None:
-        """Take in one of the first norms, as Welford does; one that is not finite counts for nothing."""
+        """Take in one of the first norms."""
         self.seen += 1
         with torch.no_grad():
-            finite = torch.isfinite(norm)
-            self._finite += finite
-            count = self._finite.clamp(min=1.0)
-            off = torch.where(finite, norm - self.mean, 0.0)
-            self.mean += off / count
-            again = torch.where(finite, norm - self.mean, 0.0)
-            # `variance` is kept as the mean square, so that the end of the warm-up needs no case of its own.
-            self.variance += torch.where(finite, (off * again - self.variance) / count, 0.0)
+            self._take(norm, norm)
 
     def largest(self, norm: Tensor) -> Tensor:
         """The norm that is let through; mean and variance take that one in."""
-        limit, memory = self._rule.limit, self._rule.memory
+        limit = self._rule.limit
         with torch.no_grad():
             spread = self.variance.sqrt().clamp(min=1e-12)
             z = (norm - self.mean) / spread
-            largest = torch.where(z > limit, self.mean + limit * limit / z * spread, norm)
-            let_in = torch.where(torch.isfinite(norm), largest, self.mean)
-            off = let_in - self.mean
-            self.mean = self.mean + (1 - memory) * off
-            self.variance = torch.where(
-                torch.isfinite(norm), memory * (self.variance + (1 - memory) * off * off), self.variance
-            )
+            stands_out = (z > limit) & (self._counted >= self._rule.warm_up)
+            largest = torch.where(stands_out, self.mean + limit * limit / z * spread, norm)
+            self._take(norm, largest)
             return largest
+
+    def _take(self, norm: Tensor, let_through: Tensor) -> None:
+        """The first ones weigh the same, as with Welford; one that is zero or not finite counts for nothing."""
+        counts = torch.isfinite(norm) & (norm > 0)
+        self._counted += counts
+        share = torch.where(self._counted > self._rule.warm_up, 1 - self._rule.memory, 1 / self._counted)
+        share = torch.where(counts, share, 0.0)
+        off = torch.where(counts, let_through - self.mean, 0.0)
+        self.mean = self.mean + share * off
+        self.variance = (1 - share) * (self.variance + share * off * off)

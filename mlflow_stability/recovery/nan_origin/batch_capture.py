@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from mlflow_stability.probes.forward.forward_watch import ForwardObserver
-from mlflow_stability.probes.rerun.written_tensors import version_of
+from mlflow_stability.probes.forward import ForwardObserver
+from mlflow_stability.probes.rerun import version_of
 from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
 
 MOST_BYTES = 256 * 2**20

@@ -22,12 +22,18 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.forward.compiled_models import compiled
-from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.script_errors import raised_by_script
-from mlflow_stability.probes.rerun.forward_rerun import kept, mode_of_script, random_numbers_kept, unwrapped
-from mlflow_stability.probes.rerun.reachable_state import ReachableState
-from mlflow_stability.probes.rerun.written_tensors import MOST_SECONDS, NotRunAgain, WrittenTensors
+from mlflow_stability.probes.forward import compiled
+from mlflow_stability.probes.hooks import raised_by_script, torch_api
+from mlflow_stability.probes.rerun import (
+    MOST_SECONDS,
+    NotRunAgain,
+    ReachableState,
+    WrittenTensors,
+    kept,
+    mode_of_script,
+    random_numbers_kept,
+    unwrapped,
+)
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, sound
 from mlflow_stability.recovery.nan_origin.nan_trace import is_finite

@@ -18,7 +18,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.rerun.written_tensors import WrittenTensors
+from mlflow_stability.probes.rerun import WrittenTensors
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor, inputs_of
 from mlflow_stability.recovery.nan_origin.code_location import ModulePath

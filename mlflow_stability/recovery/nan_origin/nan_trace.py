@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.rerun.written_tensors import WrittenTensors, storage_of
+from mlflow_stability.probes.rerun import WrittenTensors, storage_of
 from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of_tensor
 from mlflow_stability.recovery.nan_origin.code_location import ModulePath, user_line
 from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as torch_module
 
-from mlflow_stability.probes.forward.module_hooks import Hook
+from mlflow_stability.probes.forward import Hook
 from mlflow_stability.probes.hooks import torch_api
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")

@@ -23,6 +23,11 @@ REMEDIES = (
 )
 
 
+NOT_RESTORED = "Buffers (batch-norm statistics) are not finite and were not restored: no earlier copy of them exists."
+RESET_STATISTICS = "Call reset_running_stats() on batch-norm layers, or load these buffers from a checkpoint."
+"""Where buffers could not be put back."""
+
+
 @dataclass(frozen=True, slots=True)
 class SkipRow:
     """What the last step means."""
@@ -55,6 +60,7 @@ class SkipCount:
         self._falling = False
         self._grown = False
         self._last_cut: int | None = None
+        self._lost_said = False
 
     def step(
         self,
@@ -64,8 +70,9 @@ class SkipCount:
         *,
         attempt: int = 0,
         time: float = 0.0,
+        buffers_lost: bool = False,
     ) -> SkipRow:
-        """Take note of a step: who skipped it, if it was skipped."""
+        """Take note of a step: who skipped it, if it was skipped; whether its buffers could not be put back."""
         self._follow(loss_scale)
         self._recent.append(bool(skipped))
         if not skipped:
@@ -86,8 +93,15 @@ class SkipCount:
         if cut:
             self._last_cut = step
         said = self._say(step, skipped, loss_scale, cut=cut, searching=searching)
-        events = () if said is None else (Event(step, KIND, *said, remedies=REMEDIES, attempt=attempt, time=time),)
-        return SkipRow(row, events, cut, calm)
+        if said is None:
+            return SkipRow(row, (), cut, calm)
+        severity, message, place, numbers = said
+        remedies: tuple[str, ...] = REMEDIES
+        if buffers_lost and not self._lost_said:
+            self._lost_said = True
+            message, remedies = f"{message} {NOT_RESTORED}", (RESET_STATISTICS, *REMEDIES)
+        event = Event(step, KIND, severity, message, place, numbers, remedies=remedies, attempt=attempt, time=time)
+        return SkipRow(row, (event,), cut, calm)
 
     def forget_row(self) -> None:
         """The training was rolled back: what is skipped now is a new row."""

@@ -5,22 +5,34 @@ of the capture. Guarantees: weights, buffers, moments and counters are bit-ident
 and the script finds its gradients again after it. On the host the flag is read at once; where all optimizers of the
 capture are fused ones on an accelerator, they read it themselves on the device and nobody waits.
 
+A step is skipped by taking its gradients away, which torch's optimizers pass over. All others are given zeros, so that
+they neither fail nor meet what is broken, and are taken back after the step; the copy is made at broken steps alone.
+
 What a loss scaler throws away is its own doing and is left to it; the other optimizers of that capture are stopped
 here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.recovery.skipping.step_check import broken_flag, is_sound, takes_found_inf
-from mlflow_stability.recovery.skipping.step_undo import BufferUndo, PutBack, copy_bookkeeping, copy_everything
+from mlflow_stability.recovery.skipping.step_undo import (
+    BufferUndo,
+    PutBack,
+    copy_bookkeeping,
+    copy_everything,
+    copy_weights,
+    passes_over_none,
+)
 
 Vote = Callable[[Tensor], Tensor]
 """Takes the flag of this process and gives that of all processes; called at every look, whatever was found."""
@@ -47,6 +59,22 @@ class _Hidden:
 
     gradients: dict[Tensor, Tensor]
     put_back: PutBack
+    zeros: dict[Tensor, Tensor] | None = None
+    """What the step is given instead; None: nothing."""
+
+    def hide(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Take a gradient away."""
+        self.gradients[parameter] = gradient
+        if self.zeros is None:
+            parameter.grad = None
+        else:
+            parameter.grad = self.zeros[parameter] = torch.zeros_like(gradient)
+
+    def give_back(self) -> None:
+        """The step is over: the script finds its gradients again."""
+        for parameter, gradient in self.gradients.items():
+            if parameter.grad is None or (self.zeros is not None and parameter.grad is self.zeros.get(parameter)):
+                parameter.grad = gradient
 
 
 class StepGuard:
@@ -56,6 +84,10 @@ class StepGuard:
         self, buffers: BufferUndo | None = None, vote: Vote | None = None, on_device: bool | None = None
     ) -> None:
         self.buffers = buffers
+        self.buffers_lost = False
+        """Whether buffers could not be put back after the last broken capture, and are not finite."""
+        self.awaits_forward = False
+        """Whether the next forward pass is the first one since a step."""
         self._vote = vote
         self._on_device = on_device
         """Whether fused optimizers read the flag themselves; None: where they are on an accelerator."""
@@ -67,15 +99,35 @@ class StepGuard:
         self._gated: dict[int, tuple[Optimizer, Tensor | None]] = {}
         """Optimizers that were given our flag, with the one that a loss scaler had given them."""
         self._copies: dict[int, PutBack] = {}
+        self._moves_first: MutableMapping[Optimizer, bool] = WeakIdKeyDictionary()
+        """Whether an optimizer moves its weights before it evaluates its closure, as SAM does; torch's own do not."""
+        self._versions: list[int] = []
+        """Autograd's versions of the weights before the first closure of an optimizer of which that is not known."""
 
     def skip_next(self) -> None:
         """Skip the next capture, broken or not."""
         self._skip_next = True
 
+    def forward_began(self) -> None:
+        """Runs before a forward pass of training, where `awaits_forward`: the script wrote what it found in buffers."""
+        self.awaits_forward = False
+        if self.buffers is not None:
+            self.buffers.forward_began()
+
     def before_closure(self, optimizer: Optimizer) -> None:
-        """Runs before the first evaluation of a closure: LBFGS is copied, for it moves the weights as it asks."""
-        # What a step that ended in an exception has left here is no copy of this one.
-        self._copies = {id(optimizer): copy_everything(optimizer)} if isinstance(optimizer, LBFGS) else {}
+        """Runs before a step with a closure: one that moves the weights before it is judged is copied.
+
+        LBFGS does so as it asks for gradients again and again, SAM before it asks.
+        """
+        self._copies = {}  # what a step that ended in an exception has left here is no copy of this one
+        if isinstance(optimizer, LBFGS):
+            self._copies[id(optimizer)] = copy_everything(optimizer)
+        elif not passes_over_none(optimizer):
+            moves = self._moves_first.get(optimizer)
+            if moves is None:
+                self._versions = [each._version for each in parameters_of(optimizer)]
+            if moves is not False:
+                self._copies[id(optimizer)] = copy_weights(optimizer)
 
     def before_step(
         self,
@@ -102,6 +154,8 @@ class StepGuard:
         if isinstance(optimizer, LBFGS) and id(optimizer) not in self._copies:
             # Before its very first closure nobody had seen it; before the step it has only asked for gradients so far.
             self._copies = {id(optimizer): copy_everything(optimizer)}
+        elif self._copies and self._moves_first.get(optimizer) is None:
+            self._learn_whether_moved(optimizer)
         verdict = self._verdict
         if verdict.broken:
             self._hide(optimizer)
@@ -131,18 +185,17 @@ class StepGuard:
 
         That happens to LBFGS alone, whose later evaluations nobody judges.
         """
+        self.awaits_forward = self.buffers is not None and self.buffers.has_buffers
         if not (self._gated or self._hidden or self._copies):
             return False
         self._take_flag_back(id(optimizer))
         hidden, undo = self._hidden.pop(id(optimizer), None), self._copies.pop(id(optimizer), None)
         if hidden is not None:
             hidden.put_back()
-            for parameter, gradient in hidden.gradients.items():
-                if parameter.grad is None:
-                    parameter.grad = gradient
+            hidden.give_back()
         if undo is None:
             return False
-        undone = hidden is None and not _weights_finite(optimizer)
+        undone = hidden is None and isinstance(optimizer, LBFGS) and not _weights_finite(optimizer)
         if hidden is not None or undone:
             undo()
         return undone
@@ -198,8 +251,9 @@ class StepGuard:
         verdict = self._verdict
         if self.buffers is None:
             return
+        self.buffers_lost = False
         if verdict.broken:
-            self.buffers.undo()
+            self.buffers_lost = not self.buffers.undo() and self.buffers.has_broken()
         elif verdict.broken is None and verdict.flag is not None:
             self.buffers.settle(verdict.flag)
         else:
@@ -208,11 +262,17 @@ class StepGuard:
     def _hide(self, optimizer: Optimizer) -> None:
         hidden = self._hidden.get(id(optimizer))
         if hidden is None:
-            hidden = self._hidden[id(optimizer)] = _Hidden({}, copy_bookkeeping(optimizer))
+            hidden = self._hidden[id(optimizer)] = _hidden_of(optimizer)
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
-                hidden.gradients[parameter] = parameter.grad
-                parameter.grad = None
+                hidden.hide(parameter, parameter.grad)
+
+    def _learn_whether_moved(self, optimizer: Optimizer) -> None:
+        if id(optimizer) in self._copies and not isinstance(optimizer, LBFGS):
+            moved = self._versions != [each._version for each in parameters_of(optimizer)]
+            self._moves_first[optimizer] = moved
+            if not moved:
+                del self._copies[id(optimizer)]
 
     def _give_flag(self, optimizer: Optimizer, flag: Tensor) -> None:
         theirs: Tensor | None = getattr(optimizer, "found_inf", None)
@@ -228,6 +288,17 @@ class StepGuard:
             optimizer.found_inf = theirs  # type: ignore[attr-defined]
         elif hasattr(optimizer, "found_inf"):
             del optimizer.found_inf
+
+
+def _hidden_of(optimizer: Optimizer) -> _Hidden:
+    """How an optimizer is kept from changing anything."""
+    if not passes_over_none(optimizer):
+        # Too little memory, or state of a type that cannot be copied or filled: most pass over a missing gradient.
+        with contextlib.suppress(Exception):
+            put_back = copy_everything(optimizer)
+            put_back()  # changes nothing; what cannot be put back is known before the step
+            return _Hidden({}, put_back, {})
+    return _Hidden({}, copy_bookkeeping(optimizer))
 
 
 def _weights_finite(optimizer: Optimizer) -> bool:

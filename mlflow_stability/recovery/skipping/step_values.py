@@ -12,8 +12,8 @@ from math import fsum, isfinite
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.probes.step.reading import norm_before_clipping
-from mlflow_stability.probes.step.step_capture import StepCapture
 
 
 def values_before_step(

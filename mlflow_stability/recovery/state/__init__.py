@@ -1,1 +1,47 @@
 """Copies and restores the state of a training, in place."""
+
+from __future__ import annotations
+
+from mlflow_stability.recovery.state.finite_check import is_finite
+from mlflow_stability.recovery.state.host_copy import free_memory
+from mlflow_stability.recovery.state.part_discovery import find_parts
+from mlflow_stability.recovery.state.restore import RestoreChoice, RestorePlan, misfit
+from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
+from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
+from mlflow_stability.recovery.state.state_copy import (
+    StateCopy,
+    bytes_of_state,
+    copy_state,
+    with_new_optimizer,
+    with_what_followed,
+)
+from mlflow_stability.recovery.state.training_parts import (
+    TrainingParts,
+    WeakTrainingParts,
+    any_shards,
+    holds_shards,
+    what_splits,
+)
+from mlflow_stability.recovery.state.value_tree import replaced
+
+__all__ = [
+    "RestoreChoice",
+    "RestorePlan",
+    "SnapshotRing",
+    "StaleGraphs",
+    "StateCopy",
+    "TrainingParts",
+    "WeakTrainingParts",
+    "any_shards",
+    "bytes_of_state",
+    "copy_state",
+    "find_parts",
+    "free_memory",
+    "holds_shards",
+    "is_finite",
+    "misfit",
+    "replaced",
+    "what_splits",
+    "with_new_optimizer",
+    "with_what_followed",
+]

@@ -2,7 +2,8 @@
 
 In: named tensors and their host copies. Out: the names of those that are not finite. Guarantees: what lies on a device
 is asked there, by one norm each, and not waited for; what lies on the host is asked of its copy, when the answer is
-wanted and in the thread that wants it; a norm that overflows is no verdict, the numbers themselves are looked at.
+wanted and in the thread that wants it; a norm that overflows is no verdict, the numbers themselves are looked at;
+infinities in buffers and frozen parameters, as in masks, are told apart.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _NARROW = (torch.float16, torch.bfloat16)
 class FiniteCheck:
     """The question, and the answer once it has arrived."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], copies: HostCopies, buffers: Collection[str] = ()) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], copies: HostCopies, untrained: Collection[str] = ()) -> None:
         self._copies = copies
-        self._buffers = frozenset(buffers)
+        self._untrained = frozenset(untrained)
+        """Buffers and frozen parameters."""
         self._hosts: dict[str, Tensor] = {}
         far: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
@@ -51,10 +53,18 @@ class FiniteCheck:
             self._found = frozenset(name for name in suspects if not _numbers(self._hosts[name]).isfinite().all())
         return self._found
 
-    def infinite_buffers(self) -> frozenset[str]:
-        """The buffers that hold infinities but no NaN, as masks do."""
-        found = self.not_finite() & self._buffers
+    def infinite_masks(self) -> frozenset[str]:
+        """The buffers and frozen parameters that hold infinities but no NaN, as masks do."""
+        found = self.not_finite() & self._untrained
         return frozenset(name for name in found if not bool(self._hosts[name].isnan().any()))
+
+
+def is_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> bool:
+    """Whether a tensor holds finite numbers alone; `may_be_infinite`: whether it holds no NaN. Waits for the device."""
+    values = _values(local_part(tensor))
+    if values is None or bool(torch.isfinite(values.sum())):  # an overflow of the sum is no verdict
+        return True
+    return not bool(values.isnan().any()) if may_be_infinite else bool(torch.isfinite(values).all())
 
 
 def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:

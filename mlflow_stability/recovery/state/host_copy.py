@@ -12,6 +12,7 @@ transferred in the stream of the training.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.tensors.flat_copies import copy_budget
+from mlflow_stability.probes.tensors import copy_budget
 
 _Key = tuple[Any, ...]
 _Pair = tuple[Tensor, Tensor]
@@ -205,18 +206,49 @@ def _stream_beside(device: torch.device) -> Any:
 
 _MEMORY = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_LIMITS_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+_LIMITS_2 = "memory.max", "memory.current", "inactive_file"
+"""Of control groups of version 1 and 2: the limit, what is used, and how much of that can be given back."""
 
 
 def free_memory() -> int:
-    """How many bytes this process may still take, as far as the system tells."""
-    free = _available()
+    """How many bytes this process may still take, as far as the system tells: as little as any group of it may."""
+    return int(max(0, min([_available(), *(_free_in_group(*each) for each in _own_groups())])))
+
+
+def _own_groups() -> list[tuple[Path, tuple[str, str, str]]]:
+    """The control groups of this process that limit memory, from the innermost out; batch systems nest them."""
     try:
-        limit = (_CONTAINER / "memory.max").read_text().strip()
-        used = int((_CONTAINER / "memory.current").read_text())
-        cached = _entry((_CONTAINER / "memory.stat").read_text(), "inactive_file")
-    except OSError:  # no such container: the machine's memory is the limit
-        return free
-    return free if limit == "max" else min(free, max(0, int(limit) - used + cached))
+        lines = _OWN_GROUPS.read_text().splitlines()
+    except OSError:  # not Linux
+        return []
+    found = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            root, names = _CONTAINER, _LIMITS_2
+        elif "memory" in controllers.split(","):
+            root, names = _CONTAINER / "memory", _LIMITS_1
+        else:
+            continue
+        own = [each for each in path.split("/") if each not in ("", "..")]
+        # A container may see its own group as the root, and not under the path that it has outside.
+        found += [(root.joinpath(*own[:depth]), names) for depth in range(len(own), -1, -1)]
+    return found
+
+
+def _free_in_group(group: Path, names: tuple[str, str, str]) -> float:
+    """What is left of a group's memory; infinite where it has no limit."""
+    limit, used, cached = names
+    try:
+        most = (group / limit).read_text().strip()
+        if most == "max":
+            return math.inf
+        given_back = _entry((group / "memory.stat").read_text(), cached)
+        return int(most) - int((group / used).read_text()) + given_back
+    except OSError:  # the outermost group has no limit; in a container not every one is seen
+        return math.inf
 
 
 def _available() -> int:

@@ -13,17 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from mlflow_stability.probes.objects.model_discovery import (
-    covering,
-    first_place,
-    living,
-    outermost,
-    places_of,
-    schedules_of,
-)
+from mlflow_stability.probes.objects import Kind, covering, first_place, outermost, places_of, remembered, schedules_of
 from mlflow_stability.recovery.state.tensor_names import tensors_of_model
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 
@@ -32,7 +24,7 @@ _Shape = dict[str, tuple[int, ...]]
 
 def find_parts(optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None = None) -> TrainingParts:
     """The parts of the training that these optimizers drive."""
-    modules, schedulers = living(Module, LRScheduler)
+    modules, schedulers = remembered(Kind.MODULE, Kind.SCHEDULE)
     places, roots = places_of(optimizers), outermost(modules)
     models = covering(roots, places)
     shapes = [_shape_of(each) for each in models]

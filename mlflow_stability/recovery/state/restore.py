@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from mlflow_stability.errors import RestoreRefused, StabilityError
 from mlflow_stability.recovery.state.host_copy import local_part
@@ -29,7 +30,7 @@ from mlflow_stability.recovery.state.rng_state import rng_state, set_rng_state
 from mlflow_stability.recovery.state.scaler_state import restore_scaler, scaler_state
 from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.recovery.state.tensor_exchange import TensorExchange
-from mlflow_stability.recovery.state.tensor_names import NamedTensor, named_tensors
+from mlflow_stability.recovery.state.tensor_names import NamedTensor, named_tensors, tensors_of_model
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.recovery.state.value_tree import replaced, restored_value
 
@@ -46,6 +47,8 @@ class RestoreChoice:
     """The loss scale; how it grows and falls is restored with the hyper-parameters."""
     rng: bool = False
     """The random numbers: False draws what comes next afresh."""
+    restart_averages: bool = False
+    """An `AveragedModel` that the state does not know begins anew from its weights; False leaves it as it is."""
 
 
 EVERYTHING = RestoreChoice(hyper_parameters=True, schedule=True, scaler=True, rng=True)
@@ -98,6 +101,8 @@ class RestorePlan:
         self._trained = parts
         named = named_tensors(parts)
         pairs = _matched(copy, {**copy.tensors, **copy.later.averaged}, named)
+        restarted, self.copies_left = _restarted_averages(copy, parts)
+        """How many frozen copies of the models this state knows nothing of, so that they stay as they are."""
         self._optimizers = _matched_optimizers(copy, parts, {id(each.tensor): each.name for each in named})
         if choice.schedule and len(copy.later.schedulers) != len(parts.schedulers):
             counts = f"{len(copy.later.schedulers)} schedulers, and there are {len(parts.schedulers)} here"
@@ -108,6 +113,7 @@ class RestorePlan:
         with torch.no_grad():
             for plan, groups in zip(self._optimizers, copy.later.hyper_parameters, strict=True):
                 plan.stage(groups, choice.hyper_parameters)
+            pairs += restarted() if choice.restart_averages else []
             pairs += [pair for plan in self._optimizers for pair in plan.pairs]
             self._tensors = len(pairs)
             self._exchange = TensorExchange(pairs)
@@ -190,6 +196,17 @@ class RestorePlan:
             raise RuntimeError(f"{count} of {self._tensors} tensors")
 
 
+def misfit(copy: StateCopy, parts: TrainingParts) -> str:
+    """Why this state does not fit this training; empty where it does. Nothing is copied."""
+    try:
+        named = named_tensors(parts)
+        _matched(copy, {**copy.tensors, **copy.later.averaged}, named)
+        _matched_optimizers(copy, parts, {id(each.tensor): each.name for each in named})
+    except RestoreRefused as refused:
+        return str(refused)
+    return ""
+
+
 def _scheduler_part(scheduler: LRScheduler, state: dict[str, Any]) -> _Part:
     before, keys = restored_value(replaced(scheduler.state_dict(), Tensor.clone)), set(vars(scheduler))
 
@@ -236,6 +253,44 @@ def _matched(copy: StateCopy, saved: Mapping[str, Tensor], named: Sequence[Named
         if name not in here and name not in copy.caches:
             raise _refused(copy, f"{name} is only in it")
     return pairs
+
+
+def _restarted_averages(copy: StateCopy, parts: TrainingParts) -> tuple[Callable[[], list[tuple[Tensor, Tensor]]], int]:
+    """Averages that were begun after the state: those of torch begin anew with its weights, as they are made.
+
+    Gives what makes the pairs to fill them from, and how many other copies are left as they are: nobody knows whether
+    they follow the weights.
+    """
+    found: list[tuple[AveragedModel, str]] = []
+    left = 0
+    prefixes = [""] if len(parts.models) == 1 else [f"model_{number}/" for number in range(len(parts.models))]
+    for number, model in enumerate(parts.averaged):
+        if any(name.startswith(f"average_{number}/") for name in copy.later.averaged):
+            continue
+        shapes = {each.name: each.tensor.shape for each in tensors_of_model(model) if not each.is_buffer}
+        fitting = [
+            each
+            for each in prefixes
+            if all(each + name in copy.tensors and copy.tensors[each + name].shape == shapes[name] for name in shapes)
+        ]
+        if isinstance(model, AveragedModel) and fitting:
+            found.append((model, fitting[0]))
+        else:
+            left += 1
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        made = []
+        for model, before in found:
+            for each in tensors_of_model(model):
+                target = local_part(each.tensor)
+                source = copy.tensors.get(before + each.name)
+                if each.tensor is model.n_averaged:
+                    made.append((target, torch.zeros_like(target, device="cpu")))
+                elif source is not None and source.shape == target.shape:
+                    made.append((target, source.to(target.dtype, copy=True)))
+        return made
+
+    return pairs, left
 
 
 def _refused(copy: StateCopy, reason: str) -> RestoreRefused:

@@ -36,8 +36,12 @@ class Snapshot:
 class SnapshotRing:
     """The states in memory of one training."""
 
-    def __init__(self, policy: RollbackPolicy, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, policy: RollbackPolicy, clock: Callable[[], float] = time.perf_counter, ranks_here: int = 1
+    ) -> None:
         self._policy = policy
+        self._ranks_here = ranks_here
+        """How many processes of the training share this machine's memory."""
         self._clock = clock
         self._good: list[Snapshot] = []
         self._waiting: Snapshot | None = None
@@ -102,9 +106,9 @@ class SnapshotRing:
         self._settle()
 
     def is_finite(self, copy: StateCopy) -> bool:
-        """Whether a state is finite: but for the infinities that its buffers held from the beginning, as masks do."""
+        """Whether a state is finite, but for the masks: infinities that were in it from the beginning."""
         if self._usual is None:
-            self._usual = copy.infinite_buffers()
+            self._usual = copy.infinite_masks()
         return copy.not_finite() <= self._usual
 
     def rolled_back(self, step: int) -> None:
@@ -120,6 +124,20 @@ class SnapshotRing:
         """It is whole again."""
         self._lent.discard(step)
 
+    def adapt(self, adapted: Callable[[StateCopy], StateCopy | None]) -> None:
+        """The training has changed: keep the states as they fit it, and forget those that do not (None)."""
+
+        def kept(snapshot: Snapshot | None) -> Snapshot | None:
+            copy = None if snapshot is None else adapted(snapshot.copy)
+            return None if snapshot is None or copy is None else Snapshot(copy, snapshot.loss)
+
+        self._waiting, self._first = kept(self._waiting), kept(self._first)
+        self._good = [each for snapshot in self._good if (each := kept(snapshot)) is not None]
+
+    def drop(self, step: int) -> None:
+        """The state of this step is of no use."""
+        self._good = [each for each in self._good if each.step != step]
+
     def clear(self) -> None:
         """Forget all: it is another training from here on."""
         self._good, self._waiting, self._last_step, self._usual = [], None, None, None
@@ -128,7 +146,7 @@ class SnapshotRing:
 
     def _known_budget(self) -> int:
         if self._budget is None:
-            self._budget = free_memory() // 4
+            self._budget = free_memory() // (4 * self._ranks_here)
         return self._budget
 
     def _admit_initial(self) -> None:

@@ -128,9 +128,9 @@ class StateCopy:
         """The tensors with NaN or infinity in them."""
         return frozenset().union(*(each.not_finite() for each in self.checks))
 
-    def infinite_buffers(self) -> frozenset[str]:
-        """Buffers that hold infinities, as masks do."""
-        return frozenset().union(*(each.infinite_buffers() for each in self.checks))
+    def infinite_masks(self) -> frozenset[str]:
+        """Buffers and frozen parameters that hold infinities, as masks do."""
+        return frozenset().union(*(each.infinite_masks() for each in self.checks))
 
     def seconds(self) -> float:
         """What it cost: the training's waiting, or the device's time where that is more."""
@@ -154,7 +154,7 @@ def copy_state(parts: TrainingParts, step: int, device_budget: int | None = None
     states = [optimizer_state(each, names) for each in parts.optimizers]
     moments = {f"optimizer_{n}/{path}": tensor for n, each in enumerate(states) for path, tensor in each.tensors()}
     copies = HostCopies([*live.values(), *moments.values()], device_budget)
-    check = FiniteCheck({**live, **moments}, copies, [each.name for each in named if each.is_buffer])
+    check = FiniteCheck({**live, **moments}, copies, [each.name for each in named if not each.is_trained])
     later, averages, average_check = _later_state(parts)
     return StateCopy(
         step=step,
@@ -168,6 +168,23 @@ def copy_state(parts: TrainingParts, step: int, device_budget: int | None = None
         checks=(check, average_check),
         copies=(copies, averages),
     )
+
+
+def with_new_optimizer(copy: StateCopy, parts: TrainingParts) -> StateCopy | None:
+    """The copy for a training with one optimizer more, the last one, which has no state yet; None where it has one."""
+    *others, new = parts.optimizers
+    names = {id(each.tensor): each.name for each in named_tensors(parts) if each.name in copy.tensors}
+    parameters = [id(each) for group in new.param_groups for each in group["params"]]
+    if state_of(new) or len(others) != len(copy.optimizers) or not names.keys() >= set(parameters):
+        return None
+    found: list[Tensor] = []
+    replaced(groups_of(new), found.append)
+    groups = HostCopies(found, 0)
+    later = dataclasses.replace(
+        copy.later, hyper_parameters=(*copy.later.hyper_parameters, replaced(groups_of(new), groups.of))
+    )
+    optimizers = (*copy.optimizers, optimizer_state(new, names))
+    return dataclasses.replace(copy, optimizers=optimizers, later=later, copies=(*copy.copies, groups))
 
 
 def with_what_followed(copy: StateCopy, parts: TrainingParts) -> StateCopy:
@@ -199,4 +216,4 @@ def _later_state(parts: TrainingParts) -> tuple[LaterState, HostCopies, FiniteCh
         schedulers=replaced(schedulers, copies.of),
         scaler=replaced(scaler, copies.of),
     )
-    return state, copies, FiniteCheck(live, copies, [each.name for each in named if each.is_buffer])
+    return state, copies, FiniteCheck(live, copies, [each.name for each in named if not each.is_trained])

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from mlflow_stability.probes.objects.module_names import plain_name
+from mlflow_stability.probes.objects import plain_name
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 
 
@@ -30,6 +30,11 @@ class NamedTensor:
     """A buffer that is not part of the model's own ``state_dict``: masks, tables of positions."""
     is_average: bool = False
     """It belongs to an averaged copy."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is a parameter that is not frozen."""
+        return not self.is_buffer and self.tensor.requires_grad
 
 
 def named_tensors(parts: TrainingParts) -> list[NamedTensor]:

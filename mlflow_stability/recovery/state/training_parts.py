@@ -18,8 +18,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mlflow_stability.probes.objects import ZERO
-from mlflow_stability.probes.objects.model_discovery import living
+from mlflow_stability.probes.objects import ZERO, living
 from mlflow_stability.probes.tensors import is_of_one_rank, world_size
 from mlflow_stability.recovery.state.host_copy import local_part
 

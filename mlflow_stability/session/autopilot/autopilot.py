@@ -17,18 +17,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.probes.forward import ForwardWatch
+from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.rollback_decisions import Decision
 from mlflow_stability.recovery.skipping import cap_loss_scale, values_before_step
+from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
+from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus, stop_named
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackExecutor
-from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
+from mlflow_stability.session.autopilot.snapshot_manager import SnapshotManager
 from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
-from mlflow_stability.session.autopilot.step_modifier import StepFacts, StepModifier
+from mlflow_stability.session.autopilot.step_modifier import BufferWatch, StepFacts, StepModifier
 from mlflow_stability.session.autopilot.used_rate import with_used_rate
 from mlflow_stability.session.recording import Recording, ScriptMetric
 from mlflow_stability.vocabulary.measured import StepReading
@@ -90,8 +93,10 @@ class Autopilot:
             plan.extra_state,
             context.checkpoint_ranks,
             plan.memory_budget,
+            1 if context.vote is None else context.vote.ranks_here,
         )
         self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._emit)
+        self._controller.stale.first_step = self.step
         guard, self._batches = context.guard, context.batches
         adjustment = StepAdjustment(plan.policy, self._modifier, self._emit)
         self._evaluator = StepEvaluator(
@@ -107,6 +112,12 @@ class Autopilot:
         self._best = BestValue(plan.policy.best_by, plan.policy.best_mode)
         if recording is not None and (plan.stop_on or plan.policy.best_by is not None):
             recording.listener = self.on_heard
+        watch = BufferWatch(guard, self._modifier.guard)
+        self._forward = None if recording is not None else ForwardWatch(guard, [watch])
+        """The forward passes of a process without a recording; those of a recording are watched anyway."""
+        self._find_models = None if self._forward is None else guard("forward passes", self._forward.before_step)
+        if recording is not None:
+            recording.before_forward = watch
         self._capture: StepCapture | None = None
         self._facts: StepFacts | None = None
         self._pending: deque[StepFacts] = deque()
@@ -114,6 +125,7 @@ class Autopilot:
         self._scaler: Any = None
         self._rollback = RollbackExecutor(self._controller, self._consensus, context, recording, self._emit)
         self._meet = guard("the training's parts", self._parts_met)
+        self._all_parts = guard("the training's parts", lambda: self._parts_now(at_once=True))
         self._write_best = guard("checkpoints", self._best_written)
         self._look_for_stop = guard("stop conditions", self._stop_looked_for)
         self._judge = guard("the guard", self._modifier.judge)
@@ -145,7 +157,7 @@ class Autopilot:
             self._batches.backward_began(tensors)
 
     def before_closure(self, optimizer: Optimizer) -> None:
-        """Runs before the first evaluation of a closure."""
+        """Runs right before a step that was given a closure."""
         if self._modifier.guards:
             self._before_closure(optimizer)
 
@@ -164,6 +176,8 @@ class Autopilot:
         """Runs when the gradients are complete and measured, and not used yet."""
         facts = self._facts_of(capture, place)
         self._meet(optimizer)
+        if self._find_models is not None and self._modifier.has_buffers:
+            self._find_models(optimizer)
         met = self._look_for_stop(optimizer, capture, facts, norm) if self._stops else None
         votes = self._consensus.announce(capture, self.step, self._due, met)
         if votes and not self._modifier.guards:  # else the flag of the guard brings it along
@@ -189,7 +203,7 @@ class Autopilot:
         facts = self._facts_of(capture, place)
         self._meet(optimizer)
         facts.skipped_by = "scaler"
-        self._swallow(optimizer, capture)
+        self._swallow(optimizer, capture, facts)
 
     def step_ending(self, optimizer: Optimizer) -> bool:
         """Runs right after a step; whether it was skipped."""
@@ -275,6 +289,8 @@ class Autopilot:
     def close(self, seconds: float) -> None:
         """The recording ends: what is being written may arrive."""
         self.release()
+        if self._forward is not None:
+            self._forward.remove()
         if self._recording is not None:
             self._recording.listener = None
         self._snapshots.close(seconds)
@@ -292,7 +308,7 @@ class Autopilot:
 
     def _best_written(self, value: float) -> bool:
         """Write the state that the script has just found to be the best so far."""
-        parts = self._parts.alive()
+        parts = self._parts_now()
         if parts is None:
             return False
         return self._snapshots.write_now(parts, self.step, self._evaluator.loss, self._rates, value)
@@ -348,13 +364,33 @@ class Autopilot:
         return self._facts
 
     def _parts_met(self, optimizer: Optimizer) -> None:
-        if self._parts.meet(optimizer, self._scaler):
-            parts = self._parts.alive()
-            if parts is not None:
-                self._modifier.parts_changed(parts)
-                self._snapshots.parts_changed(parts)
-                began = self._capture is None or self._capture.begins_step
-                self._begin_states(parts, self.step - began)
+        try:
+            change = self._parts.meet(optimizer, self._scaler)
+        except ChangingPartsError:
+            self._snapshots.forget()  # nobody knows any more what they are states of
+            raise
+        parts = self._parts.alive() if change is not PartsChange.NONE else None
+        if parts is None:
+            return
+        if change is PartsChange.OPTIMIZER:
+            self._snapshots.optimizer_joined(parts)
+            return
+        self._modifier.parts_changed(parts)
+        if change is PartsChange.GROWN:
+            self._snapshots.parts_joined(parts)
+            return
+        self._snapshots.parts_changed(parts)
+        began = self._capture is None or self._capture.begins_step
+        self._begin_states(parts, self.step - began)
+
+    def _parts_now(self, *, at_once: bool = False) -> TrainingParts | None:
+        """The parts, with those that were made since they were searched last."""
+        change = self._parts.look_again(self._scaler, at_once=at_once)
+        parts = self._parts.alive()
+        if change is not PartsChange.NONE and parts is not None:
+            self._modifier.parts_changed(parts)
+            self._snapshots.parts_joined(parts)
+        return parts
 
     def _decided(self, facts: StepFacts, reading: StepReading, events: Sequence[Event]) -> None:
         orders = self._evaluator.evaluate(facts, reading, events, self._parts)
@@ -398,7 +434,7 @@ class Autopilot:
         else:
             ring, disk = orders.snapshot, orders.checkpoint
         disk = disk and (self._recording is not None or self._snapshots.writes_together)
-        parts = self._parts.alive() if ring or disk else None
+        parts = self._parts_now() if ring or disk else None
         if parts is not None:
             self._snapshots.take(parts, self.step, self._evaluator.loss, self._rates, ring=ring, disk=disk)
 
@@ -409,7 +445,7 @@ class Autopilot:
         return ring and self._keeps, disk
 
     def _roll_back(self, decision: Decision) -> bool:
-        gone = self._rollback.run(decision, self.step, self._parts.alive())
+        gone = self._rollback.run(decision, self.step, self._all_parts())
         self._was_rolled_back = self._was_rolled_back or gone
         self._evaluator.forget_row()
         return gone

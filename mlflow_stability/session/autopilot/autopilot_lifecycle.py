@@ -15,10 +15,10 @@ from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.launched_job import launched_job, mark_folder
 from mlflow_stability.journal.layout import make_root
 from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
+from mlflow_stability.recovery.checkpoints import listing
 from mlflow_stability.recovery.checkpoints.job_folder import folder_of_job
 from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
-from mlflow_stability.recovery.state.training_parts import any_shards
+from mlflow_stability.recovery.state import any_shards
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of
 from mlflow_stability.session.autopilot.rank_consensus import RankVote, shared_vote

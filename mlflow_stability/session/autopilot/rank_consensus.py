@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +22,8 @@ import torch.distributed
 from torch import Tensor
 
 from mlflow_stability.errors import StabilityError, TrainingDiverged
-from mlflow_stability.probes.ranks.own_group import gloo_group
-from mlflow_stability.probes.ranks.presence import Presence
-from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, LOST
-from mlflow_stability.probes.step.step_capture import StepCapture
+from mlflow_stability.probes.ranks import ANSWER_SECONDS, LOST, Presence, gloo_group
+from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.recovery.rollback_decisions import Decision
 
 FIELDS = 13
@@ -120,6 +119,8 @@ class RankVote:
 
     def __init__(self) -> None:
         self._group = gloo_group(timedelta(seconds=ANSWER_SECONDS))
+        self.ranks_here = _ranks_here(self._group)
+        """How many of the processes share this machine's memory."""
         self.paused = False
         """Whether some processes may make no step, because they have run out of batches (`Join`)."""
         self.silent = ""
@@ -178,6 +179,13 @@ class RankVote:
         (least,) = row.tolist()
         return bool(least > 0)
 
+    def largest(self, number: float) -> float:
+        """The largest number that any process says; minus infinity where one does not answer."""
+        row = torch.tensor([number], dtype=torch.float64)
+        if self.paused or not self._reduce(row, torch.distributed.ReduceOp.MAX):
+            return -math.inf
+        return float(row.item())
+
     def leave(self) -> None:
         """Nobody votes any more: take the group down before the interpreter does, if the script has not yet."""
         if torch.distributed.is_initialized():
@@ -232,6 +240,14 @@ class RankVote:
         if first:
             self._received = numbers
         return float(broken)
+
+
+def _ranks_here(group: Any) -> int:
+    """How many processes of the training run on this machine; each must ask."""
+    hosts = [""] * torch.distributed.get_world_size()
+    here = socket.gethostname()
+    torch.distributed.all_gather_object(hosts, here, group=group)
+    return hosts.count(here)
 
 
 def shared_vote() -> RankVote | None:
@@ -305,6 +321,12 @@ class RankConsensus:
     def agree(self, done: bool) -> bool:
         """Whether all processes have done it; each must come here, whatever its own result is."""
         return done if self._vote is None else self._vote.all_have(done)
+
+    def told_by_first(self, step: int) -> int:
+        """The step that the first process says, which decides; each must come here. -1: none."""
+        if self._vote is None:
+            return step
+        return int(max(self._vote.largest(float(step) if self._decides else -1.0), -1.0))
 
     def forget(self) -> None:
         """The training was rolled back: what was decided of its steps is void."""

@@ -16,25 +16,37 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from mlflow_stability.detectors.catalog import of_instability
 from mlflow_stability.detectors.engine import Instability
-from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.recovery.easing import EasingPlan, held_rates, reset_momentum
-from mlflow_stability.recovery.rollback_decisions import Decision, GoodState, RollbackHistory, Situation, decide
+from mlflow_stability.errors import RestoreRefused, TrainingDiverged
+from mlflow_stability.recovery.easing import EasingPlan, held_rates, rates_of, reset_momentum
+from mlflow_stability.recovery.restored_losses import LossHistory
+from mlflow_stability.recovery.rollback_decisions import (
+    Decision,
+    GoodState,
+    RollbackHistory,
+    Situation,
+    carried_out,
+    decide,
+    is_on_trial,
+)
 from mlflow_stability.recovery.rollback_events import (
+    OF_SCALE,
+    HeldRate,
+    data_changed_event,
     give_up_event,
     not_restored_event,
     rollback_event,
     what_to_change,
 )
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.recovery.state.restore import RestoreChoice, RestorePlan
-from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
-from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state import RestoreChoice, RestorePlan, StaleGraphs, TrainingParts, is_finite
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
+from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
-from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
+from mlflow_stability.session.autopilot.snapshot_manager import MissingStateError, SnapshotManager
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result import Event, Severity
@@ -56,6 +68,7 @@ class StepOutcome:
     skips_in_a_row: int
     broken_taken: bool
     """A loss or gradients that are not finite, and nobody skipped the step."""
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,11 @@ class RollbackController:
         self._modifier = modifier
         self._snapshots = snapshots
         self._emit = emit
-        self._past = RollbackHistory()
+        self._past = self._before = RollbackHistory()
+        """What was done so far, and what that was before the last decision to go back."""
+        self._losses = LossHistory()
+        self._ordered: Decision | None = None
+        """The rollback that was decided last."""
         self._return: _Return | None = None
         """The one that is being made."""
         self.stale = StaleGraphs()
@@ -99,6 +116,9 @@ class RollbackController:
     def orders_after(self, outcome: StepOutcome, known: KnownParts) -> Orders:
         """Decide what to do after a step, and tell of it where we give up."""
         orders = Orders()
+        # The loss of a step that the script skips may be of weights that are no more, that of a broken batch is none.
+        loss = math.nan if outcome.asked_for or outcome.skipped_by else outcome.loss
+        self._losses.take(outcome.step, loss, outcome.place)
         suspicious = bool(outcome.events or outcome.skipped_by or outcome.broken_taken or outcome.skips_in_a_row)
         if not suspicious and self._past.waiting is None and self._past.limit is None:
             orders.healthy = not outcome.asked_for  # there is nothing to be decided
@@ -111,22 +131,54 @@ class RollbackController:
         situation = Situation(
             outcome.step,
             outcome.events,
-            outcome.loss,
+            math.nan if outcome.asked_for else outcome.loss,
             outcome.skips_in_a_row,
             late,
             not (broken and not late and self._policy.rollback and parts is not None) or weights_finite(parts),
-            self._snapshots.good(with_disk=self._policy.rollback),
+            self._good(_place_of(outcome)),
+            outcome.place,
+            self._losses.last(outcome.step, self._policy.recovery_patience, _place_of(outcome)),
+            None if self._snapshots.untracked is None else self._snapshots.untracked.step,
         )
-        self._past, decision = decide(self._policy, self._past, situation)
+        before = self._past
+        self._past, decision = decide(self._policy, before, situation)
         if decision.action == "rollback":
-            orders.rollback = decision
+            self._before = before
+            orders.rollback = self._ordered = decision
+        elif decision.action == "data_changed":
+            self._data_changed(decision, before, outcome.step, orders)
         elif decision.action == "give_up":
             overflowed_in_half = outcome.skipped_by == "scaler" or (broken and _in_half(parts))
             self._give_up(decision, outcome.step, orders, overflowed_in_half)
         harmed = any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in outcome.events)
         orders.trouble = harmed or broken or decision.action != "nothing"
         orders.healthy = not orders.trouble and not outcome.skipped_by and not outcome.asked_for
+        if orders.healthy and is_on_trial(self._policy, self._past):
+            orders.healthy = False  # so that all processes keep the state that may be wanted back
         return orders
+
+    def _good(self, place: str) -> tuple[GoodState, ...]:
+        """The states that can be gone back to, with the losses that they gave."""
+        proven_by = self._policy.healthy_after
+        return tuple(
+            dataclasses.replace(each, around=self._losses.around(each.step, place, proven_by))
+            for each in self._snapshots.good(with_disk=self._policy.rollback)
+        )
+
+    def _data_changed(self, decision: Decision, before: RollbackHistory, step: int, orders: Orders) -> None:
+        """The weights were not to blame for the last rollback: undo it where those of before are the better ones."""
+        last = before.rollbacks[-1]
+        self._losses.changed(last.at, last.to, self._losses.last(step, step - last.at, before.place))
+        self._emit(data_changed_event(decision, step, rollbacks=self.rollbacks))
+        if decision.undoes:
+            orders.rollback = Decision(
+                "rollback",
+                decision.reason,
+                decision.onset,
+                target=decision.target,
+                easing_steps=1,
+                undoes=decision.undoes,
+            )
 
     def by_hand(self, step: int) -> Decision | None:
         """The decision of a script that asks for a rollback; None where there is no good state."""
@@ -153,7 +205,8 @@ class RollbackController:
         """Find the state, compare it with the training, and set aside what is now; nothing is changed."""
         policy, snapshots = self._policy, self._snapshots
         copy = snapshots.state_of(decision.target, parts)
-        choice = RestoreChoice(policy.restore_schedule, policy.restore_schedule, rng=policy.restore_rng)
+        schedule = policy.restore_schedule
+        choice = RestoreChoice(schedule, schedule, rng=policy.restore_rng, restart_averages=True)
         self._return = _Return(
             decision.target,
             parts,
@@ -162,6 +215,38 @@ class RollbackController:
             time.perf_counter(),
         )
         snapshots.set_aside(parts, step)
+
+    def next_target(self, decision: Decision) -> int:
+        """The state of this decision does not fit: forget it, and give the step of the next older one, or -1.
+
+        It is not the one from before the first step, which is for training that fails from there on.
+        """
+        self._return = None
+        self._snapshots.drop(decision.target)
+        past = [each for each in self._past.rollbacks[:-1] if not each.undone]
+        left = {step for each in past for step in range(each.to + 1, each.at + 1)}
+        good = (each.step for each in self._snapshots.good(with_disk=True) if not each.initial)
+        return max((each for each in good if each < decision.target and each not in left), default=-1)
+
+    def retarget(self, decision: Decision, target: int) -> Decision:
+        """The decision for another state."""
+        other = dataclasses.replace(decision, target=target)
+        if decision is self._ordered:
+            *others, last = self._past.rollbacks
+            returns = (*others, dataclasses.replace(last, to=target))
+            # What the first state gave is no measure of what this one should give.
+            self._past, self._ordered = dataclasses.replace(self._past, rollbacks=returns, given=()), other
+        return other
+
+    def nothing_fits(self, decision: Decision, step: int, why: str) -> Event:
+        """No state fits the training as it is now; those that come will, and so this trouble alone is not answered."""
+        self._return = None
+        if decision is self._ordered:
+            before = self._before
+            self._past = dataclasses.replace(before, waiting=None, unanswered=before.unanswered + 1)
+        reason = f"{decision.reason} No good state fits the training as it is now ({why})."
+        told = Decision("give_up", reason, decision.onset)
+        return give_up_event(told, step, attempt=0, rollbacks=self.rollbacks)
 
     def apply(self) -> None:
         """Set the training back, between two steps; where that breaks off, it is what it was before."""
@@ -188,7 +273,10 @@ class RollbackController:
         if self._policy.reset_momentum:
             for optimizer in done.parts.optimizers:
                 reset_momentum(optimizer)
-        self.stale.restored()
+        self.stale.restored(step)
+        self._losses.rolled_back(step)
+        if decision is self._ordered:
+            self._past, self._ordered = carried_out(self._past, step), None
         self._modifier.rolled_back(done.easing)
         optimizers = done.parts.optimizers
         return rollback_event(
@@ -198,6 +286,8 @@ class RollbackController:
             attempt=attempt,
             rollbacks=max(self.rollbacks, attempt),
             learning_rate=done.easing.first_rate(optimizers[0]) if optimizers else math.nan,
+            copies_left=done.plan.copies_left,
+            held=_held_rate(done.easing, optimizers[0]) if optimizers else None,
         )
 
     def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Event:
@@ -227,7 +317,7 @@ class RollbackController:
     def _give_up(self, decision: Decision, step: int, orders: Orders, overflowed_in_half: bool) -> None:
         ends = decision.final and (self.ends_training or (self._policy.on_give_up is None and decision.had_no_effect))
         origin = self.origin if self.origin is not None and self.origin.step >= decision.onset else None
-        remedies = what_to_change(origin, overflowed_in_half=overflowed_in_half)
+        remedies = OF_SCALE if decision.is_no_better else what_to_change(origin, overflowed_in_half=overflowed_in_half)
         told = give_up_event(decision, step, attempt=0, rollbacks=self.rollbacks, ends=ends, remedies=remedies)
         self._emit(told)
         if self._snapshots.untracked is not None and self._snapshots.untracked.step == decision.target:
@@ -237,6 +327,17 @@ class RollbackController:
         if ends:
             said = " ".join((decision.reason, *remedies, OR_GO_ON))
             orders.ending = TrainingDiverged(f"Training stopped at step {step}: {said}", decision.reason.rstrip("."))
+
+
+def _place_of(outcome: StepOutcome) -> str:
+    """Of which part of the training the losses are that tell of this step: where something was found, of that part."""
+    return next((each.place for each in outcome.events if each.severity >= Severity.CRITICAL), outcome.place)
+
+
+def _held_rate(easing: EasingPlan, optimizer: Optimizer) -> HeldRate | None:
+    """What the first group of an optimizer is held down to, if it is."""
+    limit, scheduled = (easing.held.get(id(optimizer)) or (None,))[0], (rates_of(optimizer) or (math.nan,))[0]
+    return None if limit is None else HeldRate(scheduled, limit, easing.hold_doubles_in)
 
 
 def _in_half(parts: TrainingParts | None) -> bool:
@@ -249,14 +350,16 @@ def _in_half(parts: TrainingParts | None) -> bool:
 
 
 def weights_finite(parts: TrainingParts) -> bool:
-    """Whether every weight is a finite number; waits for the device, so only where something is wrong already."""
+    """Whether every weight is a finite number; waits for the device, so only where something is wrong already.
+
+    A frozen one may be infinite, as masks are.
+    """
     with torch.no_grad():
-        for model in parts.models:
-            for each in Module.parameters(model):
-                local = each.to_local() if hasattr(each, "to_local") else each
-                if not math.isfinite(local.sum().item()) and not bool(torch.isfinite(local).all()):
-                    return False
-    return True
+        return all(
+            is_finite(each, may_be_infinite=not each.requires_grad)
+            for model in parts.models
+            for each in Module.parameters(model)
+        )
 
 
 PART = "rollback"
@@ -287,6 +390,9 @@ class RollbackExecutor:
         self._undo = guard("undoing a rollback", controller.undo)
         self._finish = guard(PART, self._rolled_back)
         self._forgo = guard("decisions", self._forgone)
+        self._give_up = guard("decisions", self._nothing_fits)
+        self._misfit = "it is refused in another process"
+        """Why the last state did not fit."""
 
     def run(self, decision: Decision, step: int, parts: TrainingParts | None) -> bool:
         """Go back; False where nothing came of it. `parts`: None where they are gone, which is no reason not to vote.
@@ -295,9 +401,16 @@ class RollbackExecutor:
         """
         self.is_running = True
         try:
-            if not self._consensus.agree(bool(self._prepare(decision, step, parts))):
-                self._forgo(decision, step, True)
-            elif not self._consensus.agree(bool(self._apply())):
+            while not self._consensus.agree(bool(self._prepare(decision, step, parts))):
+                if not self._consensus.agree(PART not in self._off):
+                    self._forgo(decision, step, True)
+                    return False
+                target = self._consensus.told_by_first(self._controller.next_target(decision))
+                if target < 0:
+                    self._give_up(decision, step)
+                    return False
+                decision = self._controller.retarget(decision, target)
+            if not self._consensus.agree(bool(self._apply())):
                 self._forgo(decision, step, self._consensus.agree(bool(self._undo())))
             else:
                 self._finish(decision, step)
@@ -310,7 +423,11 @@ class RollbackExecutor:
         if parts is None:
             raise LookupError("the model or the optimizer no longer exists")
         self._settle()
-        self._controller.prepare(decision, step, parts)
+        try:
+            self._controller.prepare(decision, step, parts)
+        except (RestoreRefused, MissingStateError) as error:
+            self._misfit = str(error).partition(" Nothing was changed")[0].rstrip(".")
+            return False
         return True
 
     def _applied(self) -> bool:
@@ -324,6 +441,10 @@ class RollbackExecutor:
         if recording is not None:
             self._emit(event)
             recording.rolled_back(decision.reason)
+
+    def _nothing_fits(self, decision: Decision, step: int) -> None:
+        self._emit(self._controller.nothing_fits(decision, step, self._misfit))
+        self._consensus.forget()
 
     def _forgone(self, decision: Decision, step: int, all_whole: bool) -> None:
         why = self._off.get(PART, "it failed in another process of this training")

@@ -3,7 +3,7 @@
 In: the training at the end of steps and before backward passes, and whether steps were healthy. Out: good states.
 Guarantees: training waits for the copy and never for the disk, except in a rollback to a state that is being written;
 a state is good only if it is finite and healthy steps followed; an unwritable directory ends checkpoints and nothing
-else. Parts are held weakly, and searched only when an optimizer is new or a part is gone.
+else.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import find, listing
+from mlflow_stability.errors import CheckpointsRefused
+from mlflow_stability.recovery.checkpoints import STATE, find, listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
 from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, RankStore
@@ -30,12 +28,21 @@ from mlflow_stability.recovery.checkpoints.state_file import read_state
 from mlflow_stability.recovery.rollback_decisions import GoodState
 from mlflow_stability.recovery.rollback_events import no_checkpoints_event
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.recovery.state.host_copy import free_memory
-from mlflow_stability.recovery.state.part_discovery import find_parts
-from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
-from mlflow_stability.recovery.state.state_copy import StateCopy, bytes_of_state, copy_state, with_what_followed
-from mlflow_stability.recovery.state.training_parts import TrainingParts, WeakTrainingParts, holds_shards, what_splits
-from mlflow_stability.recovery.state.value_tree import replaced
+from mlflow_stability.recovery.state import (
+    SnapshotRing,
+    StateCopy,
+    TrainingParts,
+    bytes_of_state,
+    copy_state,
+    free_memory,
+    holds_shards,
+    misfit,
+    replaced,
+    what_splits,
+    with_new_optimizer,
+    with_what_followed,
+)
+from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.result import Event
@@ -54,6 +61,10 @@ OpenDirectory = Callable[[], tuple[Path, str]]
 """Gives the directory for checkpoints, and the name of the run that they belong to."""
 
 
+class MissingStateError(LookupError):
+    """A state that should be there is not."""
+
+
 class SnapshotManager:
     """The states of one training."""
 
@@ -67,6 +78,7 @@ class SnapshotManager:
         extra: Mapping[str, Any] = MappingProxyType({}),
         ranks: CheckpointRanks | None = None,
         device_budget: int | None = None,
+        ranks_here: int = 1,
     ) -> None:
         self._policy = policy
         self._device_budget = device_budget
@@ -78,7 +90,9 @@ class SnapshotManager:
         self._layouts: Layouts = MappingProxyType({})
         self.writes_together = False
         """Whether each process writes its shards of a checkpoint."""
-        self.ring = SnapshotRing(policy)
+        self.ring = SnapshotRing(policy, ranks_here=ranks_here)
+        self._ranks_here = ranks_here
+        """How many processes of the training share this machine's memory, and ask for it at once."""
         self.directory: Path | None = None
         """Where the checkpoints are; None before the first is due."""
         self.untracked: StateCopy | None = None
@@ -92,6 +106,8 @@ class SnapshotManager:
         self._wanted: float | None = None
         """The metric of a checkpoint that is to be written as soon as none is on its way; NaN: without one."""
         self._told: list[Event] = []
+        self._unfit: set[int] = set()
+        """The steps of states, on the disk too, that do not fit the training."""
         self._due_from = first_step - 1 + policy.checkpoint_every
         self._writer: CheckpointWriter | None = None
         self._cadence: CheckpointCadence | None = None
@@ -101,11 +117,32 @@ class SnapshotManager:
 
     def parts_changed(self, parts: TrainingParts) -> None:
         """It is another training: nothing of before fits."""
-        self.writes_together = holds_shards(parts) and (self._ranks is not None or self._alone)
-        self._split = "" if self.writes_together else what_splits(parts)
+        self._look_what_splits(parts)
+        self.forget()
+
+    def forget(self) -> None:
+        """Keep no state of before."""
         self.ring.clear()
         self._rates.clear()
         self._early = self._nbytes = self.untracked = None
+
+    def parts_joined(self, parts: TrainingParts) -> None:
+        """The training has grown: states of before are kept where they fit."""
+        self._look_what_splits(parts)
+        self.ring.adapt(lambda copy: None if misfit(copy, parts) else copy)
+        if self.untracked is not None and misfit(self.untracked, parts):
+            self.untracked = None
+        self._early = self._nbytes = None
+
+    def optimizer_joined(self, parts: TrainingParts) -> None:
+        """Another optimizer of the same models is about to make its first step: in states of before it has none."""
+        self.ring.adapt(lambda copy: with_new_optimizer(copy, parts))
+        self._early = self._nbytes = self.untracked = None
+
+    def drop(self, step: int) -> None:
+        """The state of this step does not fit the training as it is now."""
+        self._unfit.add(step)
+        self.ring.drop(step)
 
     def take_initial(self, parts: TrainingParts, step: int) -> None:
         """Copy the state as it is before the first step: the last resort."""
@@ -177,12 +214,18 @@ class SnapshotManager:
         return True
 
     def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates, value: float | None = None) -> bool:
-        """Have the state written as it is between two steps; False where another is on its way, or on trial.
+        """Have the state written as it is between two steps; False where another is on its way.
 
+        `value`: the metric that makes it the best state. A checkpoint of this step that is there already, or on its
+        way, gets it; otherwise the state is written behind the one that is on its way, where there is room for both.
         A state that several processes write together is written after the next step.
         """
         if self._split:
             self._told.append(no_checkpoints_event(self._split, step))
+            return False
+        if value is not None and self._is_written_as_best(parts, step, value):
+            return True
+        if self._writer is not None and self._writer.is_busy and not self._may_wait(parts, value):
             return False
         if self.writes_together and not self._alone:
             self._wanted = math.nan if value is None else value
@@ -190,6 +233,23 @@ class SnapshotManager:
         self.complete(parts)
         self.take(parts, step, loss, rates, ring=False, disk=True, value=value)
         return self.complete(parts)
+
+    def _is_written_as_best(self, parts: TrainingParts, step: int, value: float) -> bool:
+        """Give the checkpoint of this step its metric; False where there is none, nor a copy that becomes one."""
+        early = self._early
+        if early is not None and early[0].step == step and early[4]:
+            self._early = (*early[:2], value, *early[3:])
+            return self.complete(parts)
+        if self._cadence is None or self._writer is None or not self._cadence.has(step):
+            return False
+        self._writer.set_value(step, value)
+        return True
+
+    def _may_wait(self, parts: TrainingParts, value: float | None) -> bool:
+        """Whether one more state may wait until the disk is free: one of the best, where there is room for it."""
+        if self.writes_together and not self._alone:
+            return True
+        return value is not None and free_memory() > ROOM * bytes_of_state(parts)
 
     @property
     def has_checkpoints(self) -> bool:
@@ -230,14 +290,18 @@ class SnapshotManager:
         far = [
             GoodState(each.step, math.nan if each.meta is None else each.meta.rank)
             for each in listing(self.directory)
-            if each.is_good and each.step not in there
+            if each.is_good and each.step not in there and each.step not in self._unfit
         ]
         return tuple(sorted((*near, *far), key=lambda each: each.step))
+
+    def _look_what_splits(self, parts: TrainingParts) -> None:
+        self.writes_together = holds_shards(parts) and (self._ranks is not None or self._alone)
+        self._split = "" if self.writes_together else what_splits(parts)
 
     def set_aside(self, parts: TrainingParts, step: int) -> None:
         """Keep what the training is now, for going back may fail, or not help."""
         self.untracked = None
-        if free_memory() > ROOM * bytes_of_state(parts):
+        if free_memory() > ROOM * bytes_of_state(parts) * self._ranks_here:
             with contextlib.suppress(MemoryError, RuntimeError):  # torch has its own words for it; it is no condition
                 self.untracked = copy_state(parts, step, self._device_budget)
 
@@ -245,14 +309,17 @@ class SnapshotManager:
         """The state of a step, from memory or else from the disk; nobody else reads it now."""
         if self.untracked is not None and self.untracked.step == step:
             return self.untracked
-        if self._writer is not None and self._writer.writing == step and not self._writer.drain(WRITE_SECONDS):
+        if self._writer is not None and self._writer.holds(step) and not self._writer.drain(WRITE_SECONDS):
             raise TimeoutError(f"the state of step {step} is still being written after {WRITE_SECONDS:g} s")
         for each in self.ring.good:
             if each.step == step:
                 return each.copy
         if self.directory is None:
-            raise LookupError(f"no state of step {step}")
-        folder = find(self.directory, step).checkpoint.folder
+            raise MissingStateError(f"there is no state of step {step}")
+        try:
+            folder = find(self.directory, step).checkpoint.folder
+        except CheckpointsRefused as refused:
+            raise MissingStateError(str(refused)) from refused
         copy = read_state(folder / STATE)
         return read_sharded(folder, copy, parts) if self.writes_together else copy
 
@@ -314,48 +381,3 @@ class SnapshotManager:
 def on_host(tensor: Tensor) -> Tensor:
     """A copy of a tensor on the host."""
     return tensor.detach().to("cpu", copy=True)
-
-
-MOST_SEARCHES = 32
-"""A script that makes an optimizer for every sample is no training whose state could be kept."""
-
-
-class ChangingPartsError(RuntimeError):
-    """Optimizers come and go too fast."""
-
-
-class KnownParts:
-    """The parts of one training, as far as they were met."""
-
-    def __init__(self) -> None:
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._order: list[weakref.ref[Optimizer]] = []
-        self._parts: WeakTrainingParts | None = None
-        self._searches = 0
-
-    def meet(self, optimizer: Optimizer, scaler: Any) -> bool:
-        """Take note of an optimizer before its step; True when the training has other parts than before."""
-        if optimizer not in self._optimizers:
-            self._optimizers.add(optimizer)
-            self._order.append(weakref.ref(optimizer))
-        elif self.are_there():
-            return False
-        self._searches += 1
-        if self._searches > MOST_SEARCHES:
-            raise ChangingPartsError(f"the training's optimizers changed {MOST_SEARCHES} times")
-        self._order = [each for each in self._order if each() is not None]
-        known = [found for each in self._order if (found := each()) is not None]
-        self._parts = WeakTrainingParts(find_parts(known, scaler))
-        return True
-
-    def are_there(self) -> bool:
-        """Whether `alive` would give them."""
-        return self._parts is not None and self._parts.are_there()
-
-    def alive(self) -> TrainingParts | None:
-        """The parts; None where there are none yet, or one of them is gone."""
-        return None if self._parts is None else self._parts.alive()
-
-    def optimizers(self) -> list[Optimizer]:
-        """The optimizers that are still there, in the order in which they first stepped."""
-        return [found for each in self._order if (found := each()) is not None]

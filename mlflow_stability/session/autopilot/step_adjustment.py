@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from mlflow_stability.detectors.gradients import GradientExplosion
 from mlflow_stability.detectors.loss import DivergenceAhead, LossSpike
-from mlflow_stability.detectors.reported.autopilot import SmallerSteps
+from mlflow_stability.detectors.reported import SmallerSteps
 from mlflow_stability.recovery.easing import reset_moments
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import StepOutcome
 from mlflow_stability.session.autopilot.step_modifier import StepModifier

@@ -17,9 +17,9 @@ from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.skipping import SkipCount, calm_loss_scaler, cut_loss_scale
 from mlflow_stability.recovery.stop_conditions import Stop, StopRules
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
+from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, StepOutcome
-from mlflow_stability.session.autopilot.snapshot_manager import KnownParts
 from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts, StepModifier, read_step
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
@@ -80,7 +80,14 @@ class StepEvaluator:
             if spike is not None:
                 self._batches.keep_spike(spike, self._emit, self._batches.inputs_of_step(facts.batch_number))
         outcome = StepOutcome(
-            reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
+            reading.step,
+            tuple(events),
+            seen.loss,
+            seen.skipped_by,
+            facts.asked_for,
+            in_a_row,
+            seen.broken_taken,
+            facts.place,
         )
         orders = self._controller.orders_after(outcome, known)
         stop = facts.stop or self.stop_heard or self.stop_rules.after_step(reading, skipped=seen.skipped_by == "scaler")
@@ -133,7 +140,7 @@ class StepEvaluator:
 
     def _count_skip(self, seen: ReadStep, reading: StepReading, events: Sequence[Event]) -> int:
         who: Any = seen.skipped_by
-        row = self._skips.step(reading.step, who, seen.loss_scale, time=reading.time)
+        row = self._skips.step(reading.step, who, seen.loss_scale, time=reading.time, buffers_lost=seen.buffers_lost)
         self._cut, self._calm = self._cut or row.cut_scale, self._calm or row.calm_scaler
         if row.events:
             said = {each.kind for each in events}

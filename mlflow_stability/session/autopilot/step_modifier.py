@@ -8,19 +8,22 @@ healthy steps are bit-identical.
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.step.step_capture import StepCapture
+from mlflow_stability.probes.forward import ForwardObserver
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.probes.tensors import gradients_of, parameters_of
 from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, rates_of
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
-from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.recovery.stop_conditions import Stop
 from mlflow_stability.vocabulary.measured import StepReading
 
@@ -35,6 +38,8 @@ class StepFacts:
     """``guard`` or ``scaler``; empty: it was taken, as far as the host knows."""
     asked_for: bool = False
     """It was not broken: the script asked to skip it, or its gradients were those of weights that are no more."""
+    buffers_lost: bool = False
+    """It was skipped, and buffers that its forward pass wrote could not be put back."""
     has_scaler: bool = False
     flag: Tensor | None = None
     """The flag of the guard that the capture carries already."""
@@ -48,6 +53,23 @@ class StepFacts:
     """At which learning rates each optimizer really stepped."""
     eased: bool = False
     """Whether these may be other ones than the script has set."""
+
+
+class BufferWatch(ForwardObserver):
+    """Tells the guard when a capture runs forward first: what is in buffers until then is the script's own."""
+
+    def __init__(self, guard: Guard, step_guard: StepGuard) -> None:
+        self._step_guard = step_guard
+        self.forward_began: Callable[..., Any] = guard("the guard", self._began)
+
+    @property
+    def observes(self) -> bool:  # type: ignore[override] # there it never changes
+        """Whether a step was taken since the last forward pass, of a model that has buffers."""
+        return self._step_guard.awaits_forward
+
+    def _began(self, *_: Any) -> bool:
+        self._step_guard.forward_began()
+        return False
 
 
 class StepModifier:
@@ -73,6 +95,11 @@ class StepModifier:
     def parts_changed(self, parts: TrainingParts) -> None:
         """Other modules train now."""
         self.guard.buffers = BufferUndo(parts.models) if self.guards else None
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the models have buffers that a skipped step is to leave as they were."""
+        return self.guard.buffers is not None and self.guard.buffers.has_buffers
 
     def judge(
         self,
@@ -109,10 +136,11 @@ class StepModifier:
             facts.eased = True
         facts.rates[id(optimizer)] = rates_of(optimizer)
 
-    def swallowed(self, optimizer: Optimizer, capture: StepCapture) -> None:
+    def swallowed(self, optimizer: Optimizer, capture: StepCapture, facts: StepFacts) -> None:
         """A loss scaler threw the step away: the others of the capture are stopped too."""
         if self.guards:
             self.guard.swallowed(optimizer, capture)
+            facts.buffers_lost = self.guard.buffers_lost
 
     def step_ending(self, optimizer: Optimizer) -> bool:
         """Put everything back; True where the step was taken back only now."""
@@ -159,6 +187,8 @@ class StepModifier:
             limit.forget()
         if self._adaptive is not None:
             self._adaptive.forget()
+        if self.guard.buffers is not None:
+            self.guard.buffers.keep()  # those of before must not come back with the next skipped step
         self.easing = Easing(plan) if plan.factor < 1 or plan.held or plan.lasting < 1 else None
 
     def _is_clipping(self, step: int) -> bool:
@@ -171,7 +201,7 @@ class StepModifier:
         """The capture carries the guard's flag beside the loss scaler's, so that skipped steps are counted."""
         flag = verdict.flag
         if verdict.broken:
-            facts.asked_for = verdict.asked_for
+            facts.asked_for, facts.buffers_lost = verdict.asked_for, self.guard.buffers_lost
             theirs = getattr(optimizer, "found_inf", None)
             by_scaler = theirs is not None and theirs.item() > 0  # the host has waited for our own flag anyway
             facts.skipped_by = "" if verdict.asked_for else "scaler" if by_scaler else "guard"
@@ -208,6 +238,8 @@ class ReadStep:
     """``guard``, ``scaler``, or empty."""
     broken_taken: bool
     """A loss or gradients that are not finite, and nobody skipped the step."""
+    buffers_lost: bool = False
+    """It was skipped, and buffers could not be put back."""
 
 
 def read_step(reading: StepReading, facts: StepFacts, skipped_before: MutableMapping[str, float]) -> ReadStep:
@@ -225,4 +257,5 @@ def read_step(reading: StepReading, facts: StepFacts, skipped_before: MutableMap
     skipped_before[facts.place] = count
     measured = [found[each] for each in ("loss", "grad_norm") if each in found]
     broken = not all(map(math.isfinite, measured)) and not skipped_by and not facts.asked_for
-    return ReadStep(loss, norm, found.get("grad_norm_clipped", norm), found.get("loss_scale"), skipped_by, broken)
+    given = found.get("grad_norm_clipped", norm)
+    return ReadStep(loss, norm, given, found.get("loss_scale"), skipped_by, broken, facts.buffers_lost)

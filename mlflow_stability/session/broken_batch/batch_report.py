@@ -18,11 +18,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.detectors.reported import SpikeBatch
-from mlflow_stability.probes.forward.forward_watch import ForwardObserver
-from mlflow_stability.probes.objects.model_discovery import models_of
-from mlflow_stability.probes.objects.module_names import names_of_modules
+from mlflow_stability.probes.forward import ForwardObserver
+from mlflow_stability.probes.objects import models_of, names_of_modules
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.rerun.forward_rerun import unwrapped
+from mlflow_stability.probes.rerun import unwrapped
 from mlflow_stability.recovery.nan_origin import (
     BatchCapture,
     CapturedBatch,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from threading import RLock, Timer
 from typing import Any
 
-from mlflow_stability.detectors.reported import MissingZeroGrad
+from mlflow_stability.detectors.reported import MissingZeroGrad, NanOrigin
 from mlflow_stability.session.output.log_line import write_line
 from mlflow_stability.session.output.troubles import Troubles
 from mlflow_stability.vocabulary.result import Event
@@ -70,6 +70,15 @@ class _Held:
     """How many readings there were before its own."""
     since: float
 
+    @property
+    def is_skip(self) -> bool:
+        """Whether it says that a step was skipped."""
+        return self.event.kind == "step_skipped"
+
+    def answers(self, found: _Held) -> bool:
+        """Whether a skipped step is what was done about a finding."""
+        return found.reading == self.reading or found.event.step == self.event.step
+
 
 class TrainingOutput:
     """What one session prints."""
@@ -86,6 +95,8 @@ class TrainingOutput:
         self._timer: Timer | None = None
         self._not_cleared: set[float] = set()
         """The steps since which gradients are not cleared, for as long as that is so."""
+        self._origin: Event | None = None
+        """Where the last NaN was traced to: who knows that need not look for it by hand."""
         self._begun: set[str] = set()
         """Runs whose beginning was said."""
 
@@ -106,8 +117,9 @@ class TrainingOutput:
         if not run.run_id or not (run.url or run.command):
             return False
         if run.run_id not in self._begun:
+            if self._begun:  # else they are this run's: its page may be known later than its first findings
+                self._troubles = Troubles()
             self._begun.add(run.run_id)
-            self._troubles = Troubles()
             where = run.url or f"`{run.command}` shows it."
             self.info("Recording run %s: %s", run.called, where)
         return True
@@ -120,11 +132,14 @@ class TrainingOutput:
             if event.kind == MissingZeroGrad.kind:
                 self._not_cleared.add(event.step)
             self._not_cleared.discard(event.evidence.get(MissingZeroGrad.not_cleared_since, 0.0))
+            if event.kind == NanOrigin.kind:
+                self._origin = event
             if event.kind == "rollback":
                 said = self._said_of_rollback(event)
                 self._forget_held()
                 self._troubles.answered(event.step)
-                self.warn("%s", said)
+                if "steps_regained" not in event.evidence:  # else `data_changed` has said so
+                    self.warn("%s", said)
             elif event.kind == "give_up":  # it says what was found, too
                 self._forget_held()
                 self._say(event)
@@ -169,14 +184,16 @@ class TrainingOutput:
 
     def _release(self, due: Callable[[_Held], bool]) -> None:
         said = [each for each in self._held if due(each)]
-        if len(said) == len(self._held):
+        # What was done about a step says more than what was found in it: a skip comes with it, however soon it was due.
+        skips = [each for each in self._held if each.is_skip and any(each.answers(other) for other in said)]
+        left = [each for each in self._held if each not in said and each not in skips]
+        if not left:
             self._forget_held()
-        self._held = [each for each in self._held if not due(each)]
-        for reading in dict.fromkeys(each.reading for each in said):
-            events = [each.event for each in said if each.reading == reading]
-            # What was done about a step says more than what was found in it.
-            for event in [each for each in events if each.kind == "step_skipped"] or events:
-                self._say(event)
+        self._held = left
+        said = [each for each in said if each.is_skip or not any(skip.answers(each) for skip in skips)]
+        said += [each for each in skips if each not in said]
+        for each in sorted(said, key=lambda each: each.reading):
+            self._say(each.event)
 
     def _set_timer(self) -> None:
         if self._timer is None and self._held:
@@ -211,9 +228,14 @@ class TrainingOutput:
             )
 
     def _say(self, event: Event) -> None:
-        if self._troubles.is_news(event):
-            remedies = MissingZeroGrad.remedies if self._is_of_uncleared(event) else event.remedies
-            self.warn("%s: %s%s", event.kind, event.message, f" {remedies[0]}" if remedies else "")
+        if not self._troubles.is_news(event):
+            return
+        origin = self._origin if self._origin is not None and self._troubles.is_traced(event, self._origin) else None
+        message = event.message if origin is None else f"{event.message} {origin.message}"
+        remedies = event.remedies if origin is None or not origin.remedies else origin.remedies
+        if self._is_of_uncleared(event):
+            remedies = MissingZeroGrad.remedies
+        self.warn("%s: %s%s", event.kind, message, f" {remedies[0]}" if remedies else "")
 
     def _is_of_uncleared(self, event: Event) -> bool:
         """Whether sums of old gradients explain it: smaller steps, or clipping, would only treat the symptom."""

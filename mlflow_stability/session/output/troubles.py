@@ -16,7 +16,7 @@ GAP = 100
 """Steps: as many as between two measurements by layer, which see the same trouble later."""
 AS_BEFORE = 4
 """So often a finding of one type is said each time it begins anew; later each time that its number has doubled."""
-ACTIONS = frozenset({"rollback", "give_up", "checkpoint_failed", "checkpoint_not_finite"})
+ACTIONS = frozenset({"rollback", "data_changed", "give_up", "checkpoint_failed", "checkpoint_not_finite"})
 """Findings that say what was done; nothing else says it."""
 _SAME_TROUBLE = of_instability(Instability.SIGN, Instability.HARMFUL)
 """Types of findings that come together: one of them leads to the others."""
@@ -80,6 +80,12 @@ class Troubles:
     def is_instability(event: Event) -> bool:
         """Whether the training became unstable, so that skipping a step or a rollback may answer it."""
         return event.kind in _SAME_TROUBLE
+
+    @staticmethod
+    def is_traced(event: Event, origin: Event) -> bool:
+        """Whether a finding is the NaN whose origin was found, or what came of it."""
+        late = event.step - origin.step
+        return late == 0 if event.kind == "step_skipped" else event.kind in _NON_FINITE and 0 <= late <= GAP
 
     def _is_said_again(self, kind: str) -> bool:
         begun = self._begun[kind] = self._begun.get(kind, 0) + 1

@@ -20,9 +20,10 @@ from mlflow_stability.journal.attention_maps import write_attention_map
 from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.slow_writes import SlowWrites
 from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.parameters.layer_statistics import Table
+from mlflow_stability.probes.step import RollingStatistics
 from mlflow_stability.probes.step.reading import COPIED, UNCLIPPED, ProbeReading
-from mlflow_stability.probes.step.rolling_statistics import RollingStatistics
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.spike_batches import SpikeBatches
 from mlflow_stability.session.guard import PartGuard
@@ -140,6 +141,8 @@ class Recording:
         """Tells a person who looks at the training's output, unless it is to be silent."""
         self.listener: Callable[[ScriptMetric], None] | None = None
         """Who wants to know what the script has logged."""
+        self.before_forward: ForwardObserver | None = None
+        """Who else wants to know when its forward passes begin."""
         self.batches: BatchReport | None = None
         """Who holds its batches, where somebody does."""
         self.spikes: SpikeBatches | None = None
@@ -293,6 +296,8 @@ class Recording:
         for event in events:
             self._journal.append(event)
             self._representations.count(event)
+        # A jump of the learning rate is known one step late, together with what came of it: it is told first.
+        for event in sorted(events, key=lambda each: each.step):
             self._on_event(event)
         return events
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlflow_stability.probes.hooks.hook_handles import HookHandles
+from mlflow_stability.probes.hooks import HookHandles
 from mlflow_stability.tracking.in_process import LoggedMetric
 
 Told = tuple[Mapping[str, Any], int | None]

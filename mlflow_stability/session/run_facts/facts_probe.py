@@ -17,10 +17,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.detectors.reported import ConfigurationChanged, MissingZeroGrad, NotMeasured
-from mlflow_stability.probes.forward.forward_watch import ForwardObserver
-from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
-from mlflow_stability.probes.performance.batch_shape import batch_shape, batch_words, plain_batch
-from mlflow_stability.probes.performance.flop_totals import FlopTotals
+from mlflow_stability.probes.forward import ForwardObserver
+from mlflow_stability.probes.objects import Kind, covering, outermost, places_of, remembered
+from mlflow_stability.probes.performance import FlopTotals, batch_shape, batch_words, plain_batch
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.probes.run_facts import autocast_now
 from mlflow_stability.session.recording import Recording
@@ -39,7 +38,7 @@ Found: TypeAlias = tuple[list[Module], list[LRScheduler], list[GradScaler]]
 
 def parts_of(optimizers: Sequence[Optimizer]) -> Found:
     """What belongs to these optimizers, in one walk over Python's objects: models, schedulers, scalers at work."""
-    modules, schedulers, scalers = living(Module, LRScheduler, GradScaler)
+    modules, schedulers, scalers = remembered(Kind.MODULE, Kind.SCHEDULE, Kind.SCALER)
     # A scaler has its scale on a device from its first use on.
     used = [each for each in scalers if vars(each).get("_scale") is not None]
     return covering(outermost(modules), places_of(optimizers)), schedulers, used

@@ -45,7 +45,7 @@ def everything(size: int) -> Tensor:
     return torch.ones(1, 1, 1, size, dtype=torch.bool)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     samples=st.integers(1, 3),
     groups=st.integers(1, 2),

@@ -81,7 +81,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     part=st.sampled_from(sorted(PARTS)),
     modes=st.lists(st.booleans(), min_size=5, max_size=5),

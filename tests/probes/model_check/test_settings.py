@@ -47,6 +47,32 @@ class Attention(nn.Module):
         self.scale = scale
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "betas", "told"),
+    [
+        (torch.optim.AdamW, (0.999, 0.9), True),
+        (torch.optim.NAdam, (0.95, 0.9), True),
+        (torch.optim.AdamW, (0.9, 0.999), False),
+        (torch.optim.Adam, (0.0, 0.99), False),
+        (torch.optim.AdamW, (0.95, 0.95), False),
+    ],
+)
+def test_adam_whose_first_beta_is_above_its_second_is_told(
+    optimizer: type[torch.optim.Adam], betas: tuple[float, float], told: bool
+) -> None:
+    model = nn.Linear(4, 4)
+    events = lint(model, optimizer([{"params": [model.weight]}, {"params": [model.bias], "betas": betas}]))
+    assert [each.evidence for each in events] == ([{"beta1": betas[0], "beta2": betas[1]}] if told else [])
+
+
+def test_betas_that_mean_something_else_are_not_talked_about() -> None:
+    class NovoGrad(SGD):
+        pass
+
+    model = nn.Linear(4, 4)
+    assert lint(model, NovoGrad([{"params": model.parameters(), "betas": (0.95, 0.25)}], lr=0.1)) == []
+
+
 def test_attention_that_is_scaled_to_nothing_is_told() -> None:
     (event,) = lint(nn.ModuleDict({"attn": Attention(1e-6), "other": Attention(0.125)}))
     assert event.place == "attn"

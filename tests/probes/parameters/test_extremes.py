@@ -66,7 +66,7 @@ VALUES = st.sampled_from(
 
 @pytest.mark.slow
 @given(st.lists(VALUES, min_size=1, max_size=40), st.sampled_from([None, 4 * 12]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_weights_are_counted_one_by_one(values: list[float], budget: int | None) -> None:
     model = nn.Module()
     model.weight = nn.Parameter(torch.tensor(values))

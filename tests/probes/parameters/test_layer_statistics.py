@@ -141,7 +141,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40)), min_size=1, 
 
 
 @given(SIZES, st.integers(1, 200), st.integers(1, 400), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_sample_keeps_to_its_limits_and_takes_real_values_of_the_right_layer(
     shapes: list[tuple[int, int]], most: int, together: int, in_a_layer: int
 ) -> None:
@@ -181,7 +181,7 @@ def test_channels_last_weights_are_sampled_where_they_lie() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=200))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_percentiles_are_those_of_numpy_for_any_values(values: list[float]) -> None:
     width = 256
     row = torch.full((1, width), math.nan)

@@ -101,6 +101,34 @@ def test_two_forward_passes_before_one_backward_are_one_batch_and_twice_the_work
     assert drive.told[20]["tflops"] == pytest.approx(2 * 3 * flops_of(20) / 0.5 / 1e12)
 
 
+def test_models_that_are_called_in_turns_are_each_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Drive(Reader())
+    other, given = nn.Linear(WIDTH, 2), torch.zeros(8, WIDTH)
+
+    def step() -> None:
+        drive.throughput.forward_began(other, (given,), {})
+        other(given)
+        drive.throughput.forward_ended()
+        drive.take(tokens())
+
+    for _ in range(10):
+        step()
+    looked_up: list[nn.Module] = []
+    look_up = drive.throughput.flops.forward_began
+
+    def noted(root: nn.Module, *args: Any) -> float | None:
+        looked_up.append(root)
+        return look_up(root, *args)
+
+    monkeypatch.setattr(drive.throughput.flops, "forward_began", noted)
+    for _ in range(10):
+        step()
+    assert not looked_up
+    both = 3 * (flops_of(20) + 2 * 8 * WIDTH * 2)
+    assert drive.told[20]["tflops"] == pytest.approx(both / 0.5 / 1e12, rel=0.2)
+    assert drive.told[20]["samples_per_second"] == pytest.approx(16)
+
+
 def test_a_model_that_reads_no_tokens_has_samples_only() -> None:
     drive = Drive(nn.Linear(WIDTH, 2))
     for _ in range(10):

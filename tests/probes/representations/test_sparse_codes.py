@@ -37,7 +37,7 @@ def slowly(bits: Tensor) -> dict[str, float]:
     } | {f"sdr_duty_p{level}": duty.quantile(level / 100).item() for level in (5, 25, 50, 75, 95)}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(2, 40), st.integers(2, 200), st.integers(0, 2**31), st.floats(0.01, 0.5), st.integers(1, 40))
 def test_every_number_is_what_counting_gives(rows: int, width: int, seed: int, share: float, patterns: int) -> None:
     dice = torch.Generator().manual_seed(seed)
@@ -70,7 +70,7 @@ def test_many_codes_are_counted_right_over_several_chunks() -> None:
     assert described(bits)["sdr_unique_ratio"] == 3000 / 5000
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.integers(1, 30), st.integers(1, 9), st.integers(1, 5), st.sampled_from([torch.float32, torch.int64, torch.bool])
 )

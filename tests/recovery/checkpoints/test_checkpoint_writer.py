@@ -80,6 +80,56 @@ def test_the_training_does_not_wait_and_a_second_checkpoint_is_refused_meanwhile
     assert steps_in(tmp_path) == [500, 502]
 
 
+def values_in(folder: Path) -> list[tuple[int, float | None, bool]]:
+    return [(each.step, each.meta.value, each.is_good) for each in listing(folder / "c") if each.meta is not None]
+
+
+def test_a_metric_that_comes_while_its_state_is_being_written_is_kept(tmp_path: Path) -> None:
+    may_go = threading.Event()
+    writer = CheckpointWriter(CheckpointStore(tmp_path / "c", "r"), lambda copy: may_go.wait(30))
+    cadence = CheckpointCadence(POLICY, writer)
+    assert cadence.take(state(500), 2.0)
+    assert cadence.has(500)
+    writer.set_value(500, 0.25)
+    may_go.set()
+    cadence.healthy(550)
+    assert not cadence.has(500)
+    assert writer.close(30)
+    assert values_in(tmp_path) == [(500, 0.25, True)]
+    assert writer.events() == []
+
+
+def test_the_best_state_is_written_behind_the_one_that_is_on_its_way_and_a_better_one_in_its_place(
+    tmp_path: Path,
+) -> None:
+    may_go = threading.Event()
+    writer = CheckpointWriter(CheckpointStore(tmp_path / "c", "r"), lambda copy: may_go.wait(30))
+    cadence = CheckpointCadence(POLICY, writer)
+    assert cadence.take(state(500), 2.0)
+    assert not cadence.take(state(501), 2.0)
+    assert cadence.take(state(502), 2.0, 0.5)
+    assert cadence.take(state(503), 2.0, 0.4)
+    assert [step for step in range(500, 505) if writer.holds(step)] == [500, 503]
+    assert writer.is_busy
+    may_go.set()
+    cadence.healthy(560)
+    assert writer.drain(30)
+    assert values_in(tmp_path) == [(500, None, True), (503, 0.4, True)]
+    assert not writer.is_busy
+    assert not writer.holds(503)
+    assert writer.close(30)
+
+
+def test_a_state_that_is_there_already_gets_the_metric_it_is_written_again_with(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c", "r")
+    copy = state(500)
+    store.commit(copy, 2.0)
+    store.promote(500)
+    store.commit(copy, 2.0, 0.5)
+    assert values_in(tmp_path) == [(500, 0.5, True)]
+    store.close()
+
+
 def test_what_is_not_finite_is_not_written_and_it_is_said(writer: CheckpointWriter, tmp_path: Path) -> None:
     writer.submit(state(500), 2.0)
     writer.drain(30)

@@ -6,14 +6,13 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from forked.processes import start
 from mlflow import MlflowClient
 from probes.ranks.launching import Ended, launch
 from recovery.checkpoints import rank_store_faults, sharded_training
@@ -34,6 +33,7 @@ from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
 
 TRAINING = str(Path(sharded_training.__file__))
+FORKED = [Path(TRAINING)]
 SECONDS = 300.0
 
 
@@ -46,13 +46,14 @@ def together(processes: int, *arguments: str) -> list[Ended]:
 def alone(*arguments: str) -> str:
     """One process that knows of no others."""
     environment = {key: each for key, each in os.environ.items() if key != "RANK"}
-    command = [sys.executable, TRAINING, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    process = start(Path(TRAINING), *arguments, environment=environment)
+    printed, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors[-2000:]
+    return printed
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.scenario
 def test_what_four_ranks_saved_is_restored_bit_for_bit_on_four_two_and_one(tmp_path: Path) -> None:
     together(4, "save", "fsdp2", str(tmp_path))
@@ -74,6 +75,7 @@ def test_what_four_ranks_saved_is_restored_bit_for_bit_on_four_two_and_one(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.scenario
 def test_shards_in_two_directions_are_restored_where_nothing_is_split(tmp_path: Path) -> None:
     together(4, "save", "tensor_fsdp2", str(tmp_path))
@@ -81,6 +83,7 @@ def test_shards_in_two_directions_are_restored_where_nothing_is_split(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.scenario
 def test_what_one_rank_cannot_write_no_rank_writes_and_nobody_waits(tmp_path: Path) -> None:
     first, second = launch(2, str(Path(rank_store_faults.__file__)), str(tmp_path / "c"), seconds=SECONDS)

@@ -61,6 +61,15 @@ def test_a_norm_that_is_not_finite_spoils_nothing_that_comes_after(bad: float, w
     assert left[80] == pytest.approx(without[80], rel=0.2)
 
 
+@pytest.mark.parametrize("period", [5, 30])
+def test_norms_of_zero_say_nothing_of_the_others(period: int) -> None:
+    """As with a reward that is seldom there."""
+    norms = [1.0 + 0.1 * np.sin(step) if step % period == 0 else 0.0 for step in range(40 * period)]
+    assert clipped(norms) == pytest.approx(norms)
+    norms[35 * period] = 50.0
+    assert 0.9 < clipped(norms)[35 * period] < 1.5
+
+
 def test_it_warms_up_before_it_clips() -> None:
     norms = [1.0] * 10 + [100.0]
     assert clipped(norms)[10] == pytest.approx(100.0)

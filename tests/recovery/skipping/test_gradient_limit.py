@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from recovery.guarded_training import differences, guarding, picture
 from torch import nn
 
-from mlflow_stability.recovery.skipping.gradient_limit import MOST_IN_A_ROW, GradientLimit
+from mlflow_stability.recovery.skipping.gradient_limit import FORGOTTEN_AFTER, MOST_SKIPPED, GradientLimit
 
 
 def after(norms: list[float], times: float | None = 100.0) -> GradientLimit:
@@ -38,7 +40,46 @@ def test_absurd_norms_that_keep_coming_are_let_through_and_are_usual_then() -> N
         skipped = largest is not None and largest < 1000.0
         taken += not skipped
         limit.step(1000.0, skipped=skipped)
-    assert taken == 20 - MOST_IN_A_ROW
+    assert taken == 20 - MOST_SKIPPED
+
+
+def taken_of(norms: Iterable[float]) -> list[bool]:
+    """Which of these steps are taken."""
+    limit, taken = GradientLimit(100.0), []
+    for each in norms:
+        largest = limit.largest
+        taken.append(largest is None or each <= largest)
+        limit.step(each, skipped=not taken[-1])
+    return taken
+
+
+def rare(norm: float, every: int, steps: int = 6000) -> list[float]:
+    return [norm if step % every == 0 else 0.01 for step in range(1, steps + 1)]
+
+
+def test_a_training_whose_gradient_is_mostly_zero_is_not_limited_by_its_zeros() -> None:
+    assert all(taken_of([1.0 if step % 20 == 0 else 0.0 for step in range(1, 3000)]))
+    assert not taken_of([1.0, 0.0] * 60 + [1001.0])[-1]
+
+
+def test_large_gradients_that_come_rarely_and_again_are_the_trainings_own() -> None:
+    norms = rare(5.0, 300)
+    skipped = [each for each, taken in zip(norms, taken_of(norms), strict=True) if not taken]
+    assert skipped == [5.0] * MOST_SKIPPED
+
+
+def test_large_gradients_that_come_more_rarely_than_that_are_always_skipped() -> None:
+    norms = rare(5.0, FORGOTTEN_AFTER + 1)
+    assert taken_of(norms) == [each < 1.0 for each in norms]
+
+
+def test_a_gradient_far_above_those_that_come_rarely_is_still_skipped() -> None:
+    norms = rare(5.0, 300)
+    norms[3100] = norms[3150] = 1e20
+    taken = taken_of(norms)
+    assert not taken[3100]
+    assert not taken[3150]
+    assert taken[3299]
 
 
 def test_after_going_back_norms_are_learnt_anew() -> None:

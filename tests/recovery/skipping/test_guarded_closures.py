@@ -5,7 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from recovery.guarded_training import differences, guarding, picture
+from recovery.optimizer_zoo import SAM
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from mlflow_stability.recovery.skipping import step_guard
 
 NAN = float("nan")
 
@@ -89,3 +93,50 @@ def test_gradients_of_a_second_evaluation_do_not_slip_through() -> None:
             moved.append(bool(differences(before, after)))
             assert all(each.grad is not None for each in model.parameters())
     assert moved == [True, True, False, True]
+
+
+@pytest.mark.parametrize("broken_step", [0, 2])
+def test_sam_which_moves_the_weights_before_its_closure_changes_nothing(broken_step: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = SAM(model.parameters())
+    moved = []
+    with guarding(model) as meter:
+        for step in range(5):
+
+            def closure(step: int = step) -> Tensor:
+                loss = loss_of(model, step) * (NAN if step == broken_step else 1.0)
+                loss.backward()
+                return loss
+
+            before = picture(model, optimizer.base)
+            closure()
+            optimizer.step(closure)
+            moved.append(bool(differences(before, picture(model, optimizer.base))))
+            assert all(each.grad is not None for each in model.parameters())
+            optimizer.zero_grad()
+    assert moved == [step != broken_step for step in range(5)]
+    assert meter.undone_late == 0
+
+
+def test_an_optimizer_that_asks_first_is_not_copied_at_sound_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[Optimizer] = []
+
+    def copied(optimizer: Optimizer) -> Callable[[], None]:
+        copies.append(optimizer)
+        return lambda: None
+
+    monkeypatch.setattr(step_guard, "copy_weights", copied)
+    model = nn.Linear(4, 2)
+    asking = TwiceAsking(model.parameters(), lr=0.1)
+    for optimizer in (asking, SGD(model.parameters(), lr=0.1)):
+        with guarding(model):
+            for step in range(4):
+
+                def closure(step: int = step) -> Tensor:
+                    model.zero_grad()
+                    loss = loss_of(model, step)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+    assert copies == [asking]  # at its first step, when it is not known yet; torch's own are known

@@ -119,3 +119,13 @@ def test_a_cut_lowers_the_scale_to_its_floor_and_never_raises_it(scale: float, e
 def test_a_scaler_that_has_not_scaled_yet_has_nothing_to_cut() -> None:
     cut_loss_scale(GradScaler("cpu", enabled=False), 0.1, 1.0)
     cut_loss_scale(GradScaler("cpu"), 0.1, 1.0)
+
+
+def test_the_first_skip_that_could_not_restore_buffers_says_so_and_what_to_do() -> None:
+    skips = SkipCount(RollbackPolicy())
+    (event,) = skips.step(1, "guard", buffers_lost=True).events
+    assert "Buffers (batch-norm statistics) are not finite and were not restored" in event.message
+    assert "reset_running_stats()" in event.remedies[0]
+    skips.step(2, "")
+    (event,) = skips.step(3, "guard", buffers_lost=True).events
+    assert "Buffers" not in event.message

@@ -11,6 +11,8 @@ from recovery.optimizer_zoo import OPTIMIZERS, Muon
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from mlflow_stability.recovery.skipping import step_guard
+
 NAN = float("nan")
 INF = float("inf")
 
@@ -81,7 +83,7 @@ def test_a_broken_step_changes_nothing_and_training_goes_on_as_if_it_had_not_bee
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 10_000))
 def test_a_sound_training_is_bit_identical_with_and_without_the_guard(name: str, seed: int) -> None:
     def train(model: nn.Module) -> list[object]:
@@ -99,15 +101,47 @@ def test_a_sound_training_is_bit_identical_with_and_without_the_guard(name: str,
     assert [each.broken for each in meter.verdicts] == [False] * 5
 
 
-def test_the_script_finds_its_gradients_again_after_a_skipped_step() -> None:
+@pytest.mark.parametrize("name", ["adam", "zeros for none", "unchecked", "lookahead"])
+def test_the_script_finds_its_gradients_again_after_a_skipped_step(name: str) -> None:
     model = model_of()
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = OPTIMIZERS[name](model.parameters())
     with guarding(model):
         nan_input(model, batch(0)).backward()
         before = [each.grad for each in model.parameters()]
         optimizer.step()
     assert all(now.grad is then for now, then in zip(model.parameters(), before, strict=True))
     assert any(not then.isfinite().all() for then in before if then is not None)
+
+
+def test_where_an_optimizer_cannot_be_copied_its_gradients_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(step_guard, "copy_everything", out_of_memory)
+    model = model_of()
+    optimizer = OPTIMIZERS["counting"](model.parameters())
+    with guarding(model):
+        nan_input(model, batch(0)).backward()
+        before = picture(model, optimizer)[1], [each.detach().clone() for each in model.parameters()]
+        optimizer.step()
+        after = picture(model, optimizer)[1], [each.detach().clone() for each in model.parameters()]
+    assert differences(before, after) == []
+
+
+def test_an_ordinary_step_of_an_unknown_optimizer_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_: object) -> None:
+        raise AssertionError
+
+    for name in ("copy_everything", "copy_weights", "copy_bookkeeping"):
+        monkeypatch.setattr(step_guard, name, forbidden)
+    model = model_of()
+    optimizer = OPTIMIZERS["lookahead"](model.parameters())
+    with guarding(model) as meter:
+        for number in range(3):
+            optimizer.zero_grad()
+            loss_of(model, batch(number)).backward()
+            optimizer.step()
+    assert [each.broken for each in meter.verdicts] == [False] * 3
 
 
 @pytest.mark.parametrize("bad", range(4))

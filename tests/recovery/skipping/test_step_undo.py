@@ -113,3 +113,90 @@ def test_the_buffers_of_a_compiled_model_are_kept_though_it_has_no_length() -> N
     spoil(module)
     assert undo.undo()
     assert differences(before, picture(module)) == []
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["forward heard", "forward not heard"])
+def test_a_buffer_that_forward_assigns_anew_is_again_the_one_that_it_was_and_so_are_the_others(heard: bool) -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    undo.keep()
+    module.brief = module.brief + 1  # of a sound capture
+    undo.keep()
+    before, held = picture(module), module.brief
+    if heard:
+        undo.forward_began()
+    module.brief = module.brief * float("nan")
+    module.norm.running_mean.fill_(float("nan"))
+    assert undo.has_broken()
+    assert undo.undo()
+    assert differences(before, picture(module)) == []
+    assert module.brief is held
+    assert not undo.has_broken()
+
+
+def test_where_one_buffer_has_another_size_the_others_are_put_back() -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    undo.keep()
+    module.brief = torch.ones(7)
+    module.norm.running_mean.fill_(float("nan"))
+    assert not undo.undo()
+    assert module.norm.running_mean.tolist() == [0.0] * 3
+    assert module.brief.tolist() == [1.0] * 7
+
+
+def test_what_the_script_writes_before_a_forward_pass_is_kept_and_what_forward_writes_is_not() -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    undo.keep()
+    for number in range(1, 4):
+        module.brief.fill_(number)
+        module.turned = module.turned + 1
+        before, held = picture(module), module.turned
+        undo.forward_began()
+        spoil(module)
+        module.turned = module.turned * float("nan")
+        assert undo.undo()
+        assert differences(before, picture(module)) == []
+        assert module.turned is held
+
+
+def test_a_forward_pass_before_which_nothing_was_written_costs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    undo.keep()
+    module.norm(torch.randn(2, 3, 4, 4))
+    undo.keep()
+    spoil(module)
+    undo.undo()
+    monkeypatch.setattr(undo, "_copy", lambda: pytest.fail("copied"))
+    undo.forward_began()
+    module.flags[0] = False
+    with pytest.raises(pytest.fail.Exception, match="copied"):
+        undo.forward_began()
+
+
+def test_a_buffer_that_is_assigned_anew_at_each_step_is_followed_without_a_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    monkeypatch.setattr(undo, "_gather", lambda: pytest.fail("searched"))
+    undo.keep()
+    for _ in range(3):
+        module.brief = module.brief + 1
+        undo.keep()
+    spoil(module)
+    undo.undo()
+    assert module.brief.tolist() == [3.0, 4.0, 5.0, 6.0, 7.0]
+
+
+def test_negative_infinity_in_a_mask_is_no_broken_buffer() -> None:
+    module = nn.Module()
+    module.register_buffer("mask", torch.full((3, 3), float("-inf")))
+    module.register_buffer("count", torch.zeros((), dtype=torch.long))
+    undo = BufferUndo([module], budget=8)
+    assert not undo.has_broken()
+    module.mask[0, 0] = float("inf")
+    assert undo.has_broken()
+    assert BufferUndo([nn.Linear(2, 2)]).undo()

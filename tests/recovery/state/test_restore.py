@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 
 import pytest
@@ -343,6 +344,19 @@ def test_an_old_graph_is_known_only_for_a_while_and_a_new_one_never_is() -> None
     assert not stale.is_stale((weight * 2).sum())
     assert not stale.is_stale(weight.sum())
     gc.collect()
+
+
+def test_a_graph_of_another_thread_is_not_old_and_one_of_the_last_steps_is() -> None:
+    weight, stale = nn.Parameter(torch.ones(2)), StaleGraphs()
+    old = [(weight * 2).sum() for _ in range(100)]  # one for each step
+    stale.restored(100)
+    found: list[torch.Tensor] = []
+    other = threading.Thread(target=lambda: found.append(weight * 2))
+    other.start()
+    other.join()
+    assert not stale.is_stale(found[0].sum())
+    assert stale.is_stale(old[-1])
+    assert stale.is_stale(found[0].sum() + old[-5])
 
 
 def test_the_parts_of_a_training_that_is_gone_are_gone() -> None:

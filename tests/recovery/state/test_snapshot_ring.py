@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recovery.restorable import OPTIMIZERS, Training
 
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.state import host_copy, snapshot_ring
 from mlflow_stability.recovery.state.host_copy import free_memory
 from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
@@ -121,6 +124,51 @@ def test_states_take_no_more_than_the_budget() -> None:
     assert free_memory() > 1 << 20
 
 
+def test_the_processes_of_one_machine_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_ring, "free_memory", lambda: 64 * FINE.nbytes)
+    alone, of_eight = ring_of(snapshot_budget=None), SnapshotRing(RollbackPolicy(), ranks_here=8)
+    alone.is_due(1, FINE.nbytes)
+    of_eight.is_due(1, FINE.nbytes)
+    assert (alone.places, of_eight.places) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "free"),
+    [
+        ("0::/", {"memory.max": "1000", "memory.current": "700"}, 310),
+        ("0::/", {"memory.max": "max", "memory.current": "700"}, 5000),
+        (
+            "0::/slurm/job_7/step_0",
+            {"slurm/job_7/memory.max": "900", "slurm/job_7/memory.current": "800"}
+            | {"slurm/job_7/step_0/memory.max": "max", "slurm/job_7/step_0/memory.current": "10"},
+            110,
+        ),
+        ("0::/not/seen/from/here", {"memory.max": "1000", "memory.current": "700"}, 310),
+        (
+            "4:cpu,memory:/job\n0::/",
+            {"memory/job/memory.limit_in_bytes": "600", "memory/job/memory.usage_in_bytes": "100"}
+            | {"memory/memory.limit_in_bytes": str(2**63 - 4096), "memory/memory.usage_in_bytes": "4000"},
+            520,
+        ),
+        ("3:cpu:/job", {"memory/job/memory.limit_in_bytes": "600", "memory/job/memory.usage_in_bytes": "1"}, 5000),
+        ("0::/", {"memory.max": "1000", "memory.current": "2000"}, 0),
+    ],
+)
+def test_the_free_memory_is_that_of_the_tightest_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, limits: dict[str, str], free: int
+) -> None:
+    for name, content in limits.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content + "\n")
+        (file.parent / "memory.stat").write_text("anon 5\ninactive_file 10\ntotal_inactive_file 20\n")
+    (tmp_path / "own").write_text(own + "\n")
+    monkeypatch.setattr(host_copy, "_CONTAINER", tmp_path)
+    monkeypatch.setattr(host_copy, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(host_copy, "_available", lambda: 5000)
+    assert free_memory() == free
+
+
 def test_states_take_no_more_than_their_share_of_the_time() -> None:
     clock = Clock()
     ring = ring_of(clock, snapshot_share=0.01)
@@ -132,7 +180,7 @@ def test_states_take_no_more_than_their_share_of_the_time() -> None:
     assert ring.is_due(501, FINE.nbytes)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(["fine", "poisoned"]), st.booleans()), max_size=12))
 def test_what_is_not_good_never_pushes_a_good_one_out(history: list[tuple[str, bool]]) -> None:
     ring, sick = ring_of(), POISONED

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from recovery.restorable import OPTIMIZERS, Training, bits
 from torch import Tensor, nn
 
 from mlflow_stability.recovery.checkpoints.state_file import read_state, write_state
+from mlflow_stability.recovery.state.finite_check import is_finite
 from mlflow_stability.recovery.state.restore import restore_state
 from mlflow_stability.recovery.state.rng_state import rng_state, set_rng_state
 from mlflow_stability.recovery.state.state_copy import bytes_of_state, copy_state
@@ -72,7 +74,7 @@ def _strides(shape: list[int], last: int) -> list[int]:
     return strides[::-1]
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(tensors(), min_size=1, max_size=4), st.booleans())
 def test_any_bits_in_any_type_and_shape_come_back_equal(tmp_path: Path, given: list[Tensor], to_disk: bool) -> None:
     model = Bag({f"b{number}": each for number, each in enumerate(given)})
@@ -151,7 +153,7 @@ def with_value(value: float, where: str) -> frozenset[str]:
         else:
             training.model.norm.running_mean[1] = value
     copy = copy_state(training.parts, 2)
-    return copy.not_finite() - copy.infinite_buffers()
+    return copy.not_finite() - copy.infinite_masks()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -164,7 +166,38 @@ def test_a_running_mean_that_is_nan_is_named_and_a_mask_of_infinities_is_told_ap
     assert with_value(float("nan"), "buffer") == {"norm.running_mean"}
     training = Training.of(OPTIMIZERS["sgd"])
     copy = copy_state(training.parts, 0)
-    assert copy.not_finite() == copy.infinite_buffers() == {"mask"}
+    assert copy.not_finite() == copy.infinite_masks() == {"mask"}
+
+
+def test_a_frozen_parameter_of_infinities_is_a_mask_and_a_trained_one_is_not() -> None:
+    model = nn.Module()
+    model.mask = nn.Parameter(torch.full((2, 2), -torch.inf), requires_grad=False)
+    model.weight = nn.Parameter(torch.full((2, 2), -torch.inf))
+    copy = copy_state(TrainingParts((), (model,)), 0)
+    assert copy.not_finite() == {"mask", "weight"}
+    assert copy.infinite_masks() == {"mask"}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "finite"),
+    [
+        (torch.ones(3, dtype=torch.cfloat), True),
+        (torch.full((3,), complex(1.0, math.nan), dtype=torch.cfloat), False),
+        (torch.ones(3).to(torch.float8_e4m3fn), True),
+        (torch.full((3,), math.nan).to(torch.float8_e4m3fn), False),
+        (torch.full((3,), torch.finfo(torch.float32).max), True),
+        (torch.tensor([math.inf, -math.inf]), False),
+        (torch.tensor([1, 2]), True),
+        (torch.empty(0), True),
+    ],
+)
+def test_tensors_of_every_kind_are_asked_whether_they_are_finite(tensor: torch.Tensor, finite: bool) -> None:
+    assert is_finite(tensor) == finite
+
+
+def test_of_what_may_be_infinite_only_nan_is_not_finite() -> None:
+    assert is_finite(torch.tensor([-math.inf, 1.0]), may_be_infinite=True)
+    assert not is_finite(torch.tensor([-math.inf, math.nan]), may_be_infinite=True)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.float64])

@@ -197,6 +197,60 @@ def test_a_skipped_step_is_said_rather_than_what_it_was_skipped_for(caplog: pyte
     assert caplog.messages == ["step_skipped: Skipped step 7."]
 
 
+@pytest.mark.parametrize("readings", [0, 1])
+def test_a_skip_is_said_with_the_finding_that_it_answers_and_not_after_it(
+    readings: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_output, "HELD_SECONDS", 0.2)
+    output = TrainingOutput(silent=False, rolls_back=True)
+    output.found(Event(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 0.02, 5)
+    for _ in range(readings):
+        output.step_done()
+    output.found(Event(7, "step_skipped", Severity.WARNING, "Skipped step 7."), may_act=True)
+    wait_until(lambda: len(caplog.messages) == 1, 5)
+    output.all_done()
+    assert caplog.messages == ["step_skipped: Skipped step 7."]
+
+
+@pytest.mark.parametrize("kind", ["nan_detected", "step_skipped", "activation_nonfinite"])
+def test_a_nan_whose_origin_is_known_is_said_with_it_and_with_what_goes_against_it(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    origin = Event(7, "nan_origin", Severity.INFO, "Step 7: the batch was NaN.", remedies=("Inspect the saved batch.",))
+    found = Event(7, kind, Severity.CRITICAL, "It is NaN.", remedies=("Find the first module whose output is NaN.",))
+    before = TrainingOutput(silent=False)
+    before.found(origin)
+    before.found(found)
+    held = TrainingOutput(silent=False, rolls_back=True)
+    held.found(found, may_act=True)
+    held.found(origin, may_act=True)
+    held.all_done()
+    assert caplog.messages == [f"{kind}: It is NaN. Step 7: the batch was NaN. Inspect the saved batch."] * 2
+
+
+@pytest.mark.parametrize(("kind", "step"), [("loss_spike", 7), ("step_skipped", 9), ("nan_detected", 200)])
+def test_a_finding_of_something_else_is_not_put_down_to_an_earlier_nan(
+    kind: str, step: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = TrainingOutput(silent=False)
+    output.found(Event(7, "nan_origin", Severity.INFO, "Step 7: the batch was NaN.", remedies=("Inspect it.",)))
+    output.found(Event(step, kind, Severity.CRITICAL, "It was so.", remedies=("Do this.",)))
+    assert caplog.messages == [f"{kind}: It was so. Do this."]
+
+
+def test_a_run_whose_page_is_known_late_keeps_what_was_said_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    output.found(SPIKE)
+    output.begins(RUN)
+    output.found(replace(SPIKE, step=8))
+    assert len(caplog.messages) == 2
+    output.begins(replace(RUN, run_id="cd34"))
+    output.found(replace(SPIKE, step=9))
+    assert len(caplog.messages) == 4, "another run's troubles are its own"
+
+
 def test_the_end_says_what_became_of_the_training_why_and_where_to_read_more(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.ended([RUN, DeliveredRun("cd34", "calm-owl-1", "", "mlflow ui", "Broken: NaN.", "Likely cause: its batch.")])

@@ -16,6 +16,8 @@ from torch import nn
 from torch.optim import SGD
 
 import mlflow_stability
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import NAME as JOURNAL
@@ -111,6 +113,22 @@ def test_the_end_is_recorded_even_where_something_before_it_fails(tmp_path: Path
     *_, last = read_journal(recording.folder / JOURNAL)
     assert isinstance(last, Closing)
     assert (last.outcome, last.step) == ("crashed", 1)
+
+
+def test_a_jump_of_the_learning_rate_is_told_before_what_came_of_it(tmp_path: Path) -> None:
+    told: list[Event] = []
+    guard = PartGuard(strict=True, on_failure=lambda part, error: None)
+    detectors = (GradientExplosion(), LearningRateJump())
+    recording = Recording(
+        tmp_path / "here", Opening("here", os.getpid(), 0.0, "here", 0.0), detectors, guard, told.append
+    )
+    signals = (Signal("grad_norm"), Signal("learning_rate"))
+    for step in range(1, 105):
+        norm, rate = 1.0 + 0.1 * (step % 5) + 1000.0 * (step > 101), 1e-4 if step <= 100 else 0.1
+        recording.record(ProbeReading(signals, (norm, rate), float(step), "", begins_step=True))
+    recording.close(Closing("finished", run_was_active=False))
+    found = [(each.step, each.kind) for each in told if each.step > 100]
+    assert found == [(101, "learning_rate_jump"), (102, "gradient_explosion")]
 
 
 def test_discarded_losses_are_counted_and_told_of_seldom() -> None:

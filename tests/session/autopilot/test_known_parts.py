@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.swa_utils import AveragedModel
+
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.session.autopilot import known_parts
+from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many optimizers were given to each search."""
+    counts: list[int] = []
+    find: Callable[..., TrainingParts] = known_parts.find_parts
+
+    def counted(optimizers: list[torch.optim.Optimizer], scaler: object) -> TrainingParts:
+        counts.append(len(optimizers))
+        return find(optimizers, scaler)
+
+    monkeypatch.setattr(known_parts, "find_parts", counted)
+    return counts
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def alive(parts: KnownParts) -> TrainingParts:
+    found = parts.alive()
+    assert found is not None
+    return found
+
+
+def test_an_ordinary_step_and_an_ordinary_snapshot_search_nothing(searches: list[int]) -> None:
+    model, parts = net(), KnownParts()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    assert parts.meet(optimizer, None) is PartsChange.ANOTHER
+    assert [parts.meet(optimizer, None) for _ in range(3)] == [PartsChange.NONE] * 3
+    assert [parts.look_again(None) for _ in range(3)] == [PartsChange.NONE] * 3
+    assert parts.look_again(None, at_once=True) is PartsChange.NONE
+    assert searches == [1]
+
+
+def test_many_optimizers_of_one_model_are_all_known_after_one_search(searches: list[int]) -> None:
+    model, parts = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(40))), KnownParts()
+    optimizers = [SGD([each], lr=0.1) for each in model.parameters()]
+    schedule = ExponentialLR(optimizers[-1], 0.9)
+    changes = [parts.meet(each, None) for each in optimizers]
+    assert changes == [PartsChange.ANOTHER] + [PartsChange.OPTIMIZER] * 39
+    assert alive(parts).optimizers == tuple(optimizers)
+    assert alive(parts).models == (model,)
+    assert searches == [1]
+    assert parts.look_again(None) is PartsChange.NONE
+    assert alive(parts).schedulers == (schedule,)
+    assert searches == [1, 40]
+
+
+def test_a_module_that_joins_with_a_parameter_group_is_a_part_at_the_next_step() -> None:
+    model, head, parts = net(), nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 1)), KnownParts()
+    optimizer = SGD(model[0].parameters(), lr=0.1)
+    parts.meet(optimizer, None)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    assert parts.meet(optimizer, None) is PartsChange.NONE  # of the same model
+    optimizer.add_param_group({"params": list(head.parameters())})
+    assert parts.meet(optimizer, None) is PartsChange.GROWN
+    assert alive(parts).models == (model, head)
+    assert parts.meet(optimizer, None) is PartsChange.NONE
+
+
+def test_averages_that_are_made_later_are_found_and_stand_behind_those_that_were_known() -> None:
+    model, parts = net(), KnownParts()
+    first, optimizer = AveragedModel(model), SGD(model.parameters(), lr=0.1)
+    parts.meet(optimizer, None)
+    assert alive(parts).averaged == (first,)
+    second = AveragedModel(model)
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    assert parts.look_again(None) is PartsChange.NONE
+    known = alive(parts).averaged
+    assert known[0] is first
+    assert {id(each) for each in known[1:]} == {id(second), id(frozen)}
+    third = AveragedModel(model)
+    parts.look_again(None)
+    assert alive(parts).averaged == (*known, third)
+
+
+def test_searches_for_later_modules_take_a_small_share_of_the_time(searches: list[int]) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.1  # a search takes this
+        return now[0]
+
+    model, parts = net(), KnownParts(clock)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    parts.meet(optimizer, None)
+    kept = []
+    for _ in range(8):
+        kept.append(AveragedModel(model))
+        parts.look_again(None)
+    assert len(searches) == 1 + known_parts.FREE_SEARCHES
+    now[0] += 25.0
+    parts.look_again(None)
+    assert len(alive(parts).averaged) == 8
+    kept.append(AveragedModel(model))
+    parts.look_again(None)
+    assert len(alive(parts).averaged) == 8
+    parts.look_again(None, at_once=True)
+    assert len(alive(parts).averaged) == 9
+
+
+def test_where_optimizers_come_and_go_too_fast_no_parts_are_known() -> None:
+    parts = KnownParts()
+    for _ in range(known_parts.MOST_SEARCHES):
+        parts.meet(SGD(nn.Linear(2, 2).parameters(), lr=0.1), None)
+    with pytest.raises(ChangingPartsError):
+        parts.meet(SGD(nn.Linear(2, 2).parameters(), lr=0.1), None)
+    assert parts.alive() is None
+    assert not parts.are_there()
