@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_stability.analysis.named_run import is_run_id, no_such, run_called
-from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.errors import TrackingError, UnreadableLogError
 from mlflow_stability.vocabulary.argument import Takes
 
 
@@ -26,6 +26,8 @@ def _named(given: object) -> str:
     return text
 
 
+_SURELY_PATHS = (os.sep, f".{os.sep}", f"..{os.sep}", f"~{os.sep}")
+"""What begins so names no run: no store is asked for it."""
 _SOURCE = Takes("the id of an MLflow run or the path of a log", _named)
 
 
@@ -72,11 +74,18 @@ def asked_for(
         return AskedFor(text, Path(text))
     if looks_like_a_run:
         return AskedFor(text, None)
-    if not isinstance(source, str) or _looks_like_a_path(text):
+    if not isinstance(source, str) or text.startswith(_SURELY_PATHS):
         raise UnreadableLogError(f"No such file or folder: {text!r}.")
-    run_id = run_called(text, tracking_uri)
-    if run_id is None:
-        raise UnreadableLogError(no_such(text, "file, folder, run id or run name", tracking_uri))
+    is_like_a_path = _looks_like_a_path(text)
+    try:
+        run_id = run_called(text, tracking_uri)
+        if run_id is None:
+            what = "file or folder" if is_like_a_path else "file, folder, run id or run name"
+            raise UnreadableLogError(no_such(text, what, tracking_uri))
+    except TrackingError:
+        if not is_like_a_path:
+            raise
+        raise UnreadableLogError(f"No such file or folder: {text!r}.") from None
     return AskedFor(run_id, None)
 
 
@@ -86,5 +95,5 @@ def names_a_source(text: str) -> bool:
 
 
 def _looks_like_a_path(text: str) -> bool:
-    """Whether it was meant as a file or folder that is not there: no store is asked for that."""
+    """Whether it was most likely meant as a file or folder; a run can be called `facebook/opt-125m`, too."""
     return any(each in text for each in ("/", os.sep)) or Path(text).suffix[1:].isalpha()

@@ -19,13 +19,12 @@ from mlflow_stability.analysis.attention_weights import maps_of_weights
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.errors import RunNotFoundError, SettingsError
-from mlflow_stability.figures.attention.attention_comparison import attention_comparison
-from mlflow_stability.figures.attention.attention_entropy import LayerEntropy, attention_entropy
-from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap as draw
+from mlflow_stability.figures.attention import LayerEntropy, attention_comparison, attention_entropy
+from mlflow_stability.figures.attention import attention_heatmap as draw
 from mlflow_stability.figures.run_page import Curve, curve_of, curve_of_values
 from mlflow_stability.figures.style import Picture
-from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDERS
-from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
+from mlflow_stability.tracking.artifacts import MAPS_FOLDERS
+from mlflow_stability.tracking.read import StoredAttention, attention_of_folder, attention_of_run
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.measured import AttentionMap, Signal
 from mlflow_stability.vocabulary.run import RunHistory

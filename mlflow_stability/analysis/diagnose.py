@@ -18,7 +18,7 @@ from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.reports.report import Failure
-from mlflow_stability.tracking.in_process.latest_run import latest_run
+from mlflow_stability.tracking.in_process import latest_run
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.result import Diagnosis
 from mlflow_stability.vocabulary.run import AskedCurves, RunHistory

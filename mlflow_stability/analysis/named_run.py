@@ -61,8 +61,11 @@ def no_such(text: str, what: str, tracking_uri: str | None) -> str:
     known = {each.name.lower(): each.name for each in _recent(RECENT, tracking_uri) if each.name}
     near = get_close_matches(text.lower(), list(known), n=3, cutoff=0.6)
     meant = f" Did you mean {or_list([repr(known[each]) for each in near])}?" if near else ""
-    place = f"Runs were looked for in {_place(tracking_uri)}; --tracking-uri (tracking_uri=) names another store."
-    return f"No such {what}: {visible(repr(text), MOST_SHOWN)}.{meant} {place}"
+    return f"No such {what}: {visible(repr(text), MOST_SHOWN)}.{meant} {_looked_in(tracking_uri)}"
+
+
+def _looked_in(tracking_uri: str | None) -> str:
+    return f"Runs were looked for in {_place(tracking_uri)}; --tracking-uri (tracking_uri=) names another store."
 
 
 def is_run_id(text: str) -> bool:
@@ -74,7 +77,7 @@ def last_runs(count: int = 1, tracking_uri: str | None = None) -> list[str]:
     """The ids of the runs that were started last, the newest first; ``RunNotFoundError`` where there are none."""
     found = _recent(count, tracking_uri)
     if not found:
-        raise RunNotFoundError("There is no run yet. Pass --tracking-uri (tracking_uri=) or set MLFLOW_TRACKING_URI.")
+        raise RunNotFoundError(f"There is no run yet. {_looked_in(tracking_uri)}")
     return [each.run_id for each in found]
 
 
@@ -107,7 +110,7 @@ def _has_no_store(tracking_uri: str | None) -> bool:
 
 
 def _runs_in(store: Path) -> list[FoundRun]:
-    from mlflow_stability.importers.files import meta_of
+    from mlflow_stability.importers.files import meta_of, name_in_tags
 
     found = []
     for file in store.glob("*/*/meta.yaml"):
@@ -115,7 +118,8 @@ def _runs_in(store: Path) -> list[FoundRun]:
         if meta.get("lifecycle_stage") != "deleted" and "run_id" in meta:
             started = float(meta["start_time"]) / 1000 if meta.get("start_time", "").isdigit() else 0.0
             status = _STATUS.get(meta.get("status", ""), "")
-            found.append(FoundRun(file.parent.name, meta.get("run_name", ""), file.parts[-3], status, started))
+            name = name_in_tags(file.parent) or meta.get("run_name", "")
+            found.append(FoundRun(file.parent.name, name, file.parts[-3], status, started))
     return sorted(found, key=lambda each: -each.started)
 
 

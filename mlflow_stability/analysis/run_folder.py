@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from mlflow_stability.tracking.artifacts.folders import RECORD_FOLDERS
 from mlflow_stability.vocabulary.run import RunHistory
 
 DEFAULT = "mlruns"
@@ -42,13 +41,14 @@ def _folder_of(uri: str) -> Path | None:
     return None if "://" in uri or uri.startswith(("databricks", "uc")) else Path(uri)
 
 
-_RECORDS = tuple(Path("artifacts", folder) for folder in RECORD_FOLDERS)
-
-
 def from_full_record(history: RunHistory) -> RunHistory:
     """The history as it was recorded; unchanged where nothing of ours lies beside the metrics."""
+    if history.format != "mlflow_files":
+        return history
+    from mlflow_stability.tracking.artifacts import RECORD_FOLDERS  # only runs of MLflow have artifacts
+
     folder = Path(history.source)
-    if history.format != "mlflow_files" or not any((folder / each).is_dir() for each in _RECORDS):
+    if not any((folder / "artifacts" / each).is_dir() for each in RECORD_FOLDERS):
         return history
     from mlflow_stability.tracking.read.recorded_history import RunFacts, recorded_folder, with_metrics_of_the_script
 

@@ -85,10 +85,16 @@ class Panel:
         value = (observation.value,)
         return _judged([detectors], self._turns, value, observation.step, observation.attempt, observation.time)
 
-    def reset(self) -> None:
-        """Forget everything: what comes now is judged by itself."""
-        self._signals.clear()
+    def begin_anew(self) -> None:
+        """Forget everything: another start of the training follows."""
         self._states.clear()
+        self.reset()
+
+    def reset(self) -> None:
+        """The training was rolled back: forget everything that weights have a part in, so not the learning rates."""
+        self._signals.clear()
+        for (number, _), each in self._states.items():
+            each.state = self.detectors[number].after_rollback(each.state)
         self._layouts.clear()
         self._turns = AlternatingLosses(taken=self._players)
 

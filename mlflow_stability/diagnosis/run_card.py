@@ -116,7 +116,7 @@ def _spikes_within(troubles: list[Episode]) -> tuple[int, ...]:
 
 def _rolled_back(history: RunHistory) -> int:
     back = [each for each in history.events or () if each.kind == "rollback"]
-    return round(sum(each.evidence.get("steps_lost", 0.0) for each in back))
+    return round(sum(each.evidence.get("steps_lost", 0.0) - each.evidence.get("steps_regained", 0.0) for each in back))
 
 
 def _skipped(history: RunHistory) -> int:

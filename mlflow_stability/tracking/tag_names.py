@@ -43,6 +43,9 @@ READ_BY_PEOPLE = (
 RUNNING = "running"
 """The verdict while it trains."""
 
+COMPARISON = f"{OURS}comparison"
+"""Only in runs that hold a comparison of others, and no training."""
+
 FOR_PROGRAMS = "mlflow.stability."
 LAST_STEP = f"{FOR_PROGRAMS}last_step"
 JOB = f"{FOR_PROGRAMS}job"

@@ -112,3 +112,11 @@ def test_many_metrics_of_one_point_cost_little(tmp_path: Path) -> None:
     found = diagnose(tmp_path / "run")
     assert (found.outcome, found.judged.losses, found.judged.others) == ("cannot_tell", (), 0)
     assert np.isfinite(found.points)
+
+
+def test_a_name_like_none_is_answered_with_losses_first(capsys: pytest.CaptureFixture[str]) -> None:
+    layers = {f"activation_rms@layers.{number}": 1.5 for number in range(20)}
+    rows = (json.dumps({"step": step, "train_loss": loss, "lr": 0.1, **layers}) for step, loss in enumerate(falling()))
+    Path("many.jsonl").write_text("\n".join(rows))
+    assert run(["diagnose", "many.jsonl", "--loss", "zzz"]) == 2
+    assert "It has 22 metrics, among them train_loss, lr, activation_rms@" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from analysis.logs import falling
 from analysis.stored_runs import store_run
 from mlflow import MlflowClient
@@ -50,7 +51,7 @@ def test_a_name_that_there_is_not_is_answered_by_the_nearest(uri: str) -> None:
 def test_where_there_is_no_run_none_is_the_last(sqlite_uri: str, tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError, match=r"^There is no run yet\."):
         last_runs(1, sqlite_uri)
-    with pytest.raises(RunNotFoundError, match=r"^There is no run yet\."):
+    with pytest.raises(RunNotFoundError, match=r"^There is no run yet\. Runs were looked for in .*nothing\.db;"):
         last_runs(1, f"sqlite:///{tmp_path}/nothing.db")
     assert not (tmp_path / "nothing.db").exists()
 
@@ -100,7 +101,39 @@ def test_runs_of_the_default_database_are_found_beside_their_artifacts(
     assert run_id_of("mine") == run
 
 
-def test_a_path_that_is_not_there_asks_no_store(uri: str) -> None:
+def test_a_run_whose_name_looks_like_a_path_is_found_by_it(uri: str) -> None:
+    for name in ("facebook/opt-125m", "gpt2.small"):
+        run = store_run(uri, falling(), name=name)
+        assert asked_for(name).source == run
+    with pytest.raises(UnreadableLogError, match=r"^No such file or folder: 'facebook/opt-12m'\. Did you mean 'face"):
+        asked_for("facebook/opt-12m")
+
+
+def test_what_can_only_be_a_path_asks_no_store(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlflow_stability.analysis.asked_for.run_called", lambda *_: pytest.fail("a store was asked"))
+    for typed in (f"{tmp_path}/gone", "./gone.csv", "../gone", "~/gone"):
+        with pytest.raises(UnreadableLogError, match=rf"^No such file or folder: '{typed}'\.$"):
+            asked_for(typed)
+
+
+def test_a_run_is_found_by_a_name_with_both_kinds_of_quotes(uri: str) -> None:
+    run = store_run(uri, falling(), name="""it's "both" at 100%""")
+    store_run(uri, falling(), name="""it_s "both" at 100%""")
+    assert run_called("""it's "both" at 100%""") == run
+
+
+def test_in_a_store_of_files_a_run_is_found_by_a_name_that_yaml_escapes_or_wraps(tmp_path: Path) -> None:
+    names = ["täst 🚀", "'quoted'", "a long name " * 20 + "ends", "facebook/opt-125m", """it's "both\""""]
+    for number, name in enumerate(names):
+        run = tmp_path / "mlruns" / "3" / f"{number:032x}"
+        (run / "tags").mkdir(parents=True)
+        meta = {"run_id": run.name, "run_name": name, "status": 3, "start_time": 1000 + number}
+        (run / "meta.yaml").write_text(yaml.safe_dump(meta), encoding="utf-8")
+        (run / "tags" / "mlflow.runName").write_text(name, encoding="utf-8")
+    assert [asked_for(name).source for name in names] == [f"{number:032x}" for number in range(len(names))]
+
+
+def test_a_path_that_is_not_there_is_told_where_no_store_answers(uri: str) -> None:
     for typed in ("logs/train", "train.csv"):
         with pytest.raises(UnreadableLogError, match=rf"^No such file or folder: '{typed}'\.$"):
             asked_for(typed, "http://127.0.0.1:9")

@@ -85,7 +85,7 @@ def records_of(plan: list[dict[str, object]]) -> list[StepReading | Reset]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(st.lists(stretches, max_size=8))
 def test_what_was_judged_live_is_what_the_journal_and_the_record_give_again(
     tmp_path_factory: pytest.TempPathFactory, plan: list[dict[str, object]]
@@ -129,7 +129,7 @@ def through_parquet(records: list[object], folder: Path) -> list[object]:
     return found
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(stretches, max_size=6))
 def test_one_by_one_gives_the_same_as_step_by_step(plan: list[dict[str, object]]) -> None:
     records = records_of(plan)
@@ -144,7 +144,7 @@ def test_one_by_one_gives_the_same_as_step_by_step(plan: list[dict[str, object]]
     assert repr(found) == repr(replay(records))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e4), st.integers(1, 900))
 def test_a_run_in_which_nothing_changes_is_silent(loss: float, norm: float, steps: int) -> None:
     layout = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate"), Signal("step_time"))

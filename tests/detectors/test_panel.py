@@ -92,3 +92,23 @@ def test_a_judgement_that_ctrl_c_has_ended_half_way_tears_no_detector() -> None:
     assert interrupted > 50
     found = panel.judge(StepReading(step + 1, one, (nan, 2.0)))
     assert [each.kind for each in found] == ["nan_detected"]
+
+
+def rates(values: list[float], first: int) -> list[StepReading]:
+    return [StepReading(step, (Signal("learning_rate"),), (value,)) for step, value in enumerate(values, first)]
+
+
+def test_a_learning_rate_that_was_rolled_back_from_is_a_jump_again() -> None:
+    cycle = [2e-3, 1e-3, 1e-7]
+    jump, later = rates([*cycle, 0.2, 0.2], 0), rates([0.19, 0.1, 1e-7, 0.2], 5)
+    found = replay([*jump, Reset(5, 1, "rolled back"), *later], named(("learning_rate_jump",)))
+    assert [each.step for each in found] == [3, 8]
+    assert replay([*jump, *later], named(("learning_rate_jump",)))[1:] == []
+
+
+def test_another_start_of_the_training_knows_nothing_of_the_rates_before_it() -> None:
+    panel = Panel(named(("learning_rate_jump",)))
+    for each in rates([2e-3, 1e-3], 0):
+        panel.judge(each)
+    panel.begin_anew()
+    assert [event for each in rates([1.0, 1.0], 2) for event in panel.judge(each)] == []

@@ -60,6 +60,15 @@ def test_markdown_says_why_as_the_others_do() -> None:
     assert "The rate was 100 times it." in render_comparison(comparison_of([card, made("calm", {})]), "markdown")
 
 
+@pytest.mark.parametrize("before", ["", "Cause of the NaN at step 251: "])
+def test_a_cause_that_the_verdict_says_is_not_said_again(before: str) -> None:
+    origin = "The batch itself was non-finite: args[0] is float32 8x4."
+    verdict = f"Unstable: NaN at step 251; loss fell. Step 251: {origin}"
+    card = replace(made("wild", {}, lost=300), verdict=verdict, cause_statement=f"{before}{origin}")
+    said = comparison_terminal.render(comparison_of([card, made("calm", {})]), width=200)
+    assert said.count("The batch itself was non-finite") == 1
+
+
 def test_the_numbers_of_long_trainings_fit_into_80_columns() -> None:
     card = replace(
         made("a-run-with-a-name", {}, lost=1_234_567, last=2_000_000),

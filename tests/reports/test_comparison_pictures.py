@@ -130,3 +130,15 @@ def test_it_is_said_that_runs_are_aligned_by_others_where_they_are() -> None:
         found = overlay_of(cards)
         assert found is not None
         assert found.borrowed is borrowed
+
+
+def test_a_loss_that_reached_zero_does_not_stop_the_picture_of_many() -> None:
+    cards = [card_of_loss(falling(600, first=400.0, seed=seed), str(seed)) for seed in range(12)]
+    for last in (0.0, 1e9):
+        losses = falling(600, first=400.0)
+        losses[-1] = last
+        cards.append(card_of_loss(losses, f"ended at {last}"))
+    found = overlay_of(cards)
+    assert found is not None
+    assert found.logarithmic
+    assert not any("nan" in line.path or "inf" in line.path for line in found.lines)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from mlflow_stability.analysis.cards.card_cache import cache_folder
 from mlflow_stability.analysis.cards.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
 from mlflow_stability.analysis.cards.one_card import cards_at
 
-__all__ = ["HowToRead", "MadeCards", "Progress", "cards_at", "make_cards", "run_meant"]
+__all__ = [
+    "HowToRead",
+    "MadeCards",
+    "Progress",
+    "cache_folder",
+    "cards_at",
+    "make_cards",
+    "run_meant",
+]

@@ -6,7 +6,7 @@ from mlflow_stability.detectors.engine.adversarial import RISE, take_turns
 from mlflow_stability.detectors.engine.chance import FEW, MANY, stays_at_chance
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding_type import FindingType, Instability, Moves, Symptom
-from mlflow_stability.detectors.engine.gradient_flow import BAND
+from mlflow_stability.detectors.engine.gradient_flow import BAND, gradient_flow
 from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, RateRestart
 from mlflow_stability.detectors.engine.loss_fall import FIRST, LITTLE, began_at, least_that_matters
 
@@ -26,6 +26,7 @@ __all__ = [
     "RateRestart",
     "Symptom",
     "began_at",
+    "gradient_flow",
     "least_that_matters",
     "stays_at_chance",
     "take_turns",

@@ -73,6 +73,10 @@ class Detector(FindingType, ABC):
         """Start afresh, knowing nothing."""
         return self.state_type()
 
+    def after_rollback(self, state: Any) -> Any:  # noqa: ARG002 - for those that keep some of it
+        """Start afresh after a rollback, but for what weights have no part in, such as the learning rates so far."""
+        return self.begin()
+
     @abstractmethod
     def step(self, state: Any, point: Point) -> tuple[Any, Event | None]:
         """Look at the next point; give the new state and, when something was found, what."""

@@ -119,6 +119,10 @@ class Divergence(Detector):
     )
     state_type = DivergenceState
 
+    def after_rollback(self, state: DivergenceState) -> DivergenceState:
+        """Keep the learning rates so far."""
+        return DivergenceState(restart=state.restart.after_rollback())
+
     def step(self, state: DivergenceState, point: Point) -> tuple[DivergenceState, Event | None]:
         """Look at the next loss or learning rate."""
         return state, self._look(state, point)
@@ -172,6 +176,7 @@ class Divergence(Detector):
     def _leap(self, state: DivergenceState, point: Point, threshold: float) -> Event | None:
         many = state.high.bit_count()
         evidence = {"loss": point.value, "level": point.center, "z": point.z, "high_steps": float(many)}
+        evidence["first_high"] = float(point.step - state.high.bit_length() + 1)
         evidence[SCORE] = sorted(state.beyond)[-self.high_steps]
         if state.onset is not None:
             evidence["onset"] = float(state.onset)

@@ -105,6 +105,10 @@ class LossSpike(Detector):
     )
     state_type = LossSpikeState
 
+    def after_rollback(self, state: LossSpikeState) -> LossSpikeState:
+        """Keep the learning rates so far."""
+        return LossSpikeState(restart=state.restart.after_rollback())
+
     def step(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Event | None]:
         """Look at the next loss, gradient norm or learning rate."""
         if point.quantity == "learning_rate":

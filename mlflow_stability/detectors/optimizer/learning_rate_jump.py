@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
-from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, NOT_BEYOND
+from mlflow_stability.detectors.engine.learning_rate_restart import EXCUSES, LEAST_RISE, NOT_BEYOND
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -23,6 +23,20 @@ class Rate:
     """The step from which on it has not changed."""
     leap: tuple[Point, float, float] | None = None
     """A leap that may be the first step of a linear warm-up, with the rate before it and the highest before it."""
+    seen: int = 0
+    """The last step."""
+    jumped_at: int | None = None
+    """The step of the last jump, ..."""
+    before_jump: float = 0.0
+    """... and the highest rate before it."""
+    is_barred: bool = False
+    """Whether the present rate was rolled back from, and does not count until it has come down."""
+
+    def after_rollback(self) -> Rate:
+        """What is still known of it after a rollback."""
+        if self.jumped_at is None or self.seen - self.jumped_at > EXCUSES:
+            return Rate(self.last, self.highest, self.fallen, self.since, seen=self.seen)
+        return Rate(self.last, self.before_jump, True, self.since, seen=self.seen, is_barred=True)
 
 
 @dataclass(slots=True)
@@ -81,6 +95,10 @@ class LearningRateJump(Detector):
     )
     state_type = LearningRateJumpState
 
+    def after_rollback(self, state: LearningRateJumpState) -> LearningRateJumpState:
+        """Keep the learning rates so far, but for one that had jumped just before: it is still untested."""
+        return LearningRateJumpState({place: group.after_rollback() for place, group in state.groups.items()})
+
     def step(self, state: LearningRateJumpState, point: Point) -> tuple[LearningRateJumpState, Event | None]:
         """Look at the next learning rate."""
         rate = point.value
@@ -88,28 +106,34 @@ class LearningRateJump(Detector):
             return state, None
         group = state.groups.get(point.place)
         if group is None:
-            state.groups[point.place] = Rate(rate, rate, since=point.step)
+            state.groups[point.place] = Rate(rate, rate, since=point.step, seen=point.step)
             return state, None
         last, highest, leap = group.last, group.highest, group.leap
-        group.last, group.leap = rate, None
+        group.last, group.leap, group.seen = rate, None, point.step
+        group.is_barred = group.is_barred and rate > highest * self.beyond_highest
         if rate != last:
             group.fallen = group.fallen or point.step - group.since >= self.constant
             group.since = point.step
         if leap is not None and rate - last < self.same_pace * (leap[0].value - leap[1]):
             group.fallen = True
-            return state, self._jump(state, *leap)
+            return state, self._jump(state, group, *leap)
         if rate <= last:
             group.fallen = group.fallen or rate < last
+            return state, None
+        if group.is_barred:
             return state, None
         group.highest = max(rate, highest)
         if last > 0 and rate >= highest * self.beyond_highest:
             if group.fallen and rate >= last * self.smallest_rise:
-                return state, self._jump(state, point, last, highest)
+                return state, self._jump(state, group, point, last, highest)
             if not group.fallen and rate >= last * self.smallest_rise_in_warm_up:
                 group.leap = (point, last, highest)
         return state, None
 
-    def _jump(self, state: LearningRateJumpState, point: Point, last: float, highest: float) -> Event | None:
+    def _jump(
+        self, state: LearningRateJumpState, group: Rate, point: Point, last: float, highest: float
+    ) -> Event | None:
+        group.jumped_at, group.before_jump = point.step, highest
         if state.said_at == point.step:
             return None
         state.said_at = point.step

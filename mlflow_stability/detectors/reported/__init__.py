@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from mlflow_stability.detectors.reported.autopilot import EarlyStopping, GiveUp, Rollback, SpikeBatch
+from mlflow_stability.detectors.reported.autopilot import (
+    DataChanged,
+    EarlyStopping,
+    GiveUp,
+    NanOrigin,
+    Rollback,
+    SmallerSteps,
+    SpikeBatch,
+)
 from mlflow_stability.detectors.reported.endings import WAYS_TO_END, Stall
 from mlflow_stability.detectors.reported.ranks import (
     JobRestarted,
@@ -26,12 +34,14 @@ __all__ = [
     "WAYS_TO_END",
     "BatchDiscarded",
     "ConfigurationChanged",
+    "DataChanged",
     "EarlyStopping",
     "EvaluationMode",
     "GiveUp",
     "JobRestarted",
     "MissingZeroGrad",
     "ModelLint",
+    "NanOrigin",
     "NotMeasured",
     "RankDied",
     "RankNonfinite",
@@ -39,6 +49,7 @@ __all__ = [
     "RankSpike",
     "RepresentationSummary",
     "Rollback",
+    "SmallerSteps",
     "SpikeBatch",
     "Stall",
     "Straggler",

@@ -36,6 +36,39 @@ class Rollback(FindingType):
 
 
 @dataclass(frozen=True, slots=True)
+class DataChanged(FindingType):
+    """The data or the loss function changed, and the weights did not cause the divergence.
+
+    What it sees: the losses after a rollback to a state that had proved good. The very first one, before any update,
+    and the median of the first 3 are nearer to the loss before the rollback than to its level. That median
+    lies at least 5 standard errors above the losses around that state when it was trained the first time. The mean of
+    the first 10 losses is high, too.
+
+    Why it matters: a rollback does not help against it, nor does a lower learning rate. Of the weights from before the
+    rollback and the restored ones, those with the lower loss are trained on, without a reduced learning rate where
+    those from before the rollback are. It counts as no rollback and ends no training.
+
+    What to try: check what changed at that step: the data set or its order, preprocessing, labels, a loss term or its
+    weight. If it is intended, nothing has to be done.
+
+    When it is wrong: noise does so once in thousands of rollbacks. Where the loss function had changed before the
+    divergence without raising the loss at once, it names the step of the divergence.
+
+    Reference: Megatron-LM's rerun state machine, which tells causes apart by computing the same once more
+    """
+
+    kind = "data_changed"
+    noun = "a change of the data or the loss function"
+    plural = "changes of the data or the loss function"
+    order = 1052
+    severities = (Severity.WARNING,)
+    remedies = (
+        "Check what changed at that step: the data set or its order, preprocessing, labels, a loss term or its weight.",
+        "If it is intended, nothing has to be done.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class SmallerSteps(FindingType):
     """The autopilot made the next steps smaller without a rollback.
 

@@ -3,7 +3,8 @@
 In: a run, its episodes and their causes. Out: the episodes and causes with remedies that fit. Guarantees: nobody is
 told to leave fp16 who does not train in it, to raise a temperature that was not measured, to clip at a norm at which
 gradients are clipped already, or to go back where there is nothing to go back to or where that has just been done;
-where it was found where a NaN was born, nobody is told to look for it; where one operation or one batch broke, nobody
+where it was found where a NaN was born, or what it came of, nobody is told to look for it; the batch to inspect is that
+of the cause; where one operation or one batch broke, nobody
 is told to lower the learning rate or to clip, for a NaN is left as it is by both. Where it was seen directly what
 smaller steps do nothing about, as a missing zero_grad(), that comes first, and smaller steps are left out. What a run
 does not say is a condition.
@@ -12,7 +13,7 @@ does not say is a condition.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlflow_stability.detectors.inside import ActivationNonfinite
@@ -20,8 +21,9 @@ from mlflow_stability.detectors.loss import InfDetected, NanDetected
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR
 from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER, RunAttempts, attempts_of_run
+from mlflow_stability.diagnosis.findings.saved_batch import batches_of, file_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
-from mlflow_stability.vocabulary.result import Cause, Episode
+from mlflow_stability.vocabulary.result import Cause, Episode, Event
 from mlflow_stability.vocabulary.run import RunHistory
 
 OF_HALF_PRECISION = re.compile(r"\b(?:fp16|half precision|loss scale)\b", re.IGNORECASE)
@@ -52,6 +54,8 @@ LOOKING = frozenset(
 """What to look for where nobody knows yet what broke."""
 CALMER = re.compile(r"^(?:Lower the learning rate|Clip gradients|Lengthen the learning-rate warm-up|Warm up the )")
 LOOKING_AT_BATCH = re.compile(r"^Inspect (?:the loss and )?the batch\b")
+ABOUT_BATCH = re.compile(r"^(?:Inspect (?:the loss and )?the batch at this step|(?:Inspect|Open) the saved batch)\b")
+"""What is to be done with the batch of one step, which may be saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Facts:
 
     settings: RecordedSettings
     attempts: RunAttempts
+    batches: Mapping[tuple[int, int], Event]
+    """What is said of the batch of a step, by the start of the training and the step."""
     tempered: bool
     """Whether a temperature was measured."""
     keeps_checkpoints: bool
@@ -68,26 +74,28 @@ class Facts:
 def with_fitting_remedies(episodes: Sequence[Episode], history: RunHistory) -> tuple[Episode, ...]:
     """The same episodes and causes, with remedies that fit this run."""
     tempered, keeps = bool(history.of("sdr_temperature")), CHECKPOINTS_TAG in history.tags
-    facts = Facts(settings_of(history), attempts_of_run(history), tempered, keeps)
+    attempts = attempts_of_run(history)
+    facts = Facts(settings_of(history), attempts, batches_of(history, attempts), tempered, keeps)
 
     def fitted(episode: Episode) -> Episode:
         cause = episode.cause
+        remedies = _fitting(_left_to_do(episode, episodes), episode, facts, episode.start)
         if cause is not None:
             against = cause.remedies or causes()[cause.name].remedies
-            cause = replace(cause, remedies=_fitting(against, episode, facts))
-        remedies = _fitting(_left_to_do(episode, episodes), episode, facts)
+            at = episode.start if cause.since is None else cause.since
+            cause = replace(cause, remedies=_fitting(against, episode, facts, at))
         return replace(episode, remedies=remedies, cause=cause)
 
     return tuple(fitted(each) for each in episodes)
 
 
-def _fitting(remedies: Iterable[str], episode: Episode, facts: Facts) -> tuple[str, ...]:
-    """Those that fit, in words that do."""
-    told = (_worded(each, episode, facts) for each in remedies)
+def _fitting(remedies: Iterable[str], episode: Episode, facts: Facts, at: int) -> tuple[str, ...]:
+    """Those that fit, in words that do; ``at``: the step that they are about."""
+    told = (_worded(each, episode, facts, at) for each in remedies)
     return tuple(dict.fromkeys(each for each in told if each))
 
 
-def _worded(remedy: str, episode: Episode, facts: Facts) -> str:
+def _worded(remedy: str, episode: Episode, facts: Facts, at: int) -> str:
     """A remedy as it fits this run; empty: it does not."""
     if remedy.startswith(OF_TEMPERATURE) and not facts.tempered:
         return ""
@@ -99,9 +107,22 @@ def _worded(remedy: str, episode: Episode, facts: Facts) -> str:
         remedy = LAST_CHECKPOINT.sub(r"\g<on>, if there is one.", remedy)
     limit = facts.settings.max_norm
     if limit is not None:
-        at = USUAL_NORM if limit > USUAL_NORM else limit / 2
-        remedy = CLIPPING.sub(rf"\g<clip> at {at:.3g} instead of {limit:.3g}", remedy)
-    return THIS_STEP.sub(f"at step {episode.start}", remedy)
+        lower = USUAL_NORM if limit > USUAL_NORM else limit / 2
+        remedy = CLIPPING.sub(rf"\g<clip> at {lower:.3g} instead of {limit:.3g}", remedy)
+    of_a_batch = ABOUT_BATCH.search(remedy) is not None
+    at = _batch_to_inspect(episode, at) if of_a_batch else at
+    file = file_of(facts.batches.get((episode.attempt, at))) if of_a_batch else ""
+    saved = f" (saved as {file})." if file else "."
+    return THIS_STEP.sub(f"at step {at}", remedy.removesuffix(".") + saved if file else remedy)
+
+
+def _batch_to_inspect(episode: Episode, at: int) -> int:
+    """The step whose batch is to be inspected: that of the cause where one batch is the cause."""
+    cause = episode.cause
+    if cause is None or cause.since is None:
+        return at
+    against = cause.remedies or causes()[cause.name].remedies
+    return cause.since if any(map(ABOUT_BATCH.search, against)) else at
 
 
 def _if_in_fp16(remedy: str) -> str:
@@ -117,7 +138,7 @@ def _going_back(episode: Episode, facts: Facts) -> str:
     if span.last < FOR_EVER or nothing_before or episode.recovered:
         return ""
     condition = "" if facts.keeps_checkpoints else ", if there is one"
-    return f"Restart from a checkpoint before step {episode.start}{condition}."
+    return f"Restart from a checkpoint before step {_batch_to_inspect(episode, episode.start)}{condition}."
 
 
 def _left_to_do(episode: Episode, episodes: Sequence[Episode]) -> tuple[str, ...]:
@@ -137,7 +158,7 @@ def _left_to_do(episode: Episode, episodes: Sequence[Episode]) -> tuple[str, ...
         against = cause.remedies or causes()[cause.name].remedies
         if not any(map(LOOKING_AT_BATCH.search, against)):
             useless.append(LOOKING_AT_BATCH)
-    found = bool(against) or _was_found(episode, episodes)
+    found = bool(against) or _was_found(episode, episodes) or _came_of_finite_numbers(episode)
     left = [each for each in episode.remedies if not any(one.search(each) for one in useless)]
     return (*against, *(each for each in left if not (found and each in LOOKING)))
 
@@ -149,6 +170,14 @@ def _cause_near(episode: Episode, episodes: Sequence[Episode]) -> Cause | None:
     beside = [each for each in episodes if each.attempt == episode.attempt and each.kind in BREAKING]
     near = [each for each in beside if each.start - NEAR <= episode.start <= each.start + NEAR]
     return next((each.cause for each in near if each.cause is not None), None)
+
+
+def _came_of_finite_numbers(episode: Episode) -> bool:
+    """Whether what it likely came of was there while all was finite: then no operation is to be looked for."""
+    cause = episode.cause
+    return (
+        cause is not None and cause.certainty != "possible" and cause.since is not None and cause.since < episode.start
+    )
 
 
 def _was_found(episode: Episode, episodes: Sequence[Episode]) -> bool:

@@ -26,7 +26,10 @@ TOPICS = (
     re.compile(r"^clip gradients\b"),
     re.compile(r"^raise the learning rate\b"),
     re.compile(r"^(?:enable rollback|restart from .*\bcheckpoint\b)"),
-    re.compile(r"^inspect (?:the loss and )?the batch(?: at (?:this )?step|es of the skipped steps)\b"),
+    re.compile(
+        r"^inspect (?:the loss and )?the batch"
+        r"(?: at (?:this )?step|es of the skipped steps| and the loss of the first skipped step)\b"
+    ),
     re.compile(r"^(?:open|inspect) the saved batch\b"),
     re.compile(r"^check (?:the|its|the learning-rate) schedule\b"),
     re.compile(r"^(?:if it trains in fp16: )?(?:train in bf16 instead|start with a loss scale)\b"),

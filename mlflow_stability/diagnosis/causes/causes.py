@@ -17,6 +17,7 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext, surroundin
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR, said_of
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
+from mlflow_stability.diagnosis.findings.saved_batch import batches_of, finite_again
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of, noun_of
 from mlflow_stability.vocabulary.result import Cause, Episode, Severity
@@ -87,6 +88,7 @@ def _cause_of(
     source, cause = min(found, key=order)
     first = min((each.episode for each in trouble), key=lambda each: each.start)
     cause = _with_birth(cause, surroundings_of(first, history, curves, attempts), source.episode)
+    cause = _with_rerun(cause, one.episode, history, attempts)
     asked = checks_of(source.episode.kind)
     ruled_out = _said([look.ruled_out for look in source.looks], asked, cause)
     not_checked = _said([look.unseen for look in source.looks], asked, cause)
@@ -112,6 +114,14 @@ def _with_birth(cause: Cause, around: EpisodeContext, explained: Episode) -> Cau
     born = f"At step {first.step} {said[:1].lower()}{said[1:]}"
     against = (*(cause.remedies or causes()[cause.name].remedies), *first.remedies)
     return replace(cause, evidence=(*cause.evidence, born), remedies=against)
+
+
+def _with_rerun(cause: Cause, episode: Episode, history: RunHistory, attempts: RunAttempts) -> Cause:
+    """The cause, with where to look for it if the model's output was finite when its batch was run again."""
+    since = episode.start if cause.since is None else cause.since
+    said = finite_again(batches_of(history, attempts).get((episode.attempt, since)))
+    known = not said or any(said in each for each in (cause.statement, *cause.evidence))
+    return cause if known else replace(cause, evidence=(said, *cause.evidence))
 
 
 def _reach(curves: RunCurves) -> float:

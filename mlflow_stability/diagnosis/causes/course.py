@@ -1,5 +1,5 @@
 """Looks for the cause in the course of the run: a level of guessing, a fit that is too good, the end of the process,
-the same batch again and again.
+the same batch again and again, other data than before.
 """
 
 from __future__ import annotations
@@ -7,13 +7,28 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.loss import ConstantOutput, Overfitting, Plateau, RepeatedData
-from mlflow_stability.detectors.reported import WAYS_TO_END
+from mlflow_stability.detectors.reported import WAYS_TO_END, DataChanged
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.curves.chance_level import chance_of, classes_in
+
+ONSET_WITHIN = 64
+"""A divergence is found to begin at most so many steps before or after the change that made it: twice as many as a
+baseline needs losses (`engine.baseline`)."""
+
+
+def changed_data_check(around: EpisodeContext) -> CheckResult:
+    """Whether restored weights showed that the data or the loss function changed; that none did says nothing."""
+    for said in around.said(DataChanged.kind):
+        onset = int(said.evidence.get("onset", said.step))
+        if onset - ONSET_WITHIN <= around.episode.start <= max(onset + ONSET_WITHIN, said.step):
+            since = min(onset, around.episode.start)
+            return is_it("data_changed", f"{said.message.partition('. ')[0]}.", since=since, certainty="certain")
+    return CheckResult()
 
 
 def chance_check(around: EpisodeContext) -> CheckResult:
@@ -74,21 +89,35 @@ def repeated_data_check(around: EpisodeContext) -> CheckResult:
     smooth, earlier = smooth[np.isfinite(smooth)], earlier[np.isfinite(earlier)]
     if len(smooth) < 2 or len(earlier) < 2:
         return not_seen("repeated data: too few losses before it")
-    first = episode.start - row + 1
+    usual = episode.evidence.get("usual", 0.0)
+    first = min(episode.start - row + 1, int(loss.steps[_smooth_from(loss.values[:end], row, usual)]))
     if float(smooth[-1]) < float(earlier[-100:].min()):
         return is_it(
             "repeated_data",
             f"The same batch was repeated from about step {first} on: the loss lost its noise and fell to "
             f"{shown(float(smooth[-1]))}, below all of the {min(100, len(earlier))} losses before. The model overfits "
             "one batch.",
-            f"{row} losses in a row without noise from batch to batch; before, it was "
-            f"{episode.evidence.get('usual', 0.0):.1%} of the loss",
+            f"{row} losses in a row without noise from batch to batch; before, it was {usual:.1%} of the loss",
             since=min(first, episode.start),
         )
     return is_not(
         f"repeated data: the loss lost its noise and did not fall, {shown(float(earlier[-1]))} before and "
         f"{shown(float(smooth[-1]))} after {row} steps"
     )
+
+
+def _smooth_from(values: NDArray[np.float64], row: int, usual: float) -> int:
+    """The first of the smooth losses that end here; a loss that had been very noisy is called so only after long.
+
+    A few losses before the row look smooth by chance: only as many again count.
+    """
+    low = max(0, len(values) - row)
+    positive = np.flatnonzero(~(values[:low] > 0))
+    begin = int(positive[-1]) + 1 if len(positive) else 0
+    bends = np.abs(np.diff(np.log(values[begin:]), 2))
+    rough = np.flatnonzero(~(bends[: max(0, low - begin)] < RepeatedData().share * usual))
+    first = begin + int(rough[-1]) + 2 if len(rough) else begin
+    return first if first <= low - row else low
 
 
 def constant_output_check(around: EpisodeContext) -> CheckResult:
@@ -131,9 +160,22 @@ CAUSES = (
         RepeatedData.remedies,
     ),
     CauseDocumentation(
+        "data_changed",
+        "The data or the loss function changed, and the weights are not to blame.",
+        "After a rollback, before any update, the restored weights give a clearly higher loss than they gave before "
+        "(certain). Or the loss jumped in one step, loss, gradient norm and learning rate of the step before were "
+        "normal, and the next 8 losses are as high (possible).",
+        "Noise with heavy tails, once in thousands of rollbacks. Without a rollback: weights or buffers that other "
+        "code wrote to.",
+        DataChanged.remedies,
+        helped_by_smaller_updates=False,
+        phrase="changed data",
+    ),
+    CauseDocumentation(
         "constant_output",
         "The output no longer depends on the input.",
-        "The loss lost its noise without falling, and no collapse or vanishing gradient explains it.",
+        "The loss lost its noise without falling, and no collapse or vanishing gradient explains it; or it jumped in "
+        "one step, and is the same number in each step since.",
         "A data set whose batches are nearly identical.",
         ConstantOutput.remedies,
     ),
@@ -168,6 +210,7 @@ CAUSES = (
     ),
 )
 CHECKS = (
+    Check(changed_data_check, {Symptom.RISING: 12, Symptom.LARGE_UPDATES: 12}, frozenset({"data_changed"})),
     Check(chance_check, {Symptom.STUCK: 60}),
     Check(memorising_check, {Symptom.OVERFITTING: 10}),
     Check(end_check, {Symptom.ENDED: 10}),

@@ -101,6 +101,8 @@ FEWEST = 16
 """With fewer losses at a rate nobody knows whether it was tolerated."""
 ENDS = 5
 """So many points tell where a loss was."""
+ON_THE_WAY = 0.25
+"""From this share of the way from its baseline to where it was found on a loss belongs to a rise."""
 Values = NDArray[np.float64]
 
 
@@ -314,11 +316,20 @@ def _tolerated(around: EpisodeContext, rate: Curve, values: Values) -> CheckResu
         return not_seen(f"{said}; too few losses at this rate")
     reached = int(rate.steps[rate.finite][int(np.argmax(values >= TOLERATED * float(values[-1])))])
     at_it = (around.loss.steps >= reached) & (around.loss.steps < around.episode.start) & around.loss.finite
-    losses = around.loss.values[at_it]
+    losses = _until_the_rise(around, around.loss.values[at_it])
     if len(losses) >= FEWEST and _fell(losses):
         first, last = float(np.median(losses[:ENDS])), float(np.median(losses[-ENDS:]))
         return is_not(f"{said}; at this rate the loss fell from {shown(first)} to {shown(last)}")
     return not_seen(f"{said}; the loss had not fallen at this rate, so a lower one may help")
+
+
+def _until_the_rise(around: EpisodeContext, losses: Values) -> Values:
+    """The losses before an episode without its own rise: a divergence is found some steps after it began."""
+    level, found = around.episode.evidence.get("level"), around.episode.evidence.get("loss")
+    if level is None or found is None:
+        return losses
+    high = np.flatnonzero(losses[-JUST_BEFORE:] > level + ON_THE_WAY * (found - level))
+    return losses[: max(0, len(losses) - JUST_BEFORE) + int(high[0])] if len(high) else losses
 
 
 def _learned_before(around: EpisodeContext) -> bool:

@@ -28,6 +28,16 @@ MOST_IN_A_ROW = 8
 """So many bad batches in a row at most are counted; more are another story."""
 AFTERWARDS = 3
 """So many steps after one that was skipped must be as usual to clear the weights."""
+NEAR = 2.0
+"""Their losses are as usual if none is further from the median, above it or below, than so many times the range of the
+last points."""
+ALIKE = 1.5
+"""The losses after a leap are as high as its own if their median rises above the usual by so many times more or less,
+..."""
+AT_MOST_APART = 3.0
+"""... and none by so many times more or less: batches differ."""
+THE_SAME = 1e-6
+"""Losses that differ by this share of themselves are one number, as rounding has it."""
 
 
 def bad_batch_check(around: EpisodeContext) -> CheckResult:
@@ -54,7 +64,7 @@ def bad_batch_check(around: EpisodeContext) -> CheckResult:
         at = at[np.isfinite(at)]
         if usual is not None and len(norms_before(around)) >= FEWEST and len(at):
             if float(at.max()) > WITH_IT * usual > 0:
-                jumped = ", and the gradient norm with it" if episode.kind != "gradient_explosion" else ""
+                jumped = ", and the gradient norm with it," if episode.kind != "gradient_explosion" else ""
                 evidence.append(f"gradient norm {shown(float(at.max()))} in that step (baseline {shown(usual)})")
             else:
                 evidence.append(f"gradient norm {shown(float(at.max()))} in that step, normal")
@@ -89,10 +99,17 @@ def sudden_check(around: EpisodeContext) -> CheckResult:
 def _leap(around: EpisodeContext, value: float, usual: float, span: float) -> CheckResult:
     step, norm = around.episode.start, around.norm
     evidence = [f"the step before was normal: {_of_the_step_before(around)}"]
-    if norm is not None:
-        there, before = value_at(norm, step), usual_norm(around)
-        if there is not None and before is not None:
-            evidence.append(f"gradient norm {shown(there)} in that step (baseline {shown(before)})")
+    there, before = None if norm is None else value_at(norm, step), usual_norm(around)
+    if there is not None and before is not None:
+        evidence.append(f"gradient norm {shown(there)} in that step (baseline {shown(before)})")
+    stayed = _stayed(around, value, usual, evidence)
+    if stayed is not None:
+        return stayed
+    if not around.episode.recovered and there is not None and before is not None and there <= WITH_IT * before:
+        return is_not(
+            f"bad batch: gradient norm {shown(there)} at step {step} (baseline {shown(before)}), so its optimizer "
+            "step was no larger than others"
+        )
     last = _last_of_the_leap(around, usual, span)
     which = f"Bad batch at step {step}" if last == step else f"Bad batches at steps {step} to {last}"
     skipped = any(each.step == step for each in around.said("step_skipped"))
@@ -103,6 +120,41 @@ def _leap(around: EpisodeContext, value: float, usual: float, span: float) -> Ch
         f"normal.{after}",
         *evidence,
         since=step,
+    )
+
+
+def _stayed(around: EpisodeContext, value: float, usual: float, evidence: list[str]) -> CheckResult | None:
+    """What else it was if the losses after the leap are as high as its own, which no optimizer step had changed yet."""
+    step, loss = around.episode.start, around.loss
+    if loss is None:
+        return None
+    place = int(np.searchsorted(loss.steps, step, side="right"))
+    later = loss.values[place : place + MOST_IN_A_ROW]
+    if len(later) < MOST_IN_A_ROW or not np.all(np.isfinite(later)):
+        return None
+    leap = f"the loss jumped from {shown(usual)} to {shown(value)} in one step"
+    if float(np.abs(later - value).max()) <= THE_SAME * abs(value):
+        return is_it(
+            "constant_output",
+            f"From step {step} on the loss is {value:.4g} in every step: {leap}, and no batch changes it. The output, "
+            "or the loss, no longer depends on the input.",
+            *evidence,
+            since=step,
+        )
+    if around.norm is None or not around.rates:
+        return None  # an unstable step before it cannot be told from that
+    rises = (later - usual) / (value - usual)
+    alike = 1 / ALIKE <= float(np.median(rises)) <= ALIKE
+    if not (alike and float(rises.min()) >= 1 / AT_MOST_APART and float(rises.max()) <= AT_MOST_APART):
+        return None
+    return is_it(
+        "data_changed",
+        f"The data or the loss function probably changed at step {step}: {leap}, before any optimizer step on what "
+        f"came then, and stayed at {shown(float(later.min()))} to {shown(float(later.max()))} in the next "
+        f"{len(later)} steps.",
+        *evidence,
+        since=step,
+        certainty="possible",
     )
 
 
@@ -131,12 +183,11 @@ def _cleared(around: EpisodeContext, usual: float, span: float) -> CheckResult:
     until = int(loss.steps[place : place + AFTERWARDS].max(initial=step))
     if any(step <= each.step <= until for each in around.said("rollback")):
         return is_not("bad batch: the training was rolled back, so later batches used other weights")
-    if len(later) < AFTERWARDS or not np.all(np.isfinite(later)) or float(later.max()) > usual + 2 * span:
+    if len(later) < AFTERWARDS or not np.all(np.isfinite(later)) or float(np.abs(later - usual).max()) > NEAR * span:
         return is_not("bad batch: the next batches were not normal either")
-    if around.norm is not None:
-        norms = around.norm.values[int(np.searchsorted(around.norm.steps, step, side="right")) :][:AFTERWARDS]
-        if not np.all(np.isfinite(norms)):
-            return is_not("bad batch: the gradients of the next batches were non-finite as well")
+    gradients = _gradients_after(around)
+    if gradients:
+        return is_not(f"bad batch: {gradients}")
     broken = value is not None and not np.isfinite(value)
     what = f"its loss was {value}" if broken else "its gradients were non-finite or extremely large"
     return is_it(
@@ -146,6 +197,24 @@ def _cleared(around: EpisodeContext, usual: float, span: float) -> CheckResult:
         f"{shown(float(later.max()))}",
         f"the step before was normal: {_of_the_step_before(around)}",
         since=step,
+    )
+
+
+def _gradients_after(around: EpisodeContext) -> str:
+    """What was not as usual in the gradients of the steps after it; empty: nothing."""
+    if around.norm is None:
+        return ""
+    place = int(np.searchsorted(around.norm.steps, around.episode.start, side="right"))
+    after, before, usual = around.norm.values[place : place + AFTERWARDS], norms_before(around), usual_norm(around)
+    if not np.all(np.isfinite(after)):
+        return "the gradients of the next batches were non-finite as well"
+    if usual is None or len(before) < FEWEST or not len(after):
+        return ""
+    highest = float(after.max())
+    if highest <= max(WITH_IT * usual, float(before.max())):
+        return ""
+    return (
+        f"the next batches were not normal either, with a gradient norm of {shown(highest)} (baseline {shown(usual)})"
     )
 
 
@@ -187,11 +256,12 @@ CAUSES = (
     CauseDocumentation(
         "bad_batch",
         "One batch, or a few, caused it.",
-        "One of: the loss jumped in one step and the step before was normal; a spike of at most three points recovered "
+        "One of: the loss jumped in one step and the step before was normal (where it did not recover: with the "
+        "gradient norm, and the next losses were not all as high); a spike of at most three points recovered "
         "by itself; the batch itself was non-finite; the step was skipped and the next batches were normal.",
         "An unstable step looks the same where gradient norm and learning rate are not logged.",
         ("Inspect the batch at this step.",),
         helped_by_smaller_updates=False,
     ),
 )
-CHECKS = (Check(bad_batch_check, {Symptom.RISING: 20}, frozenset({"bad_batch"})),)
+CHECKS = (Check(bad_batch_check, {Symptom.RISING: 20}, frozenset({"bad_batch", "constant_output", "data_changed"})),)

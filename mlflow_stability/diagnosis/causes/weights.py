@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mlflow_stability.detectors.engine import Symptom
@@ -21,7 +23,7 @@ JUMPED = 3.0
 BEYOND = 10.0
 """... and by so many times what the optimizer can do, it was not the optimizer."""
 ADAM_STEP = 10.0
-"""So many learning rates a parameter can move in one step of Adam at most, at usual betas (3.2 at the defaults)."""
+"""So many learning rates a parameter can move in one step of Adam at most, at the betas in use: 7.3 at the defaults."""
 OWN_PARAMS = "stability."
 """How the parameters begin that a recording writes into its run."""
 IN_A_ROW = 3
@@ -84,13 +86,25 @@ def damage_check(around: EpisodeContext) -> CheckResult:
     row = 0
     while place + row < len(loss.values) and not np.isfinite(loss.values[place + row]):
         row += 1
-    skipped = {each.step for each in around.said("step_skipped")}
-    if row < IN_A_ROW or start not in skipped:
+    if start not in {each.step for each in around.said("step_skipped")}:
         return not_seen("corrupted weights: visible only where non-finite steps are skipped")
+    if row < IN_A_ROW:
+        if row and place + row < len(loss.values):
+            return is_not(
+                f"corrupted weights: the same weights gave a finite loss at step {int(loss.steps[place + row])}"
+            )
+        return not_seen(f"corrupted weights: visible only in {IN_A_ROW} non-finite losses in a row")
     before = around.before(loss)
     if not len(before):
         return not_seen("corrupted weights: no loss before it")
     back = next((each for each in around.said("rollback") if each.step >= start), None)
+    if back is not None:
+        whole = around.whole_loss if around.whole_loss is not None else loss
+        there = whole.values[whole.steps > back.step][:1]
+        target = f"{back.evidence.get('target', 0):.0f}"
+        if len(there) and not np.isfinite(there[0]):
+            return is_not(f"corrupted weights: the weights of step {target} gave a non-finite loss, too")
+        back = back if len(there) else None  # it ended before the restored weights gave a loss
     healed = (
         "" if back is None else f", and the weights of step {back.evidence.get('target', 0):.0f} gave normal losses"
     )
@@ -129,7 +143,10 @@ def overwritten_check(around: EpisodeContext) -> CheckResult:
     place, then, now, first, last = max(beyond or jumps, key=lambda each: each[2] / each[1])
     bound = bounds[first, last]
     if not bounded or bound is None:
-        return not_seen("corrupted weights: their norm jumped, and how far the optimizer can change it is not recorded")
+        settings = settings_of(around.history)
+        free = [f"({first:g}, {second:g})" for first, second in settings.betas or () if _forgets_squares(first, second)]
+        known = f"has no bound at betas={free[0]}" if settings.adam and free else "is not recorded"
+        return not_seen(f"corrupted weights: their norm jumped, and how far the optimizer can change it {known}")
     if now - then < BEYOND * bound:
         return not_seen("corrupted weights: their norm jumped, and the recorded updates are large enough for that")
     whose = "the weights" if of_the_whole(place) else f"the weights of {place}"
@@ -157,8 +174,10 @@ def _reachable(around: EpisodeContext, first: int, last: int) -> float | None:
         return None
     rate, settings = max(known), settings_of(around.history)
     if settings.adam:
-        count = params.get("stability.parameters_total", "")
-        return ADAM_STEP * rate * float(count) ** 0.5 * (last - first + 1) if count.isdigit() else None
+        count, furthest = params.get("stability.parameters_total", ""), _adam_step(settings.betas)
+        if furthest is None or not count.isdigit():
+            return None
+        return furthest * rate * math.sqrt(int(count)) * (last - first + 1)
     if settings.adam is None:
         return None
     momentum = params.get("stability.momentum", "0")
@@ -170,6 +189,24 @@ def _reachable(around: EpisodeContext, first: int, last: int) -> float | None:
         return None
     there = norm.values[(norm.steps >= first) & (norm.steps <= last)]
     return float(rate * there.sum() / kept) if len(there) == last - first + 1 and np.isfinite(there).all() else None
+
+
+def _adam_step(betas: tuple[tuple[float, float], ...] | None) -> float | None:
+    """How many learning rates one parameter can move in one step of Adam; None where there is no bound, or none known.
+
+    Adam divides an average over gradients by the root of an average over their squares. By the inequality of Cauchy and
+    Schwarz the quotient is at most ``(1 - beta1) / sqrt((1 - beta2) * (1 - beta1^2 / beta2))``. Where beta1^2 reaches
+    beta2 there is none.
+    """
+    if betas is None or any(_forgets_squares(*pair) for pair in betas):
+        return None
+    bounds = [(1 - first) / math.sqrt((1 - second) * (1 - first * first / second)) for first, second in betas]
+    return max((ADAM_STEP, *bounds))
+
+
+def _forgets_squares(first: float, second: float) -> bool:
+    """Whether Adam forgets the square of a gradient before it forgets the gradient."""
+    return first * first >= second
 
 
 def _changes(around: EpisodeContext) -> list[Event]:
@@ -187,7 +224,8 @@ CAUSES = (
         "damaged_weights",
         "Weights or buffers were corrupted, but not by a gradient.",
         "Several batches in a row were non-finite on weights that worked one step before, or the weight norm jumped by "
-        "more than 10 times what the optimizer can change it (certain).",
+        "more than 10 times what the optimizer can change it (certain). How far Adam can change it follows from the "
+        "recorded betas; it is not known where the square of the first reaches the second.",
         "A bad update that was not recorded.",
         (
             "Restart from a checkpoint before this step.",
@@ -231,7 +269,7 @@ CHECKS = (
         setting_check,
         {
             Symptom.NON_FINITE: 120,
-            Symptom.RISING: 70,
+            Symptom.RISING: 35,
             Symptom.LARGE_UPDATES: 30,
             Symptom.VANISHING: 50,
             Symptom.DEAD_LAYER: 10,

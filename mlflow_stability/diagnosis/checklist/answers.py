@@ -12,7 +12,7 @@ from math import inf, isfinite
 import numpy as np
 
 from mlflow_stability.detectors.catalog import DETECTORS
-from mlflow_stability.detectors.engine.gradient_flow import BAND, gradient_flow
+from mlflow_stability.detectors.engine import BAND, gradient_flow
 from mlflow_stability.detectors.finding_nouns import noun_of
 from mlflow_stability.diagnosis.causes.context import shown
 from mlflow_stability.diagnosis.checklist.question import Answer, AnswerFunction, Case

@@ -145,9 +145,13 @@ def starts_of(history: RunHistory) -> dict[int, int]:
 
 
 def spans_of(history: RunHistory) -> dict[int, tuple[int, int]]:
-    """For each attempt its first step and its last."""
+    """For each attempt its first step and its last, by what was recorded, if anything was.
+
+    A script that counts from 0, or by epochs, logs another step at the same time: a rollback would look like a restart.
+    """
     spans: dict[int, tuple[int, int]] = {}
-    for metric in history.metrics:
+    recorded = [metric for metric in history.metrics if not metric.of_the_script]
+    for metric in recorded or history.metrics:
         attempts, steps = metric.series.attempts, metric.series.steps
         if metric.meaning.bookkeeping or not len(steps):
             continue

@@ -21,7 +21,7 @@ import numpy as np
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.measured import Signal, of_the_whole
 from mlflow_stability.vocabulary.run import AskedCurves, JudgedCurves, Metric, RunHistory
 from mlflow_stability.vocabulary.text import COARSE, FINE, TESTS, Meaning, counted, words_of
 
@@ -80,7 +80,8 @@ def _near(name: str, known: Sequence[str]) -> str:
         return f"Did you mean {' or '.join(map(repr, suggested))}?"
     if len(known) <= 2 * SUGGESTED:
         return f"Its metrics: {', '.join(sorted(known)) or 'none'}."
-    return f"It has {counted(len(known), 'metric')}, among them {', '.join(sorted(known)[: 2 * SUGGESTED])}."
+    first = sorted(known, key=lambda each: ("loss" not in each.lower(), Signal.parse(each).place != "", each))
+    return f"It has {counted(len(known), 'metric')}, among them {', '.join(first[: 2 * SUGGESTED])}."
 
 
 def _with_whole(history: RunHistory, quantity: str, chosen: Metric, reason: str) -> RunHistory:

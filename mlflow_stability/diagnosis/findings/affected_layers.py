@@ -14,7 +14,7 @@ from math import isfinite
 
 import numpy as np
 
-from mlflow_stability.detectors.engine.gradient_flow import gradient_flow
+from mlflow_stability.detectors.engine import gradient_flow
 from mlflow_stability.detectors.gradients import (
     GradientImbalance,
     GradientVanishingLayers,

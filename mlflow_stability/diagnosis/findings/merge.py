@@ -7,13 +7,17 @@ were skipped for it, and the operation in which it was born, are one.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
+from mlflow_stability.detectors.reported import Rollback
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
 from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
 
+LAST_FINITE = re.compile(r"; last finite value \S+?(?=;|\. |\.?$)")
+"""In the message of a finding; of two that are one it is said once."""
 NEAR = 0.02
 """Episodes that begin within this share of the run from each other are about the same trouble."""
 
@@ -22,7 +26,7 @@ def reconciled(episodes: list[Episode], span: int) -> tuple[Episode, ...]:
     """The episodes of one run, each once, in order of time."""
     reach = max(2.0, NEAR * span)
     merged: list[Episode] = []
-    for each in sorted(episodes, key=lambda each: (each.attempt, each.start)):
+    for each in sorted(_ended_by_rollbacks(episodes, reach), key=lambda each: (each.attempt, each.start)):
         twin = next((at for at, one in enumerate(merged) if _same(one, each, reach)), None)
         if twin is None:
             merged.append(each)
@@ -34,6 +38,29 @@ def reconciled(episodes: list[Episode], span: int) -> tuple[Episode, ...]:
         _with_spikes(each, merged, reach) for each in merged if not any(_belongs(each, one, reach) for one in lasting)
     ]
     return tuple(sorted(kept, key=lambda each: (each.attempt, each.start, -each.severity)))
+
+
+def _ended_by_rollbacks(episodes: list[Episode], reach: float) -> list[Episode]:
+    """The episodes; a divergence that was rolled back ends there where the loss diverged anew a good while later.
+
+    For that it must have come down. By where the curve ended alone, the first divergence lasted until then.
+    """
+    rollbacks = [each for each in episodes if each.kind == Rollback.kind]
+    found = []
+    for each in episodes:
+        anew = [one.start for one in episodes if one.kind == "divergence" == each.kind and one.attempt == each.attempt]
+        ends = [
+            back.end
+            for back in rollbacks
+            if back.attempt >= each.attempt and each.start <= back.end and any(back.end + reach < one for one in anew)
+        ]
+        if ends and min(ends) < each.end:
+            end = min(ends)
+            peak = each.peak if each.peak <= end else each.start
+            found.append(replace(each, end=end, peak=peak, recovered=True))
+        else:
+            found.append(each)
+    return found
 
 
 def _with_spikes(each: Episode, others: list[Episode], reach: float) -> Episode:
@@ -49,7 +76,8 @@ def _overflowed(episodes: list[Episode], reach: float) -> list[Episode]:
     for nan in [each for each in episodes if each.kind == "nan_detected"]:
         for inf in [each for each in episodes if each.kind == "inf_detected" and each.attempt == nan.attempt]:
             if inf.start <= nan.start <= inf.end + reach:
-                message = f"{inf.message} {nan.message}"
+                known = LAST_FINITE.search(inf.message)
+                message = f"{inf.message} {nan.message if known is None else nan.message.replace(known[0], '', 1)}"
                 both = replace(nan, start=inf.start, message=message, evidence={**nan.evidence, **inf.evidence})
                 episodes = [both if each is nan else each for each in episodes if each is not inf]
                 break

@@ -48,7 +48,7 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     for reading in _readings(shown, by_time=history.format == "recorded"):
         if starts.get(reading.attempt, reading.attempt) != start:
             start = starts.get(reading.attempt, reading.attempt)
-            panel.reset()
+            panel.begin_anew()
         events += panel.judge(reading)
     return events
 

@@ -1,7 +1,7 @@
 """Reads from what a run recorded of its settings which causes they exclude, and which remedies they make pointless.
 
-In: a run. Out: the weight decay, the clipping, the family of the optimizer, whether it computes in fp16; None where the
-run does not say. Guarantees: a setting that was changed in mid-run excludes nothing.
+In: a run. Out: the weight decay, the clipping, the family of the optimizer and its betas, whether it computes in fp16;
+None where the run does not say. Guarantees: a setting that was changed in mid-run excludes nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ MAX_NORM = frozenset({"max_norm", "max_grad_norm", "gradient_clip_val", "grad_cl
 OPTIMIZER = frozenset({"optimizer", "optimizer_name", "optimizer_type", "optim", "opt"})
 ADAM = re.compile(r"adam|lamb", re.IGNORECASE)
 """Optimizers that divide by what they remember of the size of gradients."""
+BETAS = re.compile(r"[\[(]\s*(?P<first>\d*\.?\d+(?:e-?\d+)?)\s*,\s*(?P<second>\d*\.?\d+(?:e-?\d+)?)\s*[\])]$")
 OTHERS = re.compile(r"^(?:sgd|asgd|rmsprop|adagrad|rprop|lbfgs|lion|muon)\b", re.IGNORECASE)
 
 
@@ -33,6 +34,8 @@ class RecordedSettings:
     """The norm that gradients are clipped to."""
     adam: bool | None
     """Whether any of its optimizers is of the Adam family."""
+    betas: tuple[tuple[float, float], ...] | None = ()
+    """Of all parameter groups, each pair once; empty: not recorded; None: they were changed while it trained."""
 
 
 def settings_of(history: RunHistory) -> RecordedSettings:
@@ -42,11 +45,13 @@ def settings_of(history: RunHistory) -> RecordedSettings:
     changes = [each.message for each in history.events or () if each.kind == "configuration_changed"]
     decay_changed = any(each.startswith("weight_decay of ") for each in changes)
     clipping_changed = any(" clipped to " in each for each in changes)
+    betas_changed = any(each.startswith("betas of ") for each in changes)
     return RecordedSettings(
         in_half_precision(history),
         None if not decays or decay_changed else max(decays),
         None if not norms or clipping_changed else min(norms),
         is_adam(history),
+        None if betas_changed else _betas(history.params),
     )
 
 
@@ -61,6 +66,13 @@ def _numbers(params: Mapping[str, str], names: frozenset[str]) -> list[float]:
             if math.isfinite(number):
                 found.append(number)
     return found
+
+
+def _betas(params: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
+    """What was recorded as ``(0.9, 0.999)``, of any group; what is no pair of numbers below 1 is none."""
+    pairs = [BETAS.match(value.strip()) for key, value in params.items() if re.split(r"[./]", key)[-1] == "betas"]
+    found = [(float(each["first"]), float(each["second"])) for each in pairs if each is not None]
+    return tuple(dict.fromkeys(each for each in found if max(each) < 1))
 
 
 def is_adam(history: RunHistory) -> bool | None:

@@ -20,6 +20,8 @@ from mlflow_stability.vocabulary.text import factor
 
 LAST = 5
 """So many last points say together where a loss ended: a single one may be lucky."""
+FEW = 10
+"""So many levels say how noisy a stretch of a curve is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class DivergenceRule(Rule):
 
     When it is wrong: a curriculum, longer sequences, or a penalty that is switched on: the loss then means something
     else. Losses of adversarial training and of policies rise without a divergence. They must rise tenfold, end above
-    their start, and at ten times the size of the first half of the run.
+    their start, and at ten times the size of the first half of the run. A loss that was negative and went back to zero
+    together with its noise is the objective of a policy that has become certain, and is not judged.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
     """
@@ -78,6 +81,11 @@ class DivergenceRule(Rule):
     """For a curve that reaches zero or below and fell clearly: share of that fall which is enough as well."""
     clear_fall: float = 10.0
     """Number of standard deviations of a level, and more than a random walk, that make a clear fall."""
+    near_zero: float = 0.25
+    """For a curve that reaches zero or below: it went back to zero where it ends nearer to it than this share of its
+    best level, ..."""
+    less_noise: float = 0.5
+    """... and its noise with it where that is at most this share of what it was until the best level."""
     chance: float = 4.0
     """Minimum mean rise in standard deviations of chance."""
     luck: float = 1.0
@@ -135,6 +143,8 @@ class DivergenceRule(Rule):
         rise = float(end.mean()) - floor
         if rise < self._smallest(curve, levels, early - floor) or _ended(curve) < curve.floor:
             return []
+        if not levels.logarithmic and self._died_away(levels, best, floor):
+            return []
         if curve.game and _ended(curve) < math.exp(self.smallest_rise_of_a_game) * curve.size:
             return []  # a loss that crosses zero has a best level near it, and a rise from there says nothing
         noise = self._noise(levels, best)
@@ -152,6 +162,12 @@ class DivergenceRule(Rule):
             start = _left(levels, onset(levels, best, half), best, limit, half)
             return [self._episode(curve, levels, best, start, rise >= self.critical_rise or lost >= 1)]
         return []
+
+    def _died_away(self, levels: Levels, best: int, floor: float) -> bool:
+        """Whether it went to zero and its noise with it, as the objective of a policy that has become certain."""
+        end, fall = levels.x[-FEW:], levels.x[: max(best + 1, FEW)]
+        near_zero = abs(float(np.median(end))) <= self.near_zero * abs(floor)
+        return near_zero and noise_of(end) <= self.less_noise * noise_of(fall)
 
     def _smallest(self, curve: Curve, levels: Levels, fallen: float) -> float:
         if not levels.logarithmic:
@@ -276,7 +292,10 @@ def _left(levels: Levels, sure: int, best: int, limit: float, half: float) -> in
     start = first + int(low[-1]) + (width + 1) // 2 if len(low) else sure
     while start < sure and start < first + int(low[-1]) + width and levels.raw_x[start] < half:
         start += 1  # a median saw the step up to half of its width too early
-    return min(start, sure)
+    start = min(start, sure)
+    before, creep = levels.raw_x[first:start], levels.raw_x[start:sure]
+    jumped = len(before) > len(creep) > 0 and creep.max() <= before.max()  # nothing had left the level until then
+    return sure if jumped else start
 
 
 def onset(levels: Levels, best: int, limit: float) -> int:

@@ -1,20 +1,17 @@
 """Puts the conclusion about a run into one word and one sentence.
 
-In: its episodes and curves, and how its process ended. Out: the outcome, and a sentence with numbers. Guarantees: a run
-that cannot be judged is never called healthy.
-
-Names the finding that decides a run's outcome, whose cause and remedies are those of the verdict.
-
-In: the outcome and the episodes. Out: the episode the verdict is about; None where there is nothing above INFO. Of
-several that are equally bad and that passed, the first whose cause is known.
+In: its episodes and curves, and how its process ended. Out: the outcome, a sentence with numbers, and the episode that
+decides them, whose cause and remedies are those of the verdict. Guarantees: a run that cannot be judged is never called
+healthy.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import inf
 
-from mlflow_stability.detectors.reported import EarlyStopping, GiveUp, Rollback
+from mlflow_stability.detectors.reported import DataChanged, EarlyStopping, GiveUp, Rollback
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
 from mlflow_stability.diagnosis.findings.uncleared_gradients import persists
@@ -37,7 +34,10 @@ KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
 
 
 def deciding_of(outcome: str, episodes: Sequence[Episode]) -> Episode | None:
-    """The episode that the outcome is concluded from."""
+    """The episode that the outcome is concluded from; None where there is nothing above INFO.
+
+    Of several that are equally bad and that passed, the first whose cause is known.
+    """
     bad = [each for each in episodes if each.severity >= Severity.WARNING]
     lost = [each for each in bad if each.kind in KINDS_THAT_DECIDE.get(outcome, ())]
     if lost:
@@ -78,7 +78,7 @@ def outcome_of(
     lasting = {each.kind for each in remaining}
     if lasting & set(NON_FINITE):
         return "broken"
-    if any(map(_gone, remaining)):
+    if any(_gone(each) and _learnt_since(each, episodes) is None for each in remaining):
         return "diverged"
     if ended in ENDED:
         return ended
@@ -134,6 +134,8 @@ def _training_sentence(
     back = f"{_back(episodes)} after {_worst_of(bad)}" if any(each.kind == Rollback.kind for each in episodes) else ""
     if outcome == "unstable" and back and any(map(persists, episodes)):
         return f"Unstable: {back}, but zero_grad() is still missing; {course}{last}.{_born(episodes)}"
+    if outcome == "unstable" and (said := _new_data(bad)):
+        return f"Unstable: {said}{_born(episodes)}"
     if outcome == "unstable":
         first = min(each.start for each in bad)
         where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
@@ -190,7 +192,8 @@ def _rescued(episodes: Sequence[Episode]) -> bool:
 def _back(episodes: Sequence[Episode]) -> str:
     """``rolled back to step 380``; ``rolled back 2 times, last to step 380,``."""
     rollbacks = [each for each in episodes if each.kind == Rollback.kind]
-    count = sum(each.events for each in rollbacks)
+    undone = sum(each.events for each in episodes if each.kind == DataChanged.kind and "target" in each.evidence)
+    count = max(1, sum(each.events for each in rollbacks) - 2 * undone)  # to undo one is one more
     last = max(rollbacks, key=lambda each: (each.attempt, each.start))
     target = last.evidence.get("target") if last.events == 1 else None  # of several in one episode, the first is known
     if target is None:
@@ -220,6 +223,33 @@ def _gone(episode: Episode) -> bool:
     if episode.kind == "loss_spike":
         return episode.severity is Severity.CRITICAL
     return episode.kind == "divergence" and episode.recovered is False
+
+
+def _learnt_since(divergence: Episode, episodes: Sequence[Episode]) -> Episode | None:
+    """The change of the data that a divergence was, where the loss has come down since from what that made of it."""
+    last = divergence.evidence.get("last", inf)
+    changes = (
+        each
+        for each in episodes
+        if each.kind == DataChanged.kind
+        and each.attempt >= divergence.attempt
+        and divergence.start <= each.start <= divergence.end
+        and last < each.evidence.get("loss", -inf)
+    )
+    return next(changes, None)
+
+
+def _new_data(bad: Sequence[Episode]) -> str:
+    """That the data changed, and how the loss went on; empty where nothing else than that would be left out."""
+    lost = next((each for each in bad if _gone(each)), None)
+    change = None if lost is None else _learnt_since(lost, bad)
+    if lost is None or change is None:
+        return ""
+    return (
+        f"the data or the loss function changed at about step {change.evidence['onset']:.0f}; "
+        f"{lost.metric or 'loss'} rose from {change.evidence['level']:.4g} to {change.evidence['loss']:.4g} "
+        f"and has fallen to {lost.evidence['last']:.4g} since."
+    )
 
 
 def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) -> str:

@@ -84,7 +84,13 @@ def _causes(comparison: Comparison) -> Iterator[Row]:
 
 
 def _statement(card: RunCard) -> tuple[str, ...]:
-    return (card.cause_statement,) if card.cause_statement else ()
+    """The cause, unless the verdict says it: as where the first NaN comes from."""
+    said = (
+        card.cause_statement.partition(": ")[2]
+        if card.cause_statement.startswith("Cause of ")
+        else card.cause_statement
+    )
+    return (card.cause_statement,) if said and said not in card.verdict else ()
 
 
 def _source(card: RunCard) -> str:

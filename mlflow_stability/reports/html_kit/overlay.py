@@ -109,7 +109,7 @@ def _upward(cards: Sequence[RunCard], curves: Sequence[_Curve]) -> tuple[Axis, b
     if not axis.logarithmic:
         return axis, False
     sound = np.concatenate([_sound(card, *curve) for card, curve in zip(cards, curves, strict=True)])
-    sound = sound[np.isfinite(sound)]
+    sound = sound[np.isfinite(sound) & (sound > 0)]  # a zero that is far from all others has no place on this scale
     if not len(sound):
         return axis, False
     low, high = float(sound.min()), float(sound.max())

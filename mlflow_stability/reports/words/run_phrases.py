@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from mlflow_stability.diagnosis.causes.catalog import cause_phrase
+from mlflow_stability.diagnosis.causes import cause_phrase
 from mlflow_stability.diagnosis.verdict import noun_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.terminal_kit import number_text
@@ -126,14 +126,15 @@ def cause_name(cause: Cause) -> str:
 
 
 def explained(diagnosis: Diagnosis) -> str:
-    """``divergence at step 402``: which of several findings the cause explains; empty where there is one finding."""
+    """``divergence at step 402``: which of several findings the cause explains.
+
+    Empty where there is one finding, or where the finding is its own cause.
+    """
     cause = diagnosis.cause
     several = sum(each.severity > Severity.INFO for each in diagnosis.episodes) > 1
-    return (
-        f"{noun_of(cause.kind).removeprefix('a ').removeprefix('an ')} at {diagnosis.unit} {cause.step:,}"
-        if cause is not None and cause.step is not None and several
-        else ""
-    )
+    if cause is None or cause.step is None or cause.name == cause.kind or not several:
+        return ""
+    return f"{noun_of(cause.kind).removeprefix('a ').removeprefix('an ')} at {diagnosis.unit} {cause.step:,}"
 
 
 def own_cause(episode: Episode, diagnosis: Diagnosis) -> Cause | None:

@@ -59,6 +59,15 @@ def line_of(said: Said) -> str:
     return json.dumps({"record": _NAMES[type(said)], **known}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def lines_in(text: str) -> list[str]:
+    """The lines of such a file, without their newlines.
+
+    JSON keeps other characters that end a line for `str.splitlines` (U+0085, U+2028, U+2029) as they are, so a message
+    can hold them.
+    """
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def read_line(line: str) -> Said | None:
     """What a line says; None if a later version wrote something that this one does not know."""
     try:

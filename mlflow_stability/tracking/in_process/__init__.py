@@ -16,7 +16,7 @@ from mlflow_stability.tracking.in_process.active_run import (
     tracking_uri,
     without_autologging,
 )
-from mlflow_stability.tracking.in_process.latest_run import DeliveredState, announce, latest
+from mlflow_stability.tracking.in_process.latest_run import DeliveredState, announce, latest, latest_run
 from mlflow_stability.tracking.in_process.user_metrics import CLIENT, LoggedMetric, UserMetrics
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "fluent_run",
     "fluent_run_id",
     "latest",
+    "latest_run",
     "lightning_run",
     "measures_machine",
     "tracking_uri",

@@ -16,18 +16,27 @@ from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import store_trouble
 from mlflow_stability.vocabulary.run import FoundRun
 
-MOST = 50
+MOST, MOST_ALIKE = 50, 1000
 _BEGINNING = re.compile(r"[0-9a-fA-F]{1,32}")
 
 
 def runs_called(text: str, tracking_uri: str | None = None) -> list[FoundRun]:
     """The runs of this name; where there are none, those whose id begins so."""
     client = answering_client(tracking_uri)
-    quote = '"' if "'" in text else "'"
-    found = [] if quote in text else _search(client, f"attributes.run_name = {quote}{text}{quote}")
+    found = _of_name(client, text)
     if not found and _BEGINNING.fullmatch(text):
         found = _search(client, f"attributes.run_id LIKE '{text.lower()}%'")
     return found
+
+
+def _of_name(client: MlflowClient, name: str) -> list[FoundRun]:
+    quote = '"' if "'" in name else "'"
+    if quote not in name:
+        return _search(client, f"attributes.run_name = {quote}{name}{quote}")
+    # MLflow's filters know no escapes; `_` stands for any character, so other names are found as well.
+    pattern = name.replace("'", "_").replace('"', "_")
+    found = _search(client, f"attributes.run_name LIKE '{pattern}'", MOST_ALIKE)
+    return [each for each in found if each.name == name][:MOST]
 
 
 def newest_runs(count: int, tracking_uri: str | None = None) -> list[FoundRun]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDERS, RECORD_FOLDERS
-from mlflow_stability.tracking.artifacts.record_events import Said, events_order, read_line
+from mlflow_stability.tracking.artifacts.record_events import Said, events_order, lines_in, read_line
 from mlflow_stability.tracking.artifacts.record_parts import part_order, read_part
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
@@ -77,7 +77,7 @@ def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:
     left_out: list[str] = []
     events = [each for folder in EVENTS_FOLDERS for each in _sorted(artifacts / folder, events_order)]
     for (recording, _), file in events:
-        for number, line in enumerate(file.read_bytes().decode("utf-8", "replace").splitlines(), start=1):
+        for number, line in enumerate(lines_in(file.read_bytes().decode("utf-8", "replace")), start=1):
             try:
                 each = read_line(line)
             except ValueError:  # of a run that is still being written, the last one
@@ -112,7 +112,8 @@ def with_metrics_of_the_script(history: RunHistory, metrics: Iterable[Metric]) -
         if parse_key(each.name) is None:
             same = ours.get(each.series.signal) or _heard_as(each, history.of("val_loss"))
             series = _in_attempts(each.series, numbers, begins)
-            theirs.append(replace(each, meaning=replace(each.meaning, duplicate_of=same), series=series))
+            meaning = replace(each.meaning, duplicate_of=same)
+            theirs.append(replace(each, meaning=meaning, series=series, of_the_script=True))
     return replace(history, metrics=(*history.metrics, *theirs))
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -30,7 +31,7 @@ from mlflow_stability.tracking.artifacts.folders import (
     RECORD_FOLDERS,
 )
 from mlflow_stability.tracking.artifacts.layer_parts import read_layer_part
-from mlflow_stability.tracking.artifacts.record_events import Said, events_order, read_line
+from mlflow_stability.tracking.artifacts.record_events import Said, events_order, lines_in, read_line
 from mlflow_stability.tracking.artifacts.record_parts import part_order, read_part
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.record_thinner import RecordThinner
@@ -45,6 +46,9 @@ from mlflow_stability.vocabulary.result import Event
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 _AS_GOOD_AS_INFINITE = 1.79e308  # what MLflow's databases make of an infinity
+_COUNT = "nonfinite_values"
+_COUNTED = ("loss", "grad_norm")
+"""What it counts; its values that are not finite are no points of a chart."""
 
 
 class RunReader:
@@ -141,7 +145,7 @@ class RunReader:
 
         def lines(path: str, file: Path) -> list[Said]:
             found = []
-            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            for number, line in enumerate(lines_in(file.read_text(encoding="utf-8")), start=1):
                 try:
                     said = read_line(line)
                 except ValueError as error:  # of a run that is still being written, the last one
@@ -157,7 +161,8 @@ class RunReader:
     def metric_points(self, quantities: Collection[str] = ()) -> RunRecord | None:
         """The points in MLflow's metric tables; None where there are none of ours.
 
-        With `quantities` only those of the whole model.
+        With `quantities` only those of the whole model. A loss or gradient norm that has no point where the count of
+        non-finite values rose was one of them: NaN.
         """
         signals: dict[Signal, int] = {}
         rows: list[tuple[int, int, float, int, float]] = []  # recording, step, time, signal, value
@@ -166,7 +171,7 @@ class RunReader:
             if known is None:
                 continue
             section, signal = known
-            if quantities and (signal.place or signal.quantity not in quantities):
+            if quantities and (signal.place or signal.quantity not in (*quantities, _COUNT)):
                 continue
             recording = int(section.rpartition("_")[2]) - 1 if "_" in section else 0
             with store_trouble(f"read metric {key}"):
@@ -178,6 +183,7 @@ class RunReader:
             )
         if not rows:
             return None
+        rows += _nonfinite_points(rows, signals)
         rows.sort()
         recordings, steps, times, numbers, values = zip(*rows, strict=True)
         return RunRecord(
@@ -225,6 +231,26 @@ class RunReader:
     def _leave_out(self, what: str, error: Exception) -> None:
         self.left_out.append(what)
         _logger.warning("Skipped %s: %s", what, sentence(error))
+
+
+def _nonfinite_points(
+    rows: Sequence[tuple[int, int, float, int, float]], signals: Mapping[Signal, int]
+) -> list[tuple[int, int, float, int, float]]:
+    """The losses and gradient norms that have no point because they were not finite."""
+    found: list[tuple[int, int, float, int, float]] = []
+    for count, number in signals.items():
+        if count.quantity != _COUNT:
+            continue
+        risen, before = [], (-1, 0.0)
+        for recording, step, when, _, value in sorted(row for row in rows if row[3] == number):
+            if value > (before[1] if before[0] == recording else 0.0):
+                risen.append((recording, step, when))
+            before = recording, value
+        for signal in (replace(count, quantity=quantity) for quantity in _COUNTED):
+            if signal in signals:
+                known = {(recording, step) for recording, step, _, mine, _ in rows if mine == signals[signal]}
+                found += [(*each, signals[signal], math.nan) for each in risen if each[:2] not in known]
+    return found
 
 
 def _infinite(value: float) -> float:

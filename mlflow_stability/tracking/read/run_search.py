@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, ViewType
-from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.store.address import strip_credentials
-from mlflow_stability.tracking.store.reachable_client import answering_client
+from mlflow_stability.tracking.store.reachable_client import answering_client, experiment_by_id
 from mlflow_stability.tracking.store.store_errors import store_trouble
-from mlflow_stability.tracking.write.run_report import COMPARISON_TAG
+from mlflow_stability.tracking.tag_names import COMPARISON
 from mlflow_stability.vocabulary.run import RunHead
 
 PAGE, LARGEST_PAGE = 50, 1000
@@ -30,7 +28,6 @@ QUICK_PAGE = 3.0
 """Seconds; after a page that took less, twice as many runs are asked for: for each page a server sorts all runs."""
 LARGEST_STORE = 1 << 62
 """More runs than any store has."""
-_ID = re.compile(r"[0-9]{1,18}")
 _OVER = frozenset({"FINISHED", "FAILED", "KILLED"})
 
 
@@ -64,7 +61,7 @@ def searched_runs(
         if time.monotonic() - began < QUICK_PAGE:
             size = min(2 * size, LARGEST_PAGE)
         for run in page:
-            if left > 0 and COMPARISON_TAG not in run.data.tags:
+            if left > 0 and COMPARISON not in run.data.tags:
                 left -= 1
                 yield run
         token = page.token
@@ -86,9 +83,7 @@ def head_by(client: MlflowClient, run_id: str) -> RunHead:
 def _experiment(client: MlflowClient, asked: str) -> Experiment:
     """By name; else by id, which are digits."""
     with store_trouble(f"look for experiment {asked}"):
-        found = client.get_experiment_by_name(asked)
-        if found is None and _ID.fullmatch(asked):
-            found = _experiment_by_id(client, asked)
+        found = client.get_experiment_by_name(asked) or experiment_by_id(client, asked)
         if found is None:
             names = [each.name for each in client.search_experiments(ViewType.ACTIVE_ONLY, max_results=6)]
             there = f" Available: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}." if names else ""
@@ -99,15 +94,6 @@ def _experiment(client: MlflowClient, asked: str) -> Experiment:
             f"{found.experiment_id}` before MLflow's garbage collection."
         )
     return found
-
-
-def _experiment_by_id(client: MlflowClient, asked: str) -> Experiment | None:
-    try:
-        return client.get_experiment(asked)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
 
 
 def _head(run: Run, client: MlflowClient) -> RunHead:

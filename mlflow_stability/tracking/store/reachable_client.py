@@ -1,13 +1,14 @@
 """A client of a tracking store that answers, or an error within seconds.
 
-In: a tracking URI. Out: a client; what kind of store it is, and whether it answers. Guarantees: a result before the
-deadline, whatever the store does (MLflow itself retries for four minutes); nothing is created, not even a missing
-SQLite file.
+In: a tracking URI. Out: a client; what kind of store it is, and whether it answers; an experiment by its id.
+Guarantees: a result before the deadline, whatever the store does (MLflow itself retries for four minutes); nothing is
+created, not even a missing SQLite file.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,10 +18,14 @@ from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
+from mlflow.entities import Experiment
+from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.tracking.store.address import absolute_uri, default_uri, is_sqlite, sqlite_file, strip_credentials
 from mlflow_stability.tracking.store.store_errors import answered, sentence, store_trouble
+
+_EXPERIMENT_ID = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +184,15 @@ def _answered_lately(uri: str) -> bool:
 
 def _closed(sentence: str) -> str:
     return sentence if sentence.endswith(("?", ".")) else f"{sentence}."
+
+
+def experiment_by_id(client: MlflowClient, asked: str) -> Experiment | None:
+    """The experiment of this id, which are digits; None where there is none, or it can be no id."""
+    if _EXPERIMENT_ID.fullmatch(asked) is None:
+        return None
+    try:
+        return client.get_experiment(asked)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise

@@ -2,7 +2,7 @@
 
 In: the run's writer and the recording. Out: its number, its section, its step offset. Guarantees: the same recording
 always gets the same place; two recordings never share one, however many come at once; a process that counts from 1
-again writes no step twice.
+again writes no step twice; a process that records again into the same run continues, it is no second process.
 
 The tag `mlflow.stability.recording.<id>` holds a JSON object: number, progress, time. Each recording writes its own tag
 only. A tracking store can only set and read tags, so numbers are given out by Lamport's bakery algorithm:
@@ -58,6 +58,11 @@ class RecordingTag:
     """The launcher's job that it is an attempt of."""
     restarts: int = 0
     """How many attempts of the job there were before."""
+
+    @property
+    def key(self) -> str:
+        """The key of the tag, by which the run of the recording is found again."""
+        return tag_name(self.id)
 
     def lives(self, now: float) -> bool:
         """Whether its process is still at work, as far as one can tell from here."""
@@ -119,8 +124,11 @@ def claim_place(writer: RunWriter, opening: Opening) -> RecordingTag:
 
 
 def place_among(known: list[RecordingTag], number: int, opening: Opening, now: float) -> RecordingTag:
-    """The tag of a newcomer: beside recordings that are still being written, behind those that have ended."""
-    living = [tag for tag in known if tag.lives(now) and not is_attempt_before(tag, opening)]
+    """The tag of a newcomer: beside recordings that are still being written, behind those that have ended.
+
+    An earlier recording of the same process has ended, though its courier may still deliver it.
+    """
+    living = [tag for tag in known if tag.lives(now) and not _goes_before(tag, opening)]
     beside_others = bool(living)
     ended_at = max((tag.last_step for tag in known if tag not in living), default=0)
     return RecordingTag(
@@ -135,6 +143,20 @@ def place_among(known: list[RecordingTag], number: int, opening: Opening, now: f
         job=opening.job,
         restarts=opening.restarts,
     )
+
+
+def _goes_before(tag: RecordingTag, opening: Opening) -> bool:
+    return tag.id in opening.earlier or is_attempt_before(tag, opening)
+
+
+def earlier_left(tags: Mapping[str, str], opening: Opening, now: float) -> int:
+    """How many earlier recordings of the same process have not arrived in the run, for which this one should wait.
+
+    One that has no place yet would get a number behind this one; the findings of one that is still being delivered
+    would be missing from the outcome.
+    """
+    there = {tag.id: tag for tag in tags_of_recordings(tags)}
+    return sum(each not in there or there[each].lives(now) for each in opening.earlier)
 
 
 def is_attempt_before(tag: RecordingTag, opening: Opening) -> bool:
@@ -167,4 +189,4 @@ def _others(writer: RunWriter, opening: Opening) -> list[RecordingTag]:
 
 
 def _say(writer: RunWriter, tag: RecordingTag) -> None:
-    writer.set_tags({tag_name(tag.id): tag.text()})
+    writer.set_tags({tag.key: tag.text()})

@@ -14,8 +14,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.tracking.store.reachable_client import answering_client
+from mlflow_stability.tracking.store.reachable_client import answering_client, experiment_by_id
 from mlflow_stability.tracking.store.store_errors import store_trouble
+from mlflow_stability.tracking.tag_names import COMPARISON
 
 REPORT_FOLDER = "stability"
 
@@ -37,7 +38,6 @@ def log_report(run_id: str, tracking_uri: str | None, files: Mapping[str, str]) 
     return Path(root, REPORT_FOLDER)
 
 
-COMPARISON_TAG = "stability.comparison"
 NAME = "stability comparison"
 
 
@@ -45,11 +45,9 @@ def log_comparison(experiment: str, tracking_uri: str | None, files: Mapping[str
     """Write each text into a new run of the experiment, under its file name."""
     client = answering_client(tracking_uri)
     with store_trouble(f"add a run to experiment {experiment}"):
-        found = client.get_experiment_by_name(experiment)
-        experiment_id = found.experiment_id if found is not None else experiment
-        if found is None and not experiment.isdigit():
-            experiment_id = client.create_experiment(experiment)
-        tags = {COMPARISON_TAG: "true", "mlflow.note.content": summary}
+        found = client.get_experiment_by_name(experiment) or experiment_by_id(client, experiment)
+        experiment_id = client.create_experiment(experiment) if found is None else found.experiment_id
+        tags = {COMPARISON: "true", "mlflow.note.content": summary}
         run_id = str(client.create_run(experiment_id, tags=tags, run_name=NAME).info.run_id)
     try:
         log_report(run_id, tracking_uri, files)

@@ -30,6 +30,9 @@ class Opening:
     """Where the courier starts its run; None: MLflow's own default."""
     first_step: int = 1
     """The first step of this recording: higher than 1 where it goes on with a run that has steps already."""
+    earlier: list[str] = field(default_factory=list)
+    """The recordings of the same process in the same run that had ended before, at least the newest of them: their
+    steps come before those of this one, which is not a second process beside them."""
     log_every_n_steps: int = 10
     tags: dict[str, str] = field(default_factory=dict)
     """The user's ``extra_tags``."""
@@ -73,7 +76,9 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """From this step on the detectors know nothing of what came before; replay forgets at the same place."""
+    """From this step on the detectors know nothing of what came before but the learning rates, because the training was
+    rolled back; replay forgets at the same place.
+    """
 
     step: int
     attempt: int

@@ -10,6 +10,7 @@ RUN_STATUS = {
     "out_of_memory": "FAILED",
     "interrupted": "KILLED",
     "killed": "KILLED",
+    "unknown": "KILLED",
 }
 """The outcomes, as the tag ``stability.ended`` has them, with MLflow's word for each."""
 _ENDED = {
@@ -21,6 +22,7 @@ _ENDED = {
     "out_of_memory": "ran out of memory",
     "interrupted": "was interrupted",
     "killed": "was killed",
+    "unknown": "ended in an unknown way",
 }
 
 

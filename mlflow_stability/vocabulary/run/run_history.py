@@ -34,6 +34,8 @@ class Metric:
     """Oldest first; `series.signal` is `meaning.signal`. Not-a-number stands only where the run really logged it."""
     lines: NDArray[np.int64] | None = None
     """The line of the log in which each value stands, counted from 1; None where there are none."""
+    of_the_script: bool = False
+    """Whether the script logged it beside what was recorded, by a count of steps of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ def z_of(values: Floats | list[float], baseline: Baseline | None = None) -> Floa
     return np.array(found)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 60), st.floats(0, 2)), max_size=12

@@ -45,6 +45,11 @@ def test_a_jump_of_35_percent_is_found_within_12_steps(seed: int) -> None:
     assert event.severity is Severity.CRITICAL
 
 
+def test_the_first_high_loss_is_told_beside_the_step_at_which_it_was_found() -> None:
+    (event,) = found((2 + noise(0, 1000, 0.03)) * np.where(steps < 700, 1.0, 2.0))
+    assert (event.step, event.evidence["first_high"]) == (711, 700)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_drift_of_a_fifth_of_a_percent_a_step_is_found_within_80_steps(seed: int) -> None:
     drifting = (2 + noise(seed, 900, 0.03)) * 1.002 ** np.maximum(0, np.arange(900) - 700)

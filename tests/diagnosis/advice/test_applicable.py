@@ -10,11 +10,12 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.detectors.catalog import documentation
 from mlflow_stability.detectors.loss.divergence import Divergence
-from mlflow_stability.detectors.loss.nonfinite import NanDetected
+from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
-from mlflow_stability.diagnosis.advice.remedies import remedies_of
+from mlflow_stability.diagnosis.advice.remedies import one_of_each, remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.parameters.half_precision import in_half_precision
 from mlflow_stability.vocabulary.result.cause import Cause
@@ -213,3 +214,52 @@ def test_smaller_steps_are_not_advised_where_it_was_seen_that_gradients_are_not_
     without = diagnosis_of(run_of(metric_of("loss", losses), norms, events=[broke]))
     assert any(each.startswith(("Lower the learning rate", "Clip")) for each in without.remedies)
     assert not any(each.startswith(("Lower", "Clip", "Length", "Inspect the batch")) for each in with_cause.remedies)
+
+
+def leaping(*events: Event) -> RunHistory:
+    """A training whose loss jumps with the batch of one step, and is infinite two steps later."""
+    losses, gradients = falling(400), np.exp(np.random.default_rng(7).normal(0, 0.1, 400))
+    losses[AT:], gradients[AT:] = math.nan, math.nan
+    losses[AT : AT + 3], gradients[AT : AT + 2] = (1e8, 1e11, math.inf), (1e4, 1e6)
+    found = [
+        Event(AT, "loss_spike", Severity.CRITICAL, "loss 1e+08.", remedies=LossSpike.remedies),
+        Event(AT + 2, "inf_detected", Severity.CRITICAL, "loss is infinite.", remedies=InfDetected.remedies),
+        Event(AT + 3, "nan_detected", Severity.CRITICAL, "loss is NaN.", remedies=NanDetected.remedies),
+    ]
+    curves = {"loss": losses, "grad_norm": gradients, "learning_rate": np.full(400, 3e-4)}
+    return run_of(*(metric_of(name, values) for name, values in curves.items()), events=[*found, *events])
+
+
+def test_the_batch_to_inspect_is_that_of_the_cause_and_no_operation_is_to_be_looked_for() -> None:
+    found = diagnosis_of(leaping())
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.since, found.cause.step) == ("bad_batch", AT, AT + 2)
+    assert found.remedies[0] == f"Inspect the batch at step {AT}."
+    assert f"Restart from a checkpoint before step {AT}, if there is one." in found.remedies
+    assert not [each for each in found.remedies if "first module whose output" in each or f"step {AT + 2}" in each]
+
+
+@pytest.mark.parametrize("also", ["", ", and in the run under stability/batches/"])
+def test_where_the_batch_is_saved_and_what_running_it_again_has_shown_is_said_at_once(also: str) -> None:
+    again = "The model's output was finite both times: check the labels, the loss function and the backward pass."
+    message = (
+        f"Batch of step {AT}: args[0] float32 64x10 from -2 to 2. {again} Its tensors are saved in /a b/x.pt{also}."
+    )
+    elsewhere = Event(AT + 2, "broken_batch", Severity.INFO, message.replace("x.pt", "y.pt"))
+    found = diagnosis_of(leaping(Event(AT, "broken_batch", Severity.INFO, message), elsewhere))
+    assert found.cause is not None
+    assert found.cause.evidence[0] == again
+    assert found.remedies[0] == f"Inspect the batch at step {AT} (saved as /a b/x.pt)."
+
+
+def test_the_saved_batch_of_a_traced_nan_is_named_by_its_file() -> None:
+    saved = f"Batch of step {AT}: args[0] float32 64x10 (3 NaN). Its tensors are saved in /tmp/batch-000250.pt."
+    traced = born("input", "Inspect the saved batch and the code that makes it.")
+    found = diagnosis_of(broken(NAN, traced, Event(AT, "broken_batch", Severity.INFO, saved)))
+    assert found.remedies[0] == "Inspect the saved batch and the code that makes it (saved as /tmp/batch-000250.pt)."
+
+
+def test_the_batch_of_a_skipped_step_is_to_be_inspected_once() -> None:
+    twice = ("Inspect the batch at step 301.", "Inspect the batch and the loss of the first skipped step.")
+    assert one_of_each(twice) == twice[:1]
+    assert one_of_each(twice[1:]) == twice[1:]

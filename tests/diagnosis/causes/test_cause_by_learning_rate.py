@@ -97,6 +97,16 @@ def test_a_constant_rate_at_which_the_loss_had_fallen_is_ruled_out_with_that_evi
     assert look.ruled_out == "learning rate: constant at 0.0003; at this rate the loss fell from 4.44 to 1.54"
 
 
+def test_a_divergence_that_was_found_some_steps_late_does_not_hide_that_the_loss_had_fallen() -> None:
+    losses = falling(COUNT)
+    losses[300:] = 6.0 * np.exp(-np.arange(COUNT - 300) / 100)
+    history = run_named(loss=losses, learning_rate=np.full(COUNT, 3e-4))
+    evidence = {"loss": float(losses[311]), "level": 1.54, "high_steps": 12.0}
+    episode = Episode("divergence", Severity.CRITICAL, 311, 311, COUNT - 1, "", metric="loss", evidence=evidence)
+    look = learning_rate_check(surroundings_of(episode, history, run_curves(history)))
+    assert look.ruled_out == "learning rate: constant at 0.0003; at this rate the loss fell from 4.44 to 1.54"
+
+
 def test_a_constant_rate_at_which_the_loss_had_not_fallen_is_neither_the_cause_nor_ruled_out() -> None:
     losses = np.full(COUNT, 2.0) + np.random.default_rng(1).normal(0, 0.01, COUNT)
     losses[300:] *= 5

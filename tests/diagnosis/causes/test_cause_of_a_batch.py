@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
@@ -48,6 +49,31 @@ def test_a_loss_that_leaps_out_of_a_sound_training_is_a_bad_batch_though_it_neve
     assert "The optimizer step on it caused the rest" in cause.statement
 
 
+def test_losses_that_jump_at_once_and_stay_as_high_are_changed_data_and_no_bad_batch() -> None:
+    losses, gradients = falling(COUNT), norms()
+    losses[AT:] = 3000 * np.exp(np.random.default_rng(0).normal(0, 0.2, COUNT - AT))
+    gradients[AT:] *= 3000
+    cause = named(run_named(loss=losses, grad_norm=gradients, learning_rate=np.full(COUNT, 3e-4)))
+    assert (cause.name, cause.certainty, cause.step) == ("data_changed", "possible", AT)
+    assert f"probably changed at step {AT}" in cause.statement
+
+
+def test_a_jump_to_one_number_in_every_step_is_a_constant_output() -> None:
+    losses, gradients = falling(COUNT), norms()
+    losses[AT:], gradients[AT:] = 20.0, 0.0
+    cause = named(run_named(loss=losses, grad_norm=gradients, learning_rate=np.full(COUNT, 3e-4)))
+    assert (cause.name, cause.step) == ("constant_output", AT)
+    assert f"From step {AT} on the loss is 20 in every step" in cause.statement
+
+
+def test_a_step_with_a_usual_gradient_norm_did_not_spoil_the_rest() -> None:
+    losses, gradients = falling(COUNT), norms()
+    losses[AT:] = np.r_[1e6, 3000 * np.exp(np.random.default_rng(0).normal(0, 0.3, COUNT - AT - 1))]
+    found = diagnosis_of(run_named(loss=losses, grad_norm=gradients, learning_rate=np.full(COUNT, 3e-4)))
+    assert found.cause is None
+    assert "bad batch: the jump did not recover" in str(found.cannot_tell)
+
+
 def test_a_leap_after_a_gradient_that_was_high_already_is_not_put_down_to_the_batch() -> None:
     losses, gradients = falling(COUNT), norms()
     losses[AT:] = 1e6
@@ -62,6 +88,20 @@ def test_a_step_whose_loss_was_nan_and_after_which_the_same_weights_do_well_had_
     cause = named(watched(broken(AT), *skipped(AT), losses=losses))
     assert cause.name == "bad_batch"
     assert any("with the same weights the next batches gave" in each for each in cause.evidence)
+
+
+@pytest.mark.parametrize(("losses_times", "norms_times"), [(-1000.0, 1.0), (1.0, 1000.0)])
+def test_batches_far_below_the_usual_loss_or_with_large_gradients_do_not_clear_the_weights(
+    losses_times: float, norms_times: float
+) -> None:
+    losses, gradients = falling(COUNT), norms()
+    losses[AT + 1 :] *= losses_times
+    gradients[AT + 1 :] *= norms_times
+    losses[AT] = math.nan
+    found = diagnosis_of(watched(broken(AT), *skipped(AT), losses=losses, gradients=gradients))
+    assert found.cause is None or found.cause.name != "bad_batch"
+    said = [each.cause.statement for each in found.episodes if each.cause is not None]
+    assert not any("the next batches were normal" in each for each in said)
 
 
 def test_batches_after_a_rollback_say_nothing_about_the_weights_before_it() -> None:
@@ -80,6 +120,14 @@ def test_many_broken_batches_in_a_row_on_weights_that_had_worked_are_no_bad_batc
     assert (cause.name, cause.certainty) == ("damaged_weights", "likely")
     assert "10 batches in a row" in cause.statement
     assert "the weights of step 200 gave normal losses" in cause.statement
+
+
+def test_one_skipped_step_rules_corrupted_weights_out_and_is_no_reason_not_to_check_them() -> None:
+    losses = falling(COUNT)
+    losses[AT] = math.nan
+    cause = named(watched(broken(AT), *skipped(AT), losses=losses))
+    assert f"corrupted weights: the same weights gave a finite loss at step {AT + 1}" in cause.ruled_out
+    assert not any(each.startswith("corrupted weights: visible only where") for each in cause.not_checked)
 
 
 def test_a_finite_loss_with_a_loss_scale_is_not_put_down_to_the_batch() -> None:
@@ -113,3 +161,14 @@ def test_what_only_came_back_because_it_was_set_back_is_no_bad_batch() -> None:
     back = Event(AT, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
     assert named(watched(spike, losses=losses, gradients=gradients)).name == "bad_batch"
     assert diagnosis_of(watched(spike, back, losses=losses, gradients=gradients)).cause is None
+
+
+def test_a_batch_that_was_repeated_for_long_before_it_was_found_is_said_to_be_repeated_since_then() -> None:
+    noise = np.exp(np.random.default_rng(3).normal(0, 0.12, COUNT))  # so noisy that smoothness must last to be seen
+    losses = falling(COUNT) * noise
+    losses[AT:] = losses[AT - 1] * 0.985 ** np.arange(1, COUNT - AT + 1)
+    history = run_named(loss=losses, grad_norm=norms(), learning_rate=np.full(COUNT, 3e-4))
+    found = Event(AT + 90, "repeated_data", Severity.WARNING, "No noise.", evidence={"steps": 16.0, "usual": 0.2})
+    cause = named(replace(history, format="recorded", events=(found,)))
+    assert cause.name == "repeated_data"
+    assert any(f"from about step {step} on" in cause.statement for step in range(AT - 3, AT + 2))

@@ -209,3 +209,18 @@ def test_a_loss_scale_that_is_raised_boldly_is_named_though_it_had_grown() -> No
     cause = named(run_of(*metrics, events=[event]))
     assert cause.name == "fp16_scale"
     assert "gradients were of usual size" in cause.statement
+
+
+@pytest.mark.parametrize("after", [math.nan, 1.0])
+def test_weights_are_not_said_to_be_corrupted_where_restored_ones_give_a_nan_too(after: float) -> None:
+    losses = falling(COUNT)
+    losses[AT:] = math.nan
+    losses[AT + 25 :] = after * falling(COUNT)[AT + 25 :]
+    events = [nan_from()]
+    events += [Event(step, "step_skipped", Severity.WARNING, f"Skipped step {step}.") for step in range(AT, AT + 25)]
+    events.append(Event(AT + 24, "rollback", Severity.INFO, "Rolled back.", evidence={"target": AT - 60.0}))
+    attempts = (np.arange(COUNT) >= AT + 25).astype(int)
+    norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    metrics = [metric_of("loss", losses, attempts=attempts), metric_of("grad_norm", norms, attempts=attempts)]
+    cause = diagnosis_of(run_of(*metrics, events=events)).cause
+    assert (cause is not None and cause.name == "damaged_weights") == (not math.isnan(after))

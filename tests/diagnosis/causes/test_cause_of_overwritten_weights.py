@@ -7,6 +7,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -44,6 +45,29 @@ def test_without_knowing_what_an_update_can_do_or_without_a_jump_they_were_not(
     times: float, params: dict[str, str]
 ) -> None:
     cause = cause_of(overwritten(601, times, params))
+    assert cause is None or cause.name != "damaged_weights"
+
+
+@pytest.mark.parametrize("group", ["", "group_1.", "optimizer_1."])
+def test_adam_that_forgets_squares_before_gradients_can_take_any_step(group: str) -> None:
+    cause = cause_of(overwritten(601, 3000.0, ADAM | {f"stability.{group}betas": "(0.999, 0.9)"}))
+    assert cause is not None
+    assert cause.name != "damaged_weights"
+    assert any("the optimizer can change it has no bound at betas=(0.999, 0.9)" in each for each in cause.not_checked)
+
+
+@pytest.mark.parametrize(("betas", "at_most"), [("(0.9, 0.999)", "10"), ("(0.5, 0.5)", "10"), ("(0.0, 0.9999)", "100")])
+def test_how_far_adam_can_change_weights_follows_from_its_betas(betas: str, at_most: str) -> None:
+    cause = cause_of(overwritten(601, 3000.0, ADAM | {"stability.betas": betas}))
+    assert cause is not None
+    assert (cause.name, cause.certainty) == ("damaged_weights", "certain")
+    assert f"The optimizer can change it by at most {at_most} in these steps" in cause.statement
+
+
+def test_betas_that_were_changed_while_it_trained_tell_no_bound() -> None:
+    run = overwritten(601, 3000.0, ADAM | {"stability.betas": "(0.9, 0.999)"})
+    changed = Event(100, "configuration_changed", Severity.INFO, "betas of AdamW: (0.9, 0.999) -> (0.999, 0.9).")
+    cause = cause_of(replace(run, events=(changed,)))
     assert cause is None or cause.name != "damaged_weights"
 
 

@@ -66,3 +66,22 @@ def test_a_loss_that_loses_its_noise_without_falling_may_not_depend_on_the_input
     assert (cause.name, cause.since) == ("constant_output", 316)
     other = Episode("plateau", Severity.WARNING, 316, 316, COUNT - 1, "", metric="loss")
     assert constant_output_check(surroundings_of(other, history, curves)).cause is None
+
+
+CHANGED = "The weights of step 51 give a loss of 5 where they gave 1: the data or the loss function changed at about"
+
+
+@pytest.mark.parametrize(("onset", "known"), [(195, True), (100, False), (300, False)])
+def test_changed_data_is_the_cause_of_the_divergence_that_restored_weights_did_not_end(onset: int, known: bool) -> None:
+    losses = falling(COUNT)
+    losses[200:] = 4 * np.exp(np.random.default_rng(1).normal(0, 0.1, COUNT - 200))
+    message = f"{CHANGED} step {onset}. The training continues from the restored weights."
+    seen = Event(onset + 20, "data_changed", Severity.WARNING, message, evidence={"onset": float(onset)})
+    found = diagnosis_of(run_of(metric_of("loss", losses), events=[seen]))
+    assert (found.cause is not None and found.cause.name == "data_changed") == known
+    if known:
+        assert found.cause is not None
+        assert found.cause.certain
+        assert found.cause.statement == f"{CHANGED} step {onset}."
+        assert found.remedies[0].startswith("Check what changed at that step")
+        assert not any("learning rate" in each for each in found.remedies)

@@ -41,7 +41,7 @@ def test_a_stretch_that_stands_up_is_seen_from_its_first_point_to_its_last(count
     st.integers(1, 40),
     st.floats(-20, 20),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_two_bumps_touch_and_each_lies_within_the_curve(x: list[float], at: int, length: int, by: float) -> None:
     curve = np.array(x)
     curve[at : at + length] += by
@@ -51,7 +51,7 @@ def test_no_two_bumps_touch_and_each_lies_within_the_curve(x: list[float], at: i
 
 
 @given(st.lists(st.floats(0, 3), min_size=8, max_size=150))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_curve_that_only_falls_or_only_rises_has_no_bump(moves: list[float]) -> None:
     x = np.cumsum(moves)
     assert bumps_of(x, 3.0, 0.1) == bumps_of(-x, 3.0, 0.1) == []

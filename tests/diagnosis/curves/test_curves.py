@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
@@ -40,6 +42,16 @@ def test_a_restart_begins_a_curve_and_a_rollback_goes_on_with_it() -> None:
     assert starts_of(run_of(set_back)) == {0: 0, 1: 0}
     assert [len(curve.values) for curve in curves_of(run_of(restarted), "loss")] == [10, 10]
     assert [len(curve.values) for curve in curves_of(run_of(set_back), "loss")] == [20]
+
+
+def test_a_script_that_counts_steps_from_another_number_makes_no_restart_of_a_rollback() -> None:
+    recorded = metric_of("loss", falling(20), steps=range(1, 21), attempts=[0] * 10 + [1] * 10)
+    logged = metric_of("loss", falling(20), steps=range(20), attempts=[0] * 10 + [1] * 10)
+    late = replace(metric_of("mine", [3.0, 2.0], steps=[9, 9], attempts=[0, 1]), of_the_script=True)
+    assert starts_of(run_of(recorded, replace(logged, of_the_script=True), late)) == {0: 0, 1: 0}
+    restarted = metric_of("loss", falling(20), steps=[*range(10)] * 2, attempts=[0] * 10 + [1] * 10)
+    assert starts_of(run_of(restarted, late)) == {0: 0, 1: 1}
+    assert starts_of(run_of(late)) == {0: 0, 1: 1}
 
 
 def test_infinities_that_a_database_kept_as_numbers_are_infinite_again() -> None:

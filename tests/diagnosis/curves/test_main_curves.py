@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.diagnosis.curves.curves import run_curves
@@ -162,14 +162,12 @@ BOOKS = ["epoch", "global_step", "pid", "timestamp", "train_runtime", "percentag
 lengths = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 30), max_size=9)
 
 
-@settings(deadline=None)
 @given(lengths, st.randoms())
 def test_the_order_of_the_columns_never_changes_the_choice(logged: dict[str, int], random: Random) -> None:
     shuffled = dict(random.sample(list(logged.items()), len(logged)))
     assert chosen(of_lengths(**logged)) == chosen(of_lengths(**shuffled))
 
 
-@settings(deadline=None)
 @given(lengths, st.lists(st.sampled_from(BOOKS), max_size=3), st.lists(st.sampled_from(BOOKS), max_size=3))
 def test_how_clocks_and_counters_are_called_never_changes_the_choice(
     logged: dict[str, int], some: list[str], others: list[str]

@@ -68,7 +68,7 @@ def test_a_rise_of_eight_deviations_of_the_noise_is_seen(points: int, least: flo
     assert np.mean(seen) >= least
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=200),
     st.floats(1e-3, 1e3),

@@ -138,6 +138,23 @@ def test_a_loss_that_has_not_come_down_since_the_rollback_is_told_with_the_rollb
     assert said.startswith("Diverged: rolled back 2 times, last to step 300, after a divergence at step 200, but loss ")
 
 
+def test_a_loss_that_came_down_after_a_rollback_and_diverged_anew_is_told_from_there_on() -> None:
+    losses = falling(800, noise=0.05)
+    losses[400:413] *= 4
+    losses[602:] = 5.0 * np.exp(np.random.default_rng(3).normal(0, 0.05, 198))
+    events = (
+        Event(412, "divergence", Severity.CRITICAL, "loss stands out.", evidence={"loss": float(losses[412])}),
+        Event(413, "rollback", Severity.INFO, "Rolled back from step 413 to step 301.", evidence={"target": 301.0}),
+    )
+    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=events))
+    first, second = [each for each in diagnosis.episodes if each.kind == "divergence"]
+    assert (first.start, first.end, first.recovered) == (412, 413, True)
+    assert (second.start, second.end, second.recovered) == (602, 799, False)
+    assert diagnosis.verdict.startswith("Diverged: loss rose from step 602 on: ended near ")
+    assert "The training was rolled back to step 301." in diagnosis.verdict
+    assert "has not come down again" not in diagnosis.verdict
+
+
 @pytest.mark.parametrize("evidence", [{}, {**RATIO, "best": -1.0}])
 def test_the_rollback_is_told_where_no_ratio_tells_how_far_the_loss_is(evidence: dict[str, float]) -> None:
     said = verdict_of("diverged", [replace(NOT_BACK, evidence=evidence), BACK], [READING], 500)

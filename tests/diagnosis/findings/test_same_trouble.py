@@ -79,3 +79,17 @@ def test_a_training_that_broke_for_good_says_first_where() -> None:
 def test_a_birth_that_belongs_to_no_other_finding_is_one_itself() -> None:
     (episode,) = diagnosis_of(history(origin(300))).episodes
     assert (episode.kind, episode.severity) == ("nan_origin", Severity.WARNING)
+
+
+def test_an_infinity_that_turned_into_nan_has_the_last_finite_value_once() -> None:
+    losses = falling(400)
+    losses[250:], losses[250] = math.nan, math.inf
+    before = "last finite value 1.128e+11"
+    events = (
+        Event(
+            250, "inf_detected", Severity.CRITICAL, f"loss is infinite at step 250; {before}.", "", {"loss": math.inf}
+        ),
+        Event(251, "nan_detected", Severity.CRITICAL, f"loss is NaN at step 251; {before}.", "", {"loss": math.nan}),
+    )
+    (found,) = diagnosis_of(run_of(metric_of("loss", losses), events=events)).episodes
+    assert found.message == f"loss is infinite at step 250; {before}. loss is NaN at step 251."

@@ -121,14 +121,14 @@ def test_the_diagnosis_of_a_run_of_28_epochs_names_it() -> None:
     assert run_curves(history).validations
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(points=st.integers(6, 300), seed=st.integers(0, 10_000), scale=st.floats(1e-6, 1e6))
 def test_a_validation_loss_that_falls_all_along_is_never_overfitting(points: int, seed: int, scale: float) -> None:
     steps = np.random.default_rng(seed).exponential(0.05, points)
     assert not found(falling(points), scale * np.exp(-np.cumsum(steps)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=6, max_size=40))
 def test_no_validation_losses_make_it_fail(values: list[float]) -> None:
     for training in (falling(40), np.array(values)):

@@ -99,7 +99,7 @@ def test_a_loss_that_fell_by_a_tenth_in_its_first_points_is_none(lifted: float) 
     assert not found(noisy(losses, 0.005))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(points=st.integers(10, 400), last=st.floats(0.01, 0.8), seed=st.integers(0, 1000))
 def test_a_loss_that_falls_steadily_to_its_end_is_never_a_plateau(points: int, last: float, seed: int) -> None:
     assert not found(noisy(np.geomspace(5.0, 5.0 * last, points), 0.005, seed))

@@ -4,6 +4,7 @@ import numpy as np
 from diagnosis.histories import run_named
 
 from mlflow_stability.diagnosis.curves.curves import run_curves
+from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
 from mlflow_stability.diagnosis.rules.final_rise import FinalRiseRule
 from mlflow_stability.vocabulary.result.episode import Episode
 
@@ -41,3 +42,13 @@ def test_a_signed_loss_that_blew_up_at_its_end_is_found() -> None:
         values = falling_below_zero(seed)
         values[-20:] += 2.0
         assert len(ends(values)) == 1, seed
+
+
+def test_the_objective_of_a_policy_that_grows_certain_does_not_diverge() -> None:
+    steps = np.arange(1500)
+    flagged = []
+    for seed in range(20):
+        noise = np.random.default_rng(seed).standard_normal(1500) * (0.04 + 0.5 * np.exp(-steps / 250))
+        gained = 0.2 * np.exp(-steps / 60) - 0.28 * np.exp(-(((steps - 200) / 110) ** 2))
+        flagged += DivergenceRule().find(run_curves(run_named(loss=0.01 + gained + noise)))
+    assert flagged == []

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from diagnosis.histories import metric_of, run_named, run_of
 
+from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -58,3 +60,11 @@ def test_a_loss_of_exactly_zero_at_its_lowest_is_told_without_dividing_by_it() -
 
 def test_a_zero_before_the_first_loss_is_no_level_to_rise_from() -> None:
     assert serious(run_named(loss=[0.0, 0.529, 0.533, 0.539, 0.526, 0.528, 0.530, 0.531, 0.514])) == []
+
+
+def test_a_divergence_by_one_jump_begins_at_the_jump() -> None:
+    for seed in range(20):
+        noise = np.exp(np.random.default_rng(seed).normal(0, 0.4, 800))
+        losses = np.r_[0.01 + 2.4 * np.exp(-np.arange(400) / 40), np.full(400, 4.0)] * noise
+        found = DivergenceRule().find(run_curves(run_named(loss=losses)))
+        assert [each.start for each in found] == [400], seed

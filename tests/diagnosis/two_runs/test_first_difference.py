@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlflow_stability.diagnosis.two_runs.first_difference import first_difference_of
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(20, 1500), st.sampled_from([0.005, 0.02, 0.1, 0.3]))
 def test_two_runs_that_differ_by_noise_alone_do_not_part(seed: int, count: int, noise: float) -> None:
     one, other = (falling(count, seed=2 * seed + each, noise=noise) for each in (0, 1))

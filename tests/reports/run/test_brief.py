@@ -35,7 +35,7 @@ def test_of_many_findings_the_worst_are_told_and_the_others_counted() -> None:
     assert "nan_detected" in {each["issue_type"] for each in said["findings"]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(hostile_reports())
 def test_it_is_small_whatever_a_run_is_called(report: Report) -> None:
     document = json.loads(render(report))

@@ -50,7 +50,7 @@ def test_every_issue_has_the_verdict_of_its_run_and_the_cause_of_that() -> None:
     assert (row["cause"], row["verdict_cause"]) == ("bad_batch", "overflow")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(hostile_reports())
 def test_no_cell_is_a_formula_and_no_row_is_lost(report: Report) -> None:
     text = render(report)

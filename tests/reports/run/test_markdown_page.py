@@ -43,7 +43,7 @@ def test_several_runs_have_a_table_and_what_could_not_be_read_is_named() -> None
     assert "- gone.csv: There is no gone.csv." in text
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(hostile_reports())
 def test_no_name_becomes_structure(report: Report) -> None:
     lines = render(report).splitlines()
@@ -57,7 +57,7 @@ def test_no_name_becomes_structure(report: Report) -> None:
 
 
 @pytest.mark.parametrize("around", ["- {}", "## {}", "| a |\n| --- |\n| {} |", "**b:** {}"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=TEXTS)
 def test_a_reader_of_markdown_sees_the_very_text(around: str, text: str) -> None:
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])

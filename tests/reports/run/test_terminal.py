@@ -186,7 +186,7 @@ def test_nothing_read_is_said() -> None:
     assert "cannot tell" in shown(MIXED)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(hostile_reports())
 def test_no_name_steers_the_terminal(report: Report) -> None:
     text = OUR_OWN_ESCAPES.sub("", shown(report, colour=True, verbose=True))

@@ -5,7 +5,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.tracking.artifacts.record_events import events_name, events_order, line_of, read_line
+from mlflow_stability.tracking.artifacts.record_events import (
+    events_name,
+    events_order,
+    line_of,
+    lines_in,
+    read_line,
+)
 from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name, part_order, read_part
 from mlflow_stability.tracking.read.run_record import joined
 from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Opening, Reset, Severity, Signal, StepReading
@@ -38,6 +44,12 @@ def test_a_line_says_what_was_said(one):
     line = line_of(one)
     assert line.count("\n") == 1
     assert read_line(line) == one
+
+
+def test_the_lines_of_a_file_are_those_that_were_written():
+    many = [Note("a", "caf\x85 noir"), Note("b", "first\u2028second\u2029third\r\n"), Note("c", "")]
+    assert [read_line(line) for line in lines_in("".join(map(line_of, many)))] == many
+    assert lines_in("") == []
 
 
 def test_a_line_of_a_later_version_is_passed_over():

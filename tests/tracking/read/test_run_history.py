@@ -27,6 +27,7 @@ from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_na
 from mlflow_stability.tracking.imports.run_import import RunImport
 from mlflow_stability.tracking.read.recorded_history import RunFacts, recorded_folder
 from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.write.run_report import log_report
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -105,6 +106,20 @@ def test_the_folder_of_a_moved_run_says_the_same(tmp_path: Path) -> None:
     assert history.outcome == "running"
 
 
+def test_an_exception_with_other_line_ends_in_its_message_is_read_whole(sqlite_uri: str, tmp_path: Path) -> None:
+    detail = "ValueError: caf\x85 noir\u2028first\u2029second"
+    folder = tmp_path / "artifacts"
+    record_into(folder, 0, range(1, 6))
+    lines = "".join(map(line_of, [NAN, Closing("crashed", detail, 5)]))
+    (folder / EVENTS_FOLDER / events_name(0)).write_text(lines, encoding="utf-8")
+    run_id = a_run(sqlite_uri, [], {"stability.outcome": "killed"})
+    for room in (RECORD_FOLDER, EVENTS_FOLDER):
+        MlflowClient(tracking_uri=sqlite_uri).log_artifacts(run_id, str(folder / room), room)
+    for history in (read_run_history(run_id, sqlite_uri), recorded_folder(tmp_path, RunFacts("here", "moved"))):
+        assert history is not None
+        assert (history.outcome, history.outcome_detail, history.notes) == ("crashed", detail, ())
+
+
 def test_a_folder_without_a_record_is_none_of_ours(tmp_path: Path) -> None:
     assert recorded_folder(tmp_path, RunFacts("here", "theirs")) is None
 
@@ -149,6 +164,24 @@ def test_thinned_points_are_called_thinned(sqlite_uri: str) -> None:
     assert not history.complete
     assert "thinned" in history.notes[0]
     assert history.of("loss")[0].meaning.known
+
+
+def test_losses_that_charts_do_not_show_are_nan_where_their_count_rose(sqlite_uri: str) -> None:
+    points = [("stability/1_loss", step, 1.0, 1000 + step) for step in (10, 20, 30)]
+    points += [("stability/3_grad_norm", step, 2.0, 1000 + step) for step in (10, 20, 50)]
+    counts = {20: 1.0, 30: 3.0, 40: 5.0, 50: 6.0}  # at step 20 it was one of the steps between
+    points += [("stability/7_nonfinite_values", step, count, 1000 + step) for step, count in counts.items()]
+    record = RunReader(a_run(sqlite_uri, points), sqlite_uri).metric_points(("loss", "grad_norm"))
+    assert record is not None
+    values = {
+        (str(signal), each.step): value
+        for each in record.readings()
+        for signal, value in zip(each.signals, each.values, strict=True)
+    }
+    assert [step for name, step in values if name == "loss"] == [10, 20, 30, 40, 50]
+    assert {key for key, value in values.items() if math.isnan(value)} == {
+        ("loss", 40), ("loss", 50), ("grad_norm", 30), ("grad_norm", 40),
+    }  # fmt: skip
 
 
 def test_a_run_that_is_not_there_is_said_in_one_sentence(sqlite_uri: str) -> None:

@@ -6,6 +6,7 @@ from mlflow import MlflowClient
 from mlflow_stability.tracking.write.recording_claim import (
     RecordingTag,
     claim_place,
+    earlier_left,
     place_among,
     recordings_in,
     tag_name,
@@ -33,6 +34,30 @@ def test_a_recording_behind_ended_ones_goes_on_with_their_steps():
     known = [RecordingTag("a", 0, state="ended", last_step=50), RecordingTag("b", 1, state="ended", last_step=80)]
     assert place_among(known, 2, opening("c"), time.time()).offset == 80
     assert place_among(known, 2, opening("c", first_step=81), time.time()).offset == 0
+
+
+def test_a_recording_that_continues_one_of_the_same_process_stays_in_its_section():
+    now = time.time()
+    before = RecordingTag("a", 0, settled=True, state="live", last_step=50, time=now)
+    beside = RecordingTag("x", 1, settled=True, state="live", last_step=70, time=now)
+    continued = opening("b", first_step=51, earlier=["a"])
+    place = place_among([before], 1, continued, now)
+    assert (place.section, place.offset) == ("stability", 0)
+    assert place_among([before, beside], 2, continued, now).section == "stability_3"
+
+
+def test_a_recording_waits_for_those_of_its_process_until_they_have_arrived():
+    now = time.time()
+    continued = opening("b", first_step=51, earlier=["a"])
+
+    def left(*tags):
+        return earlier_left({tag_name(each.id): each.text() for each in tags}, continued, now)
+
+    assert left() == 1
+    assert left(RecordingTag("a", -1, time=now)) == 1
+    assert left(RecordingTag("a", 0, state="live", time=now)) == 1
+    assert left(RecordingTag("a", 0, state="live", time=now - 60)) == 0
+    assert left(RecordingTag("a", 0, state="ended", time=now)) == 0
 
 
 def test_a_tag_that_somebody_has_written_over_is_passed_over():

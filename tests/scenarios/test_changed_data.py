@@ -1,0 +1,141 @@
+"""A training whose data or loss function changes is not rolled back again and again, and never ended for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from scenarios.flying import QUICK, Flown, flying
+from torch import Tensor, nn
+from torch.optim import Adam
+
+import mlflow_stability
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+
+pytestmark = pytest.mark.scenario
+CHANGES = 200
+POLICY = dataclasses.replace(QUICK, on_give_up="raise")
+"""What would end the training ends the test."""
+Loss = Callable[[nn.Module, Tensor, int], Tensor]
+
+
+def trained(
+    folder: Path,
+    loss_of: Loss,
+    steps: int = 420,
+    rate: Callable[[int], float] = lambda _: 0.01,
+    policy: RollbackPolicy = POLICY,
+) -> tuple[Flown, float]:
+    """A small regression under the autopilot, and its last loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = Adam(model.parameters(), lr=0.01)
+    dice = torch.Generator().manual_seed(1)
+    with flying(folder, rollback=policy) as flown:
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = rate(step)
+            loss = loss_of(model, torch.randn(32, 8, generator=dice), step)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return flown, loss.item()
+
+
+def targets(inputs: Tensor) -> Tensor:
+    return inputs[:, :1].sin() + inputs[:, 1:2] + 0.2 * torch.randn(len(inputs), 1)
+
+
+def other_targets(model: nn.Module, inputs: Tensor, step: int) -> Tensor:
+    """From some step on, all targets are other ones."""
+    wanted = targets(inputs)
+    return nn.functional.mse_loss(model(inputs), wanted if step < CHANGES else 3.0 - 2.0 * wanted)
+
+
+def growing_term(model: nn.Module, inputs: Tensor, step: int) -> Tensor:
+    """A term of the loss grows over 100 steps, as the weight of the KL divergence of a VAE does."""
+    outputs = model(inputs)
+    weight = min(1.0, max(0.0, (step - CHANGES) / 100))
+    return nn.functional.mse_loss(outputs, targets(inputs)) + 1.0 + weight * (3.0 + outputs.square().mean())
+
+
+def plain(model: nn.Module, inputs: Tensor, step: int) -> Tensor:
+    return nn.functional.mse_loss(model(inputs), targets(inputs))
+
+
+def test_after_data_that_changed_for_good_the_training_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    flown, last = trained(tmp_path, other_targets)
+    (told,) = flown.events("data_changed")
+    back, undone = flown.events("rollback")
+    assert "give a loss of" in told.message
+    assert abs(told.evidence["onset"] - CHANGES) < 20
+    assert undone.evidence["target"] == back.step, "what was learnt before the rollback is not lost"
+    assert undone.evidence["steps_regained"] == back.evidence["steps_lost"]
+    assert undone.step - back.step <= POLICY.recovery_patience + 1
+    assert flown.events("give_up") == []
+    assert last < 0.2
+
+
+def test_a_loss_function_that_changes_gradually_ends_no_training(tmp_path: Path) -> None:
+    usual = RollbackPolicy(snapshot_share=1.0, on_give_up="raise")
+    flown, last = trained(tmp_path, growing_term, steps=600, policy=usual)
+    told = flown.events("data_changed")
+    assert told
+    undone = [each for each in flown.events("rollback") if "steps_regained" in each.evidence]
+    assert len(undone) == len(told) == len(flown.events("rollback")) / 2
+    assert flown.events("give_up") == []
+    assert last < 5.0
+
+
+def test_the_learning_rate_is_not_reduced_any_more_then(tmp_path: Path) -> None:
+    flown, _ = trained(tmp_path, other_targets)
+    undone = flown.events("rollback")[-1]
+    later = [each for each in flown.records if getattr(each, "step", 0) > undone.step and hasattr(each, "signals")]
+    assert later
+    assert all(signal.quantity != "learning_rate_used" for each in later for signal in each.signals)
+
+
+@pytest.mark.parametrize("factor", [300.0, 100.0])
+def test_a_learning_rate_that_jumps_is_answered_by_a_rollback_as_ever(tmp_path: Path, factor: float) -> None:
+    flown, last = trained(tmp_path, plain, rate=lambda step: 0.01 * (factor if 200 <= step < 300 else 1.0))
+    assert flown.events("rollback")
+    assert flown.events("data_changed") == []
+    assert last < 0.1
+
+
+def test_weights_that_break_are_replaced_and_the_data_is_not_blamed(tmp_path: Path) -> None:
+    def broken(model: nn.Module, inputs: Tensor, step: int) -> Tensor:
+        if step == CHANGES:
+            with torch.no_grad():
+                model[0].weight.mul_(100.0)  # type: ignore[index, union-attr]
+                model[2].weight.mul_(30.0)  # type: ignore[index, union-attr]
+        return plain(model, inputs, step)
+
+    flown, last = trained(tmp_path, broken)
+    assert len(flown.events("rollback")) == 1
+    assert flown.events("data_changed") == []
+    assert last < 0.1
+
+
+def test_a_change_of_the_data_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    policy = RollbackPolicy(snapshot_every=50, snapshot_share=1.0)
+    mlflow_stability.autolog(rollback=policy, offline=True, journal_dir=tmp_path, strict=True)
+    try:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+        optimizer = Adam(model.parameters(), lr=0.01)
+        for step in range(300):
+            loss = other_targets(model, torch.randn(32, 8), step)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    finally:
+        mlflow_stability.autolog(disable=True)
+    said = [each for each in caplog.messages if "Rolled back" in each or "data_changed" in each]
+    assert len(said) == 2, said
+    assert said[1].startswith("data_changed: The weights of step 101 give a loss of ")
+    assert "Going back to the weights of step" in said[1]
