@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.load import load_run
     from mlflow_stability.demo.simulate import Simulation, simulate
     from mlflow_stability.errors import TrainingDiverged
-    from mlflow_stability.probes.model_check.check import check
+    from mlflow_stability.probes.model_check import check
     from mlflow_stability.recovery.checkpoints.resume_by_run import restore
     from mlflow_stability.recovery.extras import SPAMAdam, conservative_grad_scaler
     from mlflow_stability.recovery.rollback_policy import RollbackPolicy

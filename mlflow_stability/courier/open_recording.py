@@ -1,7 +1,8 @@
 """A recording whose run is open: lets its streams run, and says how it ended.
 
 Guarantees: each stream has its own patience, so what is stuck holds nothing else up; `complete` is said when all of it
-has arrived, `finished` when the run's status tells the truth as well.
+has arrived, `finished` when the run's status tells the truth as well; of a journal that was deleted, what was read of
+it arrives, and the run is ended with the process.
 """
 
 from __future__ import annotations
@@ -38,11 +39,10 @@ from mlflow_stability.courier.streams.missing_points import MissingPointStream
 from mlflow_stability.courier.streams.part_stream import PartStream
 from mlflow_stability.courier.streams.stream import Backoff, DataStream, Stream
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
+from mlflow_stability.journal.follower import is_deleted, size_of
 from mlflow_stability.journal.last_words import closing_in, read_last_words
-from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write.run_report import REPORT_FOLDER
-from mlflow_stability.tracking.write.run_writer import SystemMetrics
+from mlflow_stability.tracking.write import REPORT_FOLDER, SystemMetrics
 from mlflow_stability.vocabulary.run import Closing, Opening
 
 _Stream = TypeVar("_Stream", bound=DataStream)
@@ -106,7 +106,7 @@ class OpenRecording:
         self._last_words: dict[str, Any] = {}
         self._told = False
         """The run has ended, and nothing but pictures can be left."""
-        self._concluded = False
+        self.concluded = False
         """Whether its end and its outcome are in the run."""
         self.finished = False
         """Nothing is left to do."""
@@ -141,9 +141,11 @@ class OpenRecording:
 
     def advance(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
         """One bite of each stream, and the end when it has come; False if there was nothing to do."""
-        self._last_words = read_last_words(self._delivered.folder)
+        deleted = is_deleted(self._delivered.folder)
+        if not deleted:
+            self._last_words = read_last_words(self._delivered.folder)
         over = not alive or self.over
-        if not over and not self._opening.interactive:
+        if not over and not deleted and not self._opening.interactive:
             self.events.look_for_stall()
         moved = False
         for stream in self._streams:
@@ -154,14 +156,14 @@ class OpenRecording:
             self._machine.finish()
             self._machine = None
         arrived = over and all(stream.done for stream in self._streams)
-        if arrived and not self._concluded:
+        if arrived and not self.concluded:
             moved |= self._try(self._board, partial(self._conclude, alive, killed_for_memory))
         for picture in self._pictures:  # they come when all the rest is there
             if not (arrived and picture.done):
                 moved |= self._try(picture, partial(picture.advance, arrived))
         left = [picture for picture in self._pictures if not picture.done]
         if (
-            self._concluded
+            self.concluded
             and not self._told
             and not self._awaits()
             and (not left or (left == [self._attention] and not self._attention.awaited))
@@ -170,7 +172,7 @@ class OpenRecording:
         if (self._told or self._delivered.complete) and not self._missing.done:  # the training waits no longer
             moved |= self._try(self._missing, partial(self._fill, alive, killed_for_memory))
         self.finished = self._told and not left and self._missing.done
-        if not self._concluded and not self._delivered.complete and self._board.due():
+        if not self.concluded and not self._delivered.complete and self._board.due():
             self._try(self._board, self._show)
         return moved
 
@@ -200,8 +202,8 @@ class OpenRecording:
 
     def waiting_bytes(self) -> int:
         """How much of the journal has not arrived everywhere."""
-        size = (self._delivered.folder / JOURNAL).stat().st_size
-        return size - min(self.metrics.reached, self.parts.reached, self.events.reached)
+        reached = min(self.metrics.reached, self.parts.reached, self.events.reached)
+        return max(0, size_of(self._delivered.folder) - reached)
 
     def _show(self) -> None:
         self._board.show(self.events.story, self.metrics.every, self._asked, self._last_words)
@@ -214,7 +216,8 @@ class OpenRecording:
     def _closing(self, alive: bool, killed_for_memory: Callable[[], bool]) -> Closing:
         """How it ended."""
         story = self.events.story
-        return self._said(alive) or silent_end(killed_for_memory(), story.last_step, story.last_time)
+        deleted = is_deleted(self._delivered.folder)
+        return self._said(alive) or silent_end(killed_for_memory(), story.last_step, story.last_time, deleted)
 
     def _conclude(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
         """All numbers have arrived: write how the process ended, and the outcome of the training."""
@@ -232,7 +235,7 @@ class OpenRecording:
         if not self._delivered.complete:
             self._board.close(self.events.story, self.metrics.every, self._asked, self._last_words, closing)
             self._report()
-        self._concluded = True
+        self.concluded = True
         return True
 
     def _end(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:

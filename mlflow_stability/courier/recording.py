@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from mlflow_stability.courier.outlets import OutletPlan, Outlets, TrainingState
 from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.run import EarlierRecordings
 from mlflow_stability.courier.streams.stream import Backoff
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.journal.follower import opening_if_readable, opening_of
-from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.store.address import tracking_uri_for
+from mlflow_stability.journal.follower import opening_if_readable, opening_of, size_of
+from mlflow_stability.tracking.store import tracking_uri_for
 from mlflow_stability.tracking.store.run_page import run_page
 
 NO_OUTLETS = OutletPlan()
@@ -38,7 +38,9 @@ class Recording:
         tracking_uri: str | None,
         plan: OutletPlan = NO_OUTLETS,
         ranks: RankProcesses | None = None,
+        before: Sequence[Recording] = (),
     ) -> None:
+        """`before`: the recordings of the same session that began before this one."""
         self.folder = folder
         self.gone = False
         """All of it has arrived and the folder was removed."""
@@ -53,6 +55,8 @@ class Recording:
         self._ranks = ranks
         self._outlets: Outlets | None = None
         self._flush_asked = False
+        self._before = before
+        self._earlier = EarlierRecordings()
 
     @property
     def run_id(self) -> str | None:
@@ -63,6 +67,16 @@ class Recording:
     def complete(self) -> bool:
         """Whether everything recorded has arrived; the run's status may still wait for the process to be gone."""
         return self.gone or self._delivered.complete
+
+    @property
+    def name(self) -> str:
+        """What its journal calls it; empty before its run was opened."""
+        return self._delivered.recording
+
+    @property
+    def concluded(self) -> bool:
+        """Whether how it ended, and the outcome, are in its run."""
+        return self.complete or self.kept or (self._open is not None and self._open.concluded)
 
     @property
     def caught_up(self) -> bool:
@@ -107,7 +121,7 @@ class Recording:
         """How much of the journal has not arrived."""
         if self.gone:
             return 0
-        return self._open.waiting_bytes() if self._open else (self.folder / JOURNAL).stat().st_size
+        return self._open.waiting_bytes() if self._open else size_of(self.folder)
 
     def seconds_to_wait(self) -> float:
         """When to come back for what waits only for its turn."""
@@ -151,6 +165,9 @@ class Recording:
                     self._remove_if_over(said_so=False)
                 return False
             uri = tracking_uri_for(opening.tracking_uri, opening.directory, self._given_uri)
+            if self._delivered.number is None and self._earlier.awaited(opening, uri, self._not_concluded()):
+                return False
+            self._before = ()
             self._open = OpenRecording(opening, self._delivered, uri, self._process, self._awaits_outlets, self._ranks)
             if self._outlets is not None:
                 self._outlets.link(partial(_link, self._open.writer.run_id, uri))
@@ -159,6 +176,10 @@ class Recording:
             return False
         self._patience.succeeded()
         return True
+
+    def _not_concluded(self) -> list[str]:
+        """The recordings before this one whose outcome is not in their run."""
+        return [each.name for each in self._before if each.name and not each.concluded]
 
     def _remove_if_over(self, said_so: bool) -> None:
         if not said_so and not self._process.has_ended():

@@ -95,7 +95,9 @@ class SessionDelivery:
         # Looked for after that question: a recording that began before the end is found, whatever happened between.
         for folder in recording_folders(self.folder):
             if folder not in self._recordings:
-                self._recordings[folder] = Recording(folder, self._the_process(), self._uri, self._plan, self._ranks)
+                before = tuple(self._recordings.values())
+                process = self._the_process()
+                self._recordings[folder] = Recording(folder, process, self._uri, self._plan, self._ranks, before)
         self._look_for_flush()
         moved = False
         for recording in self._recordings.values():

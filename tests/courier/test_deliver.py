@@ -1,5 +1,7 @@
+import gc
 import json
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -7,11 +9,16 @@ from pathlib import Path
 import pytest
 from courier.staging import Training, bookkeeping, reading
 from mlflow import MlflowClient
+from waiting import wait_until
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.follow_training import follow
 from mlflow_stability.courier.process.claim import Claim, next_orphan
 from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.recording import NO_OUTLETS
+from mlflow_stability.courier.run import run_opening
+from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.journal.layout import TRAINING
 from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.tracking.read.run_history import read_run_history
@@ -43,6 +50,21 @@ def test_a_finished_training_is_delivered_and_leaves_nothing_behind(root, sqlite
     table = load_run(run.info.run_id, sqlite_uri)
     assert table["step"].tolist() == list(range(1, 124))
     assert table["loss"].tolist() == [float(step) for step in range(1, 124)]
+
+
+def test_garbage_is_collected_again_once_a_run_was_opened(root, sqlite_uri):
+    training = Training(root, sqlite_uri)
+    training.train(1, 20)
+    training.end(Closing("finished", "", 20, time.time()))
+    session = SessionDelivery(training.folder, None, lambda: False)
+    assert session.claim.take()
+    gc.disable()
+    try:
+        assert follow(session, NO_OUTLETS.settings)
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize(
@@ -255,3 +277,80 @@ def test_more_events_than_fit_into_one_file_all_arrive(root, sqlite_uri):
     events = [said for _, said in RunReader(run_id, sqlite_uri).said() if isinstance(said, Event)]
     assert [event.step for event in events] == list(range(1, 12_001))
     assert RunReader(run_id, sqlite_uri).tags["stability.findings"] == "1 warning", "neighbours are one finding"
+
+
+def test_a_run_whose_journal_was_deleted_keeps_what_had_arrived_and_ends_with_its_process(root, sqlite_uri):
+    training = Training(root, sqlite_uri)
+    session = SessionDelivery(training.folder, None, lambda: False)
+    assert session.claim.take()
+    training.train(1, 50)
+    while session.advance():
+        pass
+    other = training.begin("other")
+    other.append(reading(1))
+    other.append(Closing("finished", "", 1, run_was_active=False))
+    shutil.rmtree(training.journal.folder)
+    wait_until(lambda: not session.advance() and session.report().delivered)
+    first, second = session.report().run_ids
+    assert (run_of(sqlite_uri, first).info.status, run_of(sqlite_uri, second).info.status) == ("RUNNING", "FINISHED")
+    assert session.report().waiting_bytes == 0
+    shutil.rmtree(root)
+    training.end()
+    wait_until(lambda: not session.advance() and session.over)
+    assert not session.report().error
+    session.remove()
+    run = run_of(sqlite_uri, first)
+    assert (run.info.status, run.data.tags["stability.ended"]) == ("KILLED", "unknown")
+    history = read_run_history(first, sqlite_uri)
+    assert history.of("loss")[0].series.steps.tolist() == list(range(1, 51))
+    assert history.outcome_detail == "the journal was deleted after step 50; later steps are lost"
+    assert not root.exists()
+
+
+def test_recordings_of_one_process_in_one_run_are_one_after_the_other(root, sqlite_uri):
+    run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
+    training = Training(root, sqlite_uri, run_id=run_id)
+    journals, earlier = [training.journal], [training.folder.name]
+    for number in (1, 2):
+        journals.append(training.begin(f"again{number}", first_step=20 * number + 1, earlier=list(earlier)))
+        earlier.append(f"again{number}")
+    for number, journal in enumerate(journals):
+        for step in range(20 * number + 1, 20 * number + 21):
+            journal.append(reading(step))
+        journal.append(Closing("finished", "", 20 * number + 20, run_was_active=number == 2))
+    training.end()
+    deliver_session(training.folder)
+    table = load_run(run_id, sqlite_uri)
+    assert table["step"].tolist() == list(range(1, 61))
+    assert table["recording"].tolist() == [0] * 20 + [1] * 20 + [2] * 20
+    run = run_of(sqlite_uri, run_id)
+    assert {key.partition("/")[0] for key in run.data.metrics} == {"stability"}
+    assert run.info.status == "FINISHED"
+
+
+def test_a_recording_whose_courier_comes_first_lets_the_earlier_one_of_its_process_go_before(root, sqlite_uri):
+    run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
+    first = Training(root, sqlite_uri, run_id=run_id)
+    first.train(1, 20)
+    second = Training(root, sqlite_uri, run_id=run_id, first_step=21, earlier=[first.folder.name])
+    second.train(21, 30)
+    session = SessionDelivery(second.folder, None, lambda: False)
+    for _ in range(3):
+        session.advance()
+    first.end(Closing("finished", "", 20, run_was_active=False))
+    deliver_session(first.folder)
+    second.end(Closing("finished", "", 30))
+    deliver_session(second.folder)
+    table = load_run(run_id, sqlite_uri)
+    assert table["step"].tolist() == list(range(1, 31))
+    assert table["recording"].tolist() == [0] * 20 + [1] * 10
+
+
+def test_a_recording_does_not_wait_for_ever_for_one_that_nobody_delivers(root, sqlite_uri, monkeypatch):
+    monkeypatch.setattr(run_opening, "LONGEST_WAIT", 1.0)
+    run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
+    training = Training(root, sqlite_uri, run_id=run_id, first_step=21, earlier=["lost"])
+    training.train(21, 30)
+    training.end(Closing("finished", "", 30))
+    deliver_session(training.folder)
+    assert load_run(run_id, sqlite_uri)["step"].tolist() == list(range(21, 31))

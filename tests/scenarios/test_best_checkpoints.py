@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ from torch import nn
 
 import mlflow_stability
 from mlflow_stability.errors import CheckpointsRefused
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import best_of, last_good_of
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta, best_of, last_good_of
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import find, listing
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.state.state_copy import StateCopy
 
 FIRST_HALF = [0.9, 0.5, 0.2, 0.3, 0.4, 0.6]
 """Of a metric that is logged every 60 steps, and best at step 180."""
@@ -37,16 +42,23 @@ def built() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def train(metric: str, values: list[float], sampler: Sampler | None = None) -> dict[int, torch.Tensor]:
-    """Train, and log a value every 60 steps; gives the weights at each."""
+def train(
+    metric: str,
+    values: list[float],
+    *,
+    pause: float = 0.0,
+    at_step: dict[int, Callable[[], None]] | None = None,
+) -> dict[int, torch.Tensor]:
+    """Train, and log a value every 60 steps; gives the weights at each. `pause`: seconds after the next forward."""
     model, optimizer = built()
-    weights = {}
+    weights: dict[int, torch.Tensor] = {}
     for step in range(1, 60 * len(values) + 60):
-        if sampler is not None:
-            sampler.drawn += 1
+        (at_step or {}).get(step, lambda: None)()
         inputs = torch.randn(16, 4)
         optimizer.zero_grad()
-        (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        time.sleep(pause * (step - 1 in weights))
         optimizer.step()
         if step % 60 == 0 and step // 60 <= len(values):
             weights[step] = model.state_dict()["weight"].clone()
@@ -85,6 +97,42 @@ def test_the_best_state_by_a_metric_of_the_script_is_kept_and_restored(
     resumed = mlflow_stability.restore(model, optimizer, directory=directory, which="best")
     assert resumed.step == 180
     assert torch.equal(model.state_dict()["weight"], weights[180])
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.3])
+def test_a_validation_at_a_checkpoint_step_gives_that_checkpoint_its_value(
+    tmp_path: Path, store: str, pause: float
+) -> None:
+    """With a pause the checkpoint is on the disk when the metric is heard, without one on its way there."""
+    with mlflow.start_run(), flying(tmp_path, rollback_checkpoint_interval=60, best_by="val_loss"):
+        weights = train("val_loss", FIRST_HALF, pause=pause)
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    metas = [each.meta for each in listing(directory) if each.meta is not None]
+    assert [(each.step, each.value) for each in metas] == [
+        (60, 0.9), (120, 0.5), (180, 0.2), (240, None), (300, None), (360, None)
+    ]  # fmt: skip
+    model, optimizer = built()
+    assert mlflow_stability.restore(model, optimizer, directory=directory, which="best").step == 180
+    assert torch.equal(model.state_dict()["weight"], weights[180])
+
+
+def test_the_best_state_is_written_also_where_another_one_is_still_on_its_way(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, may_go = CheckpointStore.commit, threading.Event()
+
+    def commit(self: CheckpointStore, copy: StateCopy, loss: float, value: float | None = None) -> CheckpointMeta:
+        assert copy.step != 50 or may_go.wait(30)
+        return slow(self, copy, loss, value)
+
+    monkeypatch.setattr(CheckpointStore, "commit", commit)
+    with mlflow.start_run(), flying(tmp_path, rollback_checkpoint_interval=50, best_by="val_loss"):
+        weights = train("val_loss", [0.9, 0.5, 0.7], at_step={125: may_go.set})
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    model, optimizer = built()
+    assert find(directory, 50).checkpoint.step == 50
+    assert mlflow_stability.restore(model, optimizer, directory=directory, which="best").step == 120
+    assert torch.equal(model.state_dict()["weight"], weights[120])
 
 
 def test_without_a_metric_the_loss_says_which_is_the_best(tmp_path: Path) -> None:

@@ -102,6 +102,29 @@ def test_a_nested_run_gets_its_steps_and_the_outer_one_goes_on(store: MlflowClie
     assert losses_of(outer.info.run_id) == pytest.approx(before + after)
     record = mlflow_stability.load_run(outer.info.run_id)
     assert list(record.index if record.index.name == "step" else record["step"]) == list(range(1, 11))
+    assert not [name for name in store.get_run(outer.info.run_id).data.metrics if name.startswith("stability_2")]
+
+
+@pytest.mark.slow
+def test_a_training_that_is_watched_again_at_once_in_the_same_run_goes_on_behind_its_last_step(
+    store: MlflowClient,
+) -> None:
+    with mlflow.start_run() as run:
+        first = watch(log_every_n_steps=1)
+        before = train(30)
+        mlflow_stability.autolog(disable=True)
+        second = watch(log_every_n_steps=1)
+        after = train(25)
+        mlflow_stability.autolog(disable=True)
+        assert second.wait(60)
+        assert first.wait(60)
+    record = mlflow_stability.load_run(run.info.run_id)
+    assert record["step"].tolist() == list(range(1, 56))
+    assert record["recording"].tolist() == [0] * 30 + [1] * 25
+    assert record["loss"].tolist() == pytest.approx(before + after)
+    last = store.get_metric_history(run.info.run_id, "stability/1_loss")[-1]
+    assert (last.step, last.value) == (55, pytest.approx(after[-1]))
+    assert not [name for name in store.get_run(run.info.run_id).data.metrics if name.startswith("stability_2")]
 
 
 @pytest.mark.slow

@@ -65,10 +65,11 @@ def printed(folder: Path, *arguments: str) -> list[str]:
 
 
 def last_line(lines: list[str]) -> str:
-    """How the training went; a line about its beginning comes before everything else, or not at all."""
-    assert not any(line.startswith("Record") for line in lines[1:])
-    if lines[0].startswith("Record"):
-        assert re.fullmatch(r"Recording run [\w-]+: `mlflow ui --backend-store-uri \S+` shows it\.", lines[0])
+    """How the training went; where it is recorded is said once, as soon as that is known, or not at all."""
+    recorded = [line for line in lines if line.startswith("Record")]
+    assert len(recorded) <= 1
+    for line in recorded:
+        assert re.fullmatch(r"Recording run [\w-]+: `mlflow ui --backend-store-uri \S+` shows it\.", line)
     end = re.fullmatch(r"(.*) Report: `mlflow-stability open [0-9a-f]{32}`", lines[-1])
     assert end, lines
     return end[1]

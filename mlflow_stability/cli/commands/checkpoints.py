@@ -15,16 +15,17 @@ from rich.text import Text
 from mlflow_stability.cli.kit.options import last_option, run_asked_for, tracking_uri_option
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
 from mlflow_stability.errors import RunNotFoundError, SettingsError
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import (
+from mlflow_stability.recovery.checkpoints import (
     CheckpointMeta,
+    StoredCheckpoint,
     best_of,
+    damage_of,
     last_good_of,
     read_meta,
     step_of_name,
 )
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, damage_of
 from mlflow_stability.tracking.store.reachable_client import answering_client
-from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
+from mlflow_stability.tracking.write import RunCheckpoints
 
 DAMAGED = 1
 

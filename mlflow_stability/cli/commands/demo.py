@@ -21,7 +21,7 @@ from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.store.run_page import run_page
-from mlflow_stability.tracking.write.run_report import log_report
+from mlflow_stability.tracking.write import log_report
 from mlflow_stability.vocabulary.result import Event
 
 

@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from mlflow_stability.analysis.asked_for import asked_for
-from mlflow_stability.analysis.cards.card_cache import cache_folder
+from mlflow_stability.analysis.cards import cache_folder
 from mlflow_stability.analysis.diagnose import diagnose_all
 from mlflow_stability.cli.kit.options import last_option, runs_asked_for, tracking_uri_option
 from mlflow_stability.cli.kit.output import must_be_writable, must_not_overwrite, put_out

@@ -14,7 +14,7 @@ from mlflow_stability.cli.watch.watched_run import QUANTITIES, WatchedRun
 from mlflow_stability.courier.process import process_of
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.journal.follower import JournalFollower, opening_if_readable
+from mlflow_stability.journal.follower import JournalFollower, is_deleted, opening_if_readable
 from mlflow_stability.journal.layout import recording_folders, session_folders
 from mlflow_stability.journal.writer import NAME as JOURNAL
 
@@ -47,11 +47,10 @@ class JournalSource:
         delivered = Delivered.read(self._folder)
         if delivered.run_id:
             self.run.run_id, self.run.name = delivered.run_id, f"run {delivered.run_id[:12]}"
-        try:
-            while entries := self._follower.read():
-                for entry in entries:
-                    self.run.hear(entry.record, delivered.offset)
-        except FileNotFoundError:
+        while entries := self._follower.read():
+            for entry in entries:
+                self.run.hear(entry.record, delivered.offset)
+        if is_deleted(self._folder):
             self.gone = True
             return self.run
         if not alive and not self.run.ended:

@@ -96,8 +96,8 @@ def _loss(out: TerminalWriter, run: WatchedRun) -> Iterator[Text]:
     if not len(curve):
         yield out.text(" " * GUTTER + "no step yet", "dim")
         return
-    yield from _drawn(out, curve, LOSS_ROWS)
     first, last = int(curve.steps.min()), run.last_step
+    yield from _drawn(out, curve, LOSS_ROWS, (first, last))
     shown = [(number, each) for number, each in _numbered(run) if each.end >= first]
     if shown:
         yield mark_line(shown, first, last, out.console.width - 2, unicode=out.unicode)
@@ -114,7 +114,9 @@ def _norm(out: TerminalWriter, run: WatchedRun) -> Iterator[Text]:
     if zone is not None:
         said.append(f", {zone.name} ({zone.limits})", ZONE_STYLES[zone.name])
     yield _title(out, "gradient norm", said)
-    yield from _drawn(out, curve, NORM_ROWS, zones=True)
+    loss = run.curve("loss")  # under whose curve the axis of both stands
+    first = int((loss if len(loss) else curve).steps.min())
+    yield from _drawn(out, curve, NORM_ROWS, (first, run.last_step), zones=True)
 
 
 def _title(out: TerminalWriter, name: str, said: str | Text) -> Text:
@@ -128,8 +130,13 @@ def _now(run: WatchedRun, quantity: str) -> str:
     return "" if value is None else number_text(value)
 
 
-def _drawn(out: TerminalWriter, curve: Curve, rows: int, *, zones: bool = False) -> Iterator[Text]:
-    """The curve; of a quantity that has zones each row is in the colour of the zone that its middle lies in."""
+def _drawn(
+    out: TerminalWriter, curve: Curve, rows: int, reach: tuple[int, int], *, zones: bool = False
+) -> Iterator[Text]:
+    """The curve from the first of two steps to the last; it may end earlier, where it was not measured any more.
+
+    Of a quantity that has zones each row is in the colour of the zone that its middle lies in.
+    """
     width = out.console.width - 2
     if not curve.counts.any():
         yield out.text(" " * GUTTER + "no finite value", "dim")
@@ -137,7 +144,9 @@ def _drawn(out: TerminalWriter, curve: Curve, rows: int, *, zones: bool = False)
     values = np.stack([curve.low, curve.high], axis=1).reshape(-1)
     finite = values[np.isfinite(values)]
     logarithmic = bool(finite.size and finite.min() > 0)
-    lines = draw(np.repeat(curve.steps, 2), values, width, rows, dots=out.unicode, logarithmic=logarithmic)[:-1]
+    steps = np.concatenate([[reach[0]], np.repeat(curve.steps, 2), [reach[1]]])
+    values = np.concatenate([[np.nan], values, [np.nan]])
+    lines = draw(steps, values, width, rows, dots=out.unicode, logarithmic=logarithmic)[:-1]
     for number, line in enumerate(lines):
         style = "cyan"
         if zones and logarithmic:

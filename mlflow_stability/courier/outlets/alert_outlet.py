@@ -110,7 +110,8 @@ class AlertOutlet:
         self._over_since = time.monotonic()
         if not self._ended:
             self._ended = True
-            silent = silent_end(state.killed_for_memory(), self._last_step, self._last_time)
+            deleted = self._journal.deleted
+            silent = silent_end(state.killed_for_memory(), self._last_step, self._last_time, deleted)
             closing = self._journal.closing or self._journal.returned or silent
             event = ending_event(closing, self._last_step, self._last_time or now)
             if event is not None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 
-from mlflow_stability.alerts.metrics.mirrors import OTEL
+from mlflow_stability.alerts.metrics import OTEL, RunMetrics
 from mlflow_stability.alerts.metrics.otel_exporter import OtelExporter
-from mlflow_stability.alerts.metrics.run_metrics import RunMetrics
 from mlflow_stability.courier.outlets.outlet import JournalReader, OutletPlan, TrainingState
 from mlflow_stability.courier.progress import Delivered
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlflow_stability.alerts.message import RunLink
-from mlflow_stability.alerts.metrics.mirrors import TENSORBOARD, Mirror
+from mlflow_stability.alerts.metrics import TENSORBOARD, Mirror
 from mlflow_stability.alerts.metrics.scalar_writer import MirroredRun, Scalar, ScalarWriter
 from mlflow_stability.alerts.metrics.tensorboard_writer import TensorBoardWriter
 from mlflow_stability.alerts.metrics.wandb_writer import WandbWriter
@@ -22,7 +22,7 @@ from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricStream
 from mlflow_stability.journal.layout import mirror_page
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.tracking.write.thinning import Point
+from mlflow_stability.tracking.write import Point
 from mlflow_stability.vocabulary.run import Opening
 
 RUN_SECONDS = 30.0

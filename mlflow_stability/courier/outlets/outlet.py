@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from mlflow_stability.alerts.metrics.prometheus_exporter import PrometheusExporter
+from mlflow_stability.alerts.metrics import PrometheusExporter
 from mlflow_stability.alerts.outlet_settings import OutletSettings
-from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.follower import JournalFollower, is_deleted
 from mlflow_stability.journal.last_words import closing_in, read_last_words
 from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import NAME as JOURNAL
@@ -82,6 +82,11 @@ class JournalReader:
             elif isinstance(record, Closing):
                 self.closing = record
         return [entry.record for entry in entries]
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the journal is gone before it said how the training ended."""
+        return is_deleted(self._folder)
 
     @property
     def more(self) -> bool:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from mlflow_stability.alerts.message import RunLink
-from mlflow_stability.alerts.metrics.mirrors import OTEL
+from mlflow_stability.alerts.metrics import OTEL
 from mlflow_stability.courier.outlets.alert_outlet import AlertOutlet
 from mlflow_stability.courier.outlets.metrics_outlet import MetricsOutlet
 from mlflow_stability.courier.outlets.mirror_outlet import MirrorOutlet

@@ -22,12 +22,10 @@ from mlflow_stability.courier.streams.attention_stream import Round, RoundReader
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, read_attention_map
 from mlflow_stability.journal.layout import recording_folders
-from mlflow_stability.tracking.artifacts.attention_parts import AttentionPart, picture_of_layer
-from mlflow_stability.tracking.artifacts.folders import ATTENTION_FOLDER
+from mlflow_stability.tracking.artifacts import ATTENTION_FOLDER, AttentionPart, picture_of_layer
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
-from mlflow_stability.tracking.write.run_images import RunImages, image_key
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.write import RunImages, RunWriter, image_key
 from mlflow_stability.vocabulary.measured import AttentionMap
 
 MOST_LAYERS = 12
@@ -58,7 +56,7 @@ def pictures_of(found: Round, recording: int, step: int) -> list[LayerPicture]:
 
 def png_of(attention: AttentionMap, of: Round) -> bytes:
     """The picture; the first one loads matplotlib."""
-    from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap
+    from mlflow_stability.figures.attention import attention_heatmap
     from mlflow_stability.figures.style import sharp_png
 
     drawn = min(MOST_LAYERS, len(of.files))

@@ -23,9 +23,9 @@ from mlflow_stability.figures.run_page import DashboardData
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.artifacts.attention_parts import picture_name
+from mlflow_stability.tracking.artifacts import picture_name
 from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.write import RunWriter
 from mlflow_stability.vocabulary.measured import LayerTable
 
 INTERVAL = 600.0

@@ -24,7 +24,7 @@ from mlflow_stability.journal.process_identity import (
     own_identity,
 )
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.store.address import default_uri, same_store
+from mlflow_stability.tracking.store import default_uri, same_store
 
 _SILENT_SECONDS = 60.0
 _SETTLE_SECONDS = 0.2
@@ -55,6 +55,10 @@ class Claim:
     def holds(self) -> bool:
         """Whether it is still ours."""
         return identity_in_link(self._file) == self._mine
+
+    def is_taken(self) -> bool:
+        """Whether another courier has the session by now; nobody can have one whose folder was deleted."""
+        return identity_in_link(self._file) not in (self._mine, {})
 
     def release(self) -> None:
         """Leave the session to the next courier."""

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TextIO
 
-from mlflow_stability.tracking.store.address import without_credentials
+from mlflow_stability.tracking.store import without_credentials
 
 _WISHES = {
     # We wait and try again ourselves; MLflow's own seven attempts would block for four minutes.

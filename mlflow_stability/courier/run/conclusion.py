@@ -7,6 +7,7 @@ gives; torch is not loaded; what reads and judges is loaded here, and not before
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import run_phrases
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_history import read_run_history
-from mlflow_stability.tracking.write.run_description import section_of
+from mlflow_stability.tracking.write import section_of
 from mlflow_stability.vocabulary.result import Diagnosis
 from mlflow_stability.vocabulary.run import RunCard, RunHistory, process_ended
 from mlflow_stability.vocabulary.text import capitalised, counted
@@ -138,7 +139,7 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
         *(f"**Then:** {markdown(each)}" for each in others),
         _end_of_process(history, diagnosis),
         _not_recorded(history),
-        _figures(history, card),
+        _figures(history, diagnosis, card),
         markdown(_codes(history)),
         _links(page),
     ]
@@ -169,12 +170,17 @@ def _not_recorded(history: RunHistory) -> str:
     return markdown(" ".join(said)) if said else ""
 
 
-def _figures(history: RunHistory, card: RunCard) -> str:
-    """``300 steps · loss 4.16 → 0.003, lowest 0.003 · 1 rollback · 26 steps/s · overhead 1.2 %``."""
+def _figures(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> str:
+    """``300 steps · loss 4.16 → 0.003, lowest 0.002 at step 290 · 1 rollback · 26 steps/s · overhead 1.2 %``.
+
+    The losses are those of the report; a card has medians instead, by which runs are compared.
+    """
     said = [f"{card.steps:,} steps"] if card.steps else []
-    if card.first_loss is not None and card.final_loss is not None:
-        best = f", lowest {number_text(card.best_loss)}" if card.best_loss is not None else ""
-        said.append(f"loss {number_text(card.first_loss)} → {number_text(card.final_loss)}{best}")
+    if diagnosis.curves:
+        loss = diagnosis.curves[0]
+        ended = math.nan if loss.health == "broken" else loss.last
+        best = f"lowest {number_text(loss.best)} at {loss.unit} {loss.best_step:,}"
+        said.append(f"loss {number_text(loss.first)} → {number_text(ended)}, {best}")
     if back := _rollbacks(history):
         said.append(f"{counted(back, 'rollback')} ({counted(card.rolled_back, 'step')} lost)")
     said += [f"{counted(card.skipped, 'step')} skipped"] if card.skipped else []

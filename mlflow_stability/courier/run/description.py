@@ -10,7 +10,7 @@ from collections import Counter
 
 from mlflow_stability.courier.streams.run_summary import RunSummary, events_in_words
 from mlflow_stability.reports.escape import markdown
-from mlflow_stability.tracking.write.run_description import section_of
+from mlflow_stability.tracking.write import section_of
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.text import times
 

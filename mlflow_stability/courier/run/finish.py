@@ -18,10 +18,12 @@ from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 _ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
 
 
-def silent_end(out_of_memory: bool, step: int, time: float) -> Closing:
-    """The closing of a process that wrote none."""
+def silent_end(out_of_memory: bool, step: int, time: float, journal_deleted: bool = False) -> Closing:
+    """The closing of a process that wrote none, or whose journal was deleted before it did."""
     if out_of_memory:
         return Closing("out_of_memory", "killed by the system: out of memory", step, time)
+    if journal_deleted:
+        return Closing("unknown", f"the journal was deleted after step {step}; later steps are lost", step, time)
     return Closing("killed", "process ended without notice: killed by a signal, or os._exit()", step, time)
 
 

@@ -8,6 +8,8 @@ it. Guarantees: whatever is killed when, there is one run for the recording; the
 from __future__ import annotations
 
 import getpass
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,11 +19,14 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.tracking.store.run_creation import TrackingStore, tracking_store
 from mlflow_stability.tracking.store.run_page import run_page
 from mlflow_stability.tracking.tag_names import JOB
-from mlflow_stability.tracking.write.recording_claim import RecordingTag, claim_place, place_among, tag_name
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.write import RecordingTag, RunWriter, claim_place, earlier_left, place_among
 from mlflow_stability.vocabulary.run import Opening
 
 RECORD_SCHEMA = "1"
+LONGEST_WAIT = 30.0
+"""Seconds that a recording waits without progress for earlier ones of its process: after as long without a word, a
+recording counts as dead."""
+_LOOK_SECONDS = 0.5
 
 
 def open_run(
@@ -50,6 +55,37 @@ def open_run(
     return writer, place
 
 
+class EarlierRecordings:
+    """The recordings of the same process that go before one in its run: it waits for them, but not for ever.
+
+    Their couriers may be another one, or dead, or offline.
+    """
+
+    def __init__(self) -> None:
+        self._look_at = float("-inf")
+        self._left = 0
+        self._until = 0.0
+
+    def awaited(self, opening: Opening, uri: str, own: Sequence[str]) -> bool:
+        """Whether to wait; `own`: recordings of this courier that have not arrived, of which no server need be asked.
+
+        As long as their number changes, waiting goes on; then it lasts at most `LONGEST_WAIT` more.
+        """
+        if not opening.earlier or opening.run_id is None:
+            return False
+        now = time.monotonic()
+        if now < self._look_at:
+            return True
+        self._look_at = now + _LOOK_SECONDS
+        left = len(set(own) & set(opening.earlier))
+        if not left:
+            tags = tracking_store(uri).writer(opening.run_id).tags()
+            left = earlier_left(tags, opening, time.time())
+        if left != self._left:
+            self._left, self._until = left, now + LONGEST_WAIT
+        return left > 0 and now < self._until
+
+
 def _run_of_job(store: TrackingStore, opening: Opening) -> str | None:
     """The run of the attempts before, where a launcher has started the job again."""
     if not opening.job or not opening.restarts:
@@ -59,17 +95,19 @@ def _run_of_job(store: TrackingStore, opening: Opening) -> str | None:
 
 def _made_run(store: TrackingStore, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
     experiment_id = store.experiment(opening.experiment_id)
+    place = replace(place_among([], 0, opening, opening.time), settled=True)
     if delivered.creating:  # asked before, and the answer was lost
-        found = store.find_run(experiment_id, tag_name(opening.recording), opening.recording)
+        found = store.find_run(experiment_id, place.key, opening.recording)
         if found:
             return found
     delivered.creating = True
     delivered.save()
-    return store.create_run(experiment_id, _first_tags(opening, process), opening.time)
+    tags = {**_first_tags(opening, process), place.key: place.text()}
+    return store.create_run(experiment_id, tags, opening.time)
 
 
 def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
-    """What MLflow itself says of a run that it starts, and the recording's place, by which the run is found again."""
+    """What MLflow itself says of a run that it starts."""
     tags = {"mlflow.autologging": "stability", "mlflow.source.type": "LOCAL", **opening.tags}
     try:
         tags["mlflow.user"] = getpass.getuser()
@@ -80,8 +118,6 @@ def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
         tags["mlflow.source.name"] = str(Path(opening.directory, script))
     if opening.job:
         tags[JOB] = opening.job
-    place = replace(place_among([], 0, opening, opening.time), settled=True)
-    tags[tag_name(opening.recording)] = place.text()
     return tags
 
 

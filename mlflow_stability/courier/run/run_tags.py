@@ -20,10 +20,8 @@ from mlflow_stability.courier.run.description import live_description
 from mlflow_stability.courier.streams.run_summary import RunSummary, events_in_words
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking import tag_names
-from mlflow_stability.tracking.artifacts.folders import DATA_FOLDER, README
-from mlflow_stability.tracking.artifacts.record_events import bookkeeping_name
-from mlflow_stability.tracking.write.recording_claim import RecordingTag, recordings_in, tag_name
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.artifacts import DATA_FOLDER, README, bookkeeping_name
+from mlflow_stability.tracking.write import RecordingTag, RunWriter, recordings_in, tag_name
 from mlflow_stability.vocabulary.run import Closing
 
 _INTERVAL = 10.0

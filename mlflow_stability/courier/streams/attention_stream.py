@@ -20,10 +20,9 @@ from typing import Any
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.errors import JournalError, TrackingError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, attention_map_files, read_attention_map
-from mlflow_stability.tracking.artifacts.attention_parts import AttentionPart, write_attention_part
-from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDER
+from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
 from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.write import RunWriter
 from mlflow_stability.vocabulary.measured import AttentionMap
 
 PAGE = "attention.json"

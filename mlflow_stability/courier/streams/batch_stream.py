@@ -16,7 +16,7 @@ from pathlib import Path
 from mlflow_stability.courier.streams.link_or_copy import link_or_copy
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.write import RunWriter
 
 INTERVAL = 10.0
 FOLDER = "stability/batches"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mlflow_stability.courier.streams.link_or_copy import link_or_copy
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, damage_of, listing
+from mlflow_stability.recovery.checkpoints import StoredCheckpoint, damage_of, listing
 from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
+from mlflow_stability.tracking.write import RunCheckpoints
 
 INTERVAL = 10.0
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.event_stream import EventStream
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.tracking.artifacts.folders import DATA_FOLDER
-from mlflow_stability.tracking.write.run_params import is_chosen
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.artifacts import DATA_FOLDER
+from mlflow_stability.tracking.write import RunWriter, is_chosen
 from mlflow_stability.vocabulary.run import Opening
 
 SECONDS = 5.0

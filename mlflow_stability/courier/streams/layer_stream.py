@@ -18,11 +18,9 @@ from pathlib import Path
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.errors import JournalError, TrackingError
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
-from mlflow_stability.tracking.artifacts.folders import LAYER_TABLES_FOLDER
+from mlflow_stability.tracking.artifacts import LAYER_TABLES_FOLDER
 from mlflow_stability.tracking.artifacts.layer_parts import layer_part_name, write_layer_part
-from mlflow_stability.tracking.write.layer_metrics import LayerMetrics, chosen_signals
-from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.tracking.write.thinning import Point
+from mlflow_stability.tracking.write import LayerMetrics, Point, RunWriter, chosen_signals
 from mlflow_stability.vocabulary.measured import STATISTICS, LayerTable, Signal
 
 PAGE = "layers.json"
@@ -93,7 +91,7 @@ class LayerStream:
         """The statistics of a table; their time is that of its file, so that a store recognises what it has."""
         signals = tuple(Signal(f"{table.what}_{name}", layer) for layer in table.layers for name in STATISTICS)
         values = table.statistics.ravel().tolist()
-        step, when = table.step + self._delivered.offset, file.path.stat().st_mtime
+        step, when = table.step + self._delivered.offset, _written(file.path)
         chosen = ((each.signal, each.value(values)) for each in chosen_signals(signals, self._metrics))
         return [Point(signal, step, value, when) for signal, value in chosen if math.isfinite(value)]
 
@@ -114,6 +112,13 @@ def _size(file: LayerTableFile) -> int:
         return file.path.stat().st_size
     except OSError:
         return 0
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:  # deleted since it was read
+        return time.time()
 
 
 def _read(file: LayerTableFile) -> LayerTable | None:

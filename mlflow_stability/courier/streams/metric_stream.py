@@ -22,10 +22,8 @@ from mlflow_stability.courier.streams.held_readings import HeldReadings
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.store.address import is_sqlite
-from mlflow_stability.tracking.write.layer_metrics import LayerMetrics
-from mlflow_stability.tracking.write.single_values import SingleValues
-from mlflow_stability.tracking.write.thinning import Point, Thinner, is_of_the_script
+from mlflow_stability.tracking.store import is_sqlite
+from mlflow_stability.tracking.write import LayerMetrics, Point, SingleValues, Thinner, is_of_the_script
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Event
 

@@ -20,9 +20,7 @@ from mlflow_stability.courier.streams.metric_stream import DeliveryPace, PointWr
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.write.layer_metrics import LayerMetrics
-from mlflow_stability.tracking.write.single_values import SingleValues
-from mlflow_stability.tracking.write.thinning import Point, Thinner, is_extreme, is_of_the_script
+from mlflow_stability.tracking.write import LayerMetrics, Point, SingleValues, Thinner, is_extreme, is_of_the_script
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Event
 

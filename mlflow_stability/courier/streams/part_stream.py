@@ -15,9 +15,9 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.artifacts.folders import RECORD_FOLDER
+from mlflow_stability.tracking.artifacts import RECORD_FOLDER
 from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.write import RunWriter
 from mlflow_stability.vocabulary.measured import StepReading
 
 _READ_AT_ONCE = 500

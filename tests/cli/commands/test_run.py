@@ -16,8 +16,9 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 
 OURS = [sys.executable, "-m", "mlflow_stability", "run"]
 TELLS = """
-import pickle, sys
+import gc, pickle, sys
 class Kept: pass
+print(gc.isenabled(), gc.get_threshold(), gc.get_freeze_count())
 main = sys.modules["__main__"]
 print(sys.argv, sys.path[0], __name__, __file__, __package__, __spec__ and __spec__.name, __doc__, __cached__)
 print(type(__loader__).__name__, type(pickle.loads(pickle.dumps(Kept()))).__module__, main.Kept is Kept)

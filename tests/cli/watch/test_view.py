@@ -92,3 +92,12 @@ def test_a_terminal_without_unicode_gets_ascii_alone() -> None:
 )
 def test_durations_are_told_as_people_say_them(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_a_curve_that_ended_earlier_is_not_stretched_to_the_end_of_the_axis() -> None:
+    run = watched(100, findings=0)
+    for step in range(101, 401):
+        run.hear(StepReading(step, SIGNALS[2:3], (3e-4,), 1, time.time()))
+    rows = [line.partition("┤")[2] for line in drawn(run) if "┤" in line]
+    assert max(len(row.rstrip()) for row in rows) <= 20
+    assert "400" in "\n".join(drawn(run))

@@ -10,6 +10,7 @@ import pytest
 from courier.staging import SIGNALS, Training
 from mlflow import MlflowClient
 
+from mlflow_stability import diagnose
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.run import run_tags
 from mlflow_stability.courier.run.conclusion import conclusion_of
@@ -59,6 +60,9 @@ def test_a_broken_run_says_what_when_and_what_next_though_its_process_finished(r
     shown = description.splitlines()[:8]  # of its own text two, and five of ours that MLflow shows unfolded
     assert any(line.startswith("**What to do:** ") for line in shown)
     assert "60 steps · loss 2 → NaN" in description
+    diagnosis = diagnose(run_id, tracking_uri=sqlite_uri)  # which has the lowest loss, and no median of some
+    least = diagnosis.curves[0]
+    assert f", lowest {least.best:.3g} at step {least.best_step} ·" in description
     assert f"/runs/{run_id}/artifacts/stability/report.html?workflowType=machine_learning)" in description
 
 

@@ -17,6 +17,7 @@ KILLED = silent_end(False, 5, 1.0)
         (Closing("interrupted"), True, "RUNNING", "KILLED"),
         (KILLED, True, "RUNNING", "KILLED"),
         (silent_end(True, 5, 1.0), True, "RUNNING", "FAILED"),
+        (silent_end(False, 5, 1.0, journal_deleted=True), True, "RUNNING", "KILLED"),
         (ENDED, False, "RUNNING", "FINISHED"),
         (ENDED, False, "FAILED", None),  # its owner knew more
         (CRASHED, False, "RUNNING", "FAILED"),
