@@ -7,8 +7,8 @@ from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, LOST
 from mlflow_stability.probes.ranks.rank_numbers import EVERY
 from mlflow_stability.probes.ranks.rank_peaks import z_of_all
-from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
+from mlflow_stability.probes.ranks.sum_over_ranks import RankTable
 
 __all__ = [
     "ANSWER_SECONDS",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.probes.ranks.rank_exchange import RankExchange
 from mlflow_stability.probes.ranks.rank_peaks import PeakWatch
-from mlflow_stability.probes.ranks.rank_row import (
+from mlflow_stability.probes.ranks.sum_over_ranks import (
     LAYERS_EVERY,
     LEAVING,
     OFFSET,

@@ -26,10 +26,10 @@ from mlflow_stability.probes.ranks.pipeline_stages import MicroBatches
 from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import RankExchange
 from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
-from mlflow_stability.probes.ranks.rank_row import Measured, RankTable, root
+from mlflow_stability.probes.ranks.sharded_gradient_norm import LocalSquares, local_squares
+from mlflow_stability.probes.ranks.sharded_layer_norms import SplitLayerNorms, momentum_of_own_part
 from mlflow_stability.probes.ranks.shards import TrainingRanks, training_ranks
-from mlflow_stability.probes.ranks.split_gradient_norm import LocalSquares, local_squares
-from mlflow_stability.probes.ranks.split_layer_norms import SplitLayerNorms, momentum_of_own_part
+from mlflow_stability.probes.ranks.sum_over_ranks import Measured, RankTable, root
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.probes.tensors.gradient_norm import world_size
 from mlflow_stability.vocabulary.measured import Signal, SignalType

@@ -28,9 +28,9 @@ from mlflow_stability.probes.objects.model_discovery import ObjectScan
 from mlflow_stability.probes.objects.object_memory import ObjectMemory
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
-from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.ranks.shards import whole_scalar
+from mlflow_stability.probes.ranks.sum_over_ranks import RankTable
 from mlflow_stability.probes.step.clipped_norm import ClippedNorm
 from mlflow_stability.probes.step.engine_norms import EngineNorms, norm_before_clipping
 from mlflow_stability.probes.step.held_gradients import HeldGradients, SinceLastStep

@@ -24,7 +24,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.tensors import parameters_of
-from mlflow_stability.recovery.skipping.step_check import broken_flag, is_sound, takes_found_inf
+from mlflow_stability.recovery.skipping.broken_step_flag import broken_flag, is_sound, takes_found_inf
 from mlflow_stability.recovery.skipping.step_undo import (
     BufferUndo,
     PutBack,

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.objects import state_of
-from mlflow_stability.recovery.skipping.step_check import local_part
+from mlflow_stability.recovery.skipping.broken_step_flag import local_part
 
 BUDGET = 64 * 2**20
 """How many bytes of the device the copy may take."""

@@ -16,7 +16,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class DivergenceStartState:
+class DivergenceAtStartState:
     """What has been seen so far."""
 
     seen: int = 0
@@ -39,7 +39,7 @@ class DivergenceStartState:
 
 
 @dataclass(frozen=True, slots=True)
-class DivergenceStart(Detector):
+class DivergenceAtStart(Detector):
     """The loss diverged in the first steps of the training.
 
     What it sees: among the first 32 steps, a loss and a gradient norm at 3 times their first value or more. Either 3
@@ -86,15 +86,15 @@ class DivergenceStart(Detector):
         "Warm up the learning rate over 1-5 % of the steps.",
         "Clip gradients at 1.0.",
     )
-    state_type = DivergenceStartState
+    state_type = DivergenceAtStartState
 
-    def step(self, state: DivergenceStartState, point: Point) -> tuple[DivergenceStartState, Event | None]:
+    def step(self, state: DivergenceAtStartState, point: Point) -> tuple[DivergenceAtStartState, Event | None]:
         """Look at the next loss, gradient norm or update."""
         if state.over or not point.finite:
             return state, None
         return state, self._look(state, point, self.smallest_rise_of_players if point.players else self.smallest_rise)
 
-    def _look(self, state: DivergenceStartState, point: Point, rise: float) -> Event | None:
+    def _look(self, state: DivergenceAtStartState, point: Point, rise: float) -> Event | None:
         if point.quantity == "update_ratio":
             state.update = max(state.update, point.value)
             return self._judged(state, point, rise)
@@ -115,7 +115,7 @@ class DivergenceStart(Detector):
         state.onset = point.step if state.row == 1 else state.onset
         return self._judged(state, point, rise)
 
-    def _judged(self, state: DivergenceStartState, point: Point, rise: float) -> Event | None:
+    def _judged(self, state: DivergenceAtStartState, point: Point, rise: float) -> Event | None:
         needed = self.huge_row if state.update >= self.huge_update else self.large_row
         if state.row < needed or state.update < self.large_update:
             return None

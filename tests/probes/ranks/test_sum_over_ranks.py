@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mlflow_stability.probes.ranks.rank_row import Agreed, Layout, Measured, RankTable, Shape, pack, unpack
+from mlflow_stability.probes.ranks.sum_over_ranks import Agreed, Layout, Measured, RankTable, Shape, pack, unpack
 
 LAYOUT = Layout(layers=2, partial=3, names=77)
 
