@@ -29,6 +29,11 @@ def sleeper():
     process.wait()
 
 
+def end_without_being_taken_note_of(process):
+    """Wait for its end, and leave it to be waited for."""
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
 def test_a_process_is_the_same_however_it_is_seen(sleeper):
     code = (
         "import json, sys; from mlflow_stability.journal.process_identity import identity_of;"
@@ -42,7 +47,7 @@ def test_a_process_is_the_same_however_it_is_seen(sleeper):
 def test_a_process_that_ended_is_gone_before_it_was_waited_for():
     process = subprocess.Popen(["true"])
     identity = identity_of(process.pid)
-    time.sleep(0.3)
+    end_without_being_taken_note_of(process)
     assert life_of(identity) is ProcessStatus.GONE
     process.wait()
     assert life_of(identity) is ProcessStatus.GONE
@@ -108,7 +113,7 @@ def test_the_words_of_ps_are_the_same_in_every_time_zone_and_language(sleeper, m
     assert abs(started - time.time()) < 3600 * 2
     assert not first.has_ended
     sleeper.kill()
-    time.sleep(0.2)
+    end_without_being_taken_note_of(sleeper)
     ended = seen_by_ps(sleeper.pid)
     assert ended is not None
     assert ended.has_ended

@@ -22,7 +22,7 @@ LEFT = {
     "handler": ("logging.root.addHandler(logging.StreamHandler())", "loggers: 'root' was "),
     "captured_warnings": ("logging.captureWarnings(True)", "logging.captureWarnings: was False and is True"),
     "signal": ("signal.signal(signal.SIGTERM, print)", "signal handlers: 'SIGTERM' was "),
-    "thread": ("threading.Thread(target=time.sleep, args=(4,)).start()", "threads: <Thread(Thread-"),
+    "thread": ("threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "threads: <Thread(Thread-"),
     "dtype": ("torch.set_default_dtype(torch.float64)", "'get_default_dtype' was torch.float32 and is torch.float64"),
     "device": ("torch.set_default_device('meta')", "'get_default_device' was device(type='cpu') and is"),
     "gradients": ("torch.set_grad_enabled(False)", "'is_grad_enabled' was True and is False"),

@@ -81,7 +81,7 @@ def test_a_delivery_that_was_killed_is_continued(
     first.kill()
     first.communicate()
     (session,) = [each for root in journal_roots_below(shared) for each in session_folders(root)]
-    wait_until(lambda: not holder_lives(session), 10)  # those that it started end with it
+    wait_until(lambda: not holder_lives(session))  # those that it started end with it
 
     troubled_server.down_after, troubled_server.mood = None, "up"
     assert run(["sync", str(shared), "--jobs", "2"]) == 0
@@ -98,9 +98,9 @@ def test_no_process_outlives_the_command(how: signal.Signals, troubled_server: T
     started = psutil.Process(command.pid).children(recursive=True)
     assert len(started) >= 2
     command.send_signal(how)
-    said, _ = command.communicate(timeout=20)
+    said, _ = command.communicate(timeout=60)
     assert command.returncode == (INTERRUPTED if how is signal.SIGINT else -how)
-    assert psutil.wait_procs(started, 20)[1] == []
+    assert psutil.wait_procs(started, 60)[1] == []
     if how is signal.SIGINT:
         assert b"Interrupted: delivered 0 of 3. The same command delivers the rest." in said
     assert len(journal_roots_below(tmp_path / "shared")) == 3

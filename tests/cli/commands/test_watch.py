@@ -108,9 +108,9 @@ def test_ctrl_c_ends_it_quietly(journal: JournalWriter, tmp_path: Path) -> None:
         watching = subprocess.Popen(
             WATCH, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=file, stderr=file
         )
-    wait_until(lambda: "step 100" in out.read_text(), 30)
+    wait_until(lambda: "step 100" in out.read_text(), 120)
     watching.send_signal(signal.SIGINT)
-    assert watching.wait(30) == 0
+    assert watching.wait(60) == 0
     assert "Traceback" not in out.read_text()
     assert "^C" not in out.read_text()
 
@@ -124,7 +124,7 @@ def test_what_is_delivered_meanwhile_is_followed_in_the_store(
         command = [*WATCH, "--interval", "0.1", "--tracking-uri", sqlite_uri]
         within = {**os.environ, "PYTHONPATH": str(ROOT)}
         watching = subprocess.Popen(command, cwd=tmp_path, env=within, stdout=file, stderr=file)
-    wait_until(lambda: "step 100" in out.read_text(), 30)
+    wait_until(lambda: "step 100" in out.read_text(), 120)
     journal.folder.rename(tmp_path / "away")
     assert watching.wait(60) == 0
     assert out.read_text().splitlines()[-1].startswith("finished: step 200")

@@ -36,8 +36,10 @@ def server() -> Iterator[ChatServer]:
         yield running
 
 
-def settings(server: ChatServer, **more: object) -> OutletSettings:
-    return outlet_settings([Alert(f"json://me:{SECRET}@{server.address}/hook?rto=0.5&cto=0.5", **more)], "")  # type: ignore[arg-type]
+def settings(server: ChatServer, patience: float = 20.0, **more: object) -> OutletSettings:
+    """An answer that is later than this is none, and the message is sent again."""
+    url = f"json://me:{SECRET}@{server.address}/hook?rto={patience}&cto={patience}"
+    return outlet_settings([Alert(url, **more)], "")  # type: ignore[arg-type]
 
 
 def training_of(root: Path, uri: str) -> Training:
@@ -48,7 +50,7 @@ def spike(step: int, severity: Severity = Severity.WARNING) -> Event:
     return Event(step, "loss_spike", severity, f"loss 9 at step {step}, 20σ above its baseline.", time=time.time())
 
 
-def advance(session: SessionDelivery, until: Callable[[], object], seconds: float = 30.0) -> None:
+def advance(session: SessionDelivery, until: Callable[[], object], seconds: float = 60.0) -> None:
     last = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < last, session.report()
@@ -66,7 +68,7 @@ def test_a_burst_a_kill_and_nothing_else_arrive_once_with_a_link_and_without_a_t
     for step in range(400, 601, 15):
         training.journal.append(spike(step))
     training.journal.append(Event(601, "rollback", Severity.INFO, "Rolled back.", time=time.time()))
-    wait_until(lambda: server.taken, 40)
+    wait_until(lambda: server.taken)
     (page,) = training.folder.glob("*/alerts.json")
     run_id = read_page(page.parent / "delivered.json")["run_id"]
     texts = [each.read_bytes() for each in training.folder.rglob("*") if each.is_file()]
@@ -109,7 +111,7 @@ def test_a_server_that_never_answers_delays_neither_the_record_nor_the_end_for_l
     monkeypatch.setattr(alert_outlet, "AWAITED_SECONDS", 1.0)
     server.answers = [HANG] * 20
     training = training_of(root, sqlite_uri)
-    session = SessionDelivery(training.folder, sqlite_uri, lambda: False, settings(server))
+    session = SessionDelivery(training.folder, sqlite_uri, lambda: False, settings(server, patience=3.0))
     training.train(1, 50)
     training.journal.append(spike(50, Severity.CRITICAL))
     advance(session, lambda: server.requests)
@@ -138,7 +140,7 @@ def test_a_killed_courier_sends_nothing_twice_that_it_kept_as_sent(
     training.train(1, 50)
     training.journal.append(spike(50, Severity.CRITICAL))
     (folder,) = (each.parent for each in training.folder.glob("*/journal"))
-    wait_until(lambda: read_page(folder / "alerts.json").get("channels", {}).get("json", {}).get("sent"), 40)
+    wait_until(lambda: read_page(folder / "alerts.json").get("channels", {}).get("json", {}).get("sent"))
     kill(courier)
     training.journal.append(Event(51, "nan_detected", Severity.CRITICAL, "loss is NaN at step 51.", time=time.time()))
     training.end(Closing("finished", "", 51, time.time()))

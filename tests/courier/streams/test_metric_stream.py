@@ -4,6 +4,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from courier.staging import Training
+from waiting import wait_until
 
 from mlflow_stability.courier.progress.delivered import Delivered
 from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricStream
@@ -50,11 +51,12 @@ def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
     shelf, delivered = Shelf(seconds_per_point=0.0002), Delivered(training.journal.folder)
     stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
     journal(training, 6000)  # 2500 points a second come in, 200 can be sent beside a living training
-    began = time.monotonic()
-    while time.monotonic() - began < 6:
+
+    def thinned():
         stream.advance(over=False)
-        time.sleep(0.01)
-    assert stream.every >= 16
+        return stream.every >= 16
+
+    wait_until(thinned)
 
 
 def test_a_store_that_was_away_but_is_fast_enough_gets_all_points(training):

@@ -37,7 +37,7 @@ def train(training, first, last, began):
         training.journal.append(StepReading(step, SIGNALS, values, 0, began + step / 1000))
 
 
-def follow(session, until, most=30.0):
+def follow(session, until, most=90.0):
     """What the courier does while training lives."""
     end = time.monotonic() + most
     while not until():

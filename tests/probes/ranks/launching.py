@@ -26,7 +26,7 @@ class Ended:
     errors: str
 
 
-def launch(processes: int, script: str, *arguments: str, seconds: float = 120.0) -> list[Ended]:
+def launch(processes: int, script: str, *arguments: str, seconds: float = 250.0) -> list[Ended]:
     """All processes at their ends; those that take longer are killed, and the test fails."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
