@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,19 @@ def save(way: str, folder: Path) -> None:
         optimizer.step()
         scheduler.step()
         states[step] = whole_state(model, optimizer)
+        if step == 2 * POLICY.checkpoint_every - 1 and dist.get_rank() == 0:
+            wait_for_checkpoint(folder)  # where the disk is busy, the next one would not be taken
     dist.barrier()
     mlflow_stability.autolog(disable=True)
     if dist.get_rank() == 0:
         torch.save(states, folder / "states.pt")
+
+
+def wait_for_checkpoint(folder: Path) -> None:
+    until = time.monotonic() + 60.0
+    while not list(folder.glob("journals/checkpoints/*/rollback_ckpt-*")):
+        assert time.monotonic() < until, "no checkpoint was written"
+        time.sleep(0.01)
 
 
 def restore(way: str, folder: Path) -> None:
