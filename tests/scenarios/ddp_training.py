@@ -1,12 +1,17 @@
-"""Trains on two gloo processes; run by torchrun's environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+"""Trains on two gloo processes; run by torchrun's environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+
+Arguments: none, or a port for metrics and a file; then the training is not over before there is that file.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from waiting import wait_until
 
 import mlflow_stability
 
@@ -28,6 +33,8 @@ def main() -> None:
             print(loss.item(), norm.item(), flush=True)
         optimizer.step()
         optimizer.zero_grad()
+    if len(sys.argv) > 2:
+        wait_until(Path(sys.argv[2]).exists, 180)  # the port is open until all is delivered of a training that is over
     # One that takes its group down while the other is still in it may be aborted by gloo's own threads.
     torch.distributed.barrier()
     del model

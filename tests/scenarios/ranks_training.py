@@ -1,7 +1,8 @@
 """Trains on gloo processes, of which the one before the last is in trouble; prints the weights as a number.
 
-Arguments: `nan` in the batch of that rank at step 13, or `slow` loading of its data from step 20 on, or `once`: targets
-that are too large at step 61, and one slow loading at step 75; the folder for the journal; whether the autopilot is on.
+Arguments: `nan` in the batch of that rank at step 13, or `slow` loading of its data at each step from 20 on that ranks
+compare, or `once`: targets that are too large at step 61, and one slow loading at step 75; the folder for the journal;
+whether the autopilot is on. It is slow for much longer than a busy machine keeps a rank waiting.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mlflow_stability
 
-STEPS, NAN_AT, SLOW_FROM = 90, 13, 20
-SPIKE_AT, SLOW_AT = 61, 75
+STEPS = {"nan": 30, "slow": 150, "once": 90}
+NAN_AT, SLOW_FROM, COMPARED_EVERY = 13, 20, 10
+SPIKE_AT, SLOW_AT, SLOW_SECONDS = 61, 75, 3.0
 
 
 def main(trouble: str, folder: Path, mode: str) -> None:
@@ -39,19 +41,19 @@ def main(trouble: str, folder: Path, mode: str) -> None:
         for each in (plain[0], plain[2], plain):
             fully_shard(each, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(1, (30 if trouble == "nan" else STEPS) + 1):
+    for step in range(1, STEPS[trouble] + 1):
         rows = 64 if trouble == "once" else 4
         inputs = torch.randn(rows, 6, generator=torch.Generator().manual_seed(100 * step + rank))
         target = 0.0
         in_trouble = rank == size - 2
         if in_trouble and trouble == "nan" and step == NAN_AT:
             inputs[0, 0] = math.nan
-        if in_trouble and trouble == "slow" and step >= SLOW_FROM:
-            time.sleep(0.3)
+        if in_trouble and trouble == "slow" and step >= SLOW_FROM and step % COMPARED_EVERY == 0:
+            time.sleep(1.0)
         if in_trouble and trouble == "once" and step == SPIKE_AT:
             target = 1000.0
         if in_trouble and trouble == "once" and step == SLOW_AT:
-            time.sleep(1.5)
+            time.sleep(SLOW_SECONDS)
         optimizer.zero_grad()
         (model(inputs) - target).square().mean().backward()
         optimizer.step()

@@ -47,7 +47,7 @@ def test_its_tensors_are_in_the_run_only_if_asked(
     assert session is not None
     broken = train()
     mlflow_stability.autolog(disable=True)
-    assert session.wait(60)
+    assert session.wait(120)
     client = MlflowClient(sqlite_uri)
     (run,) = client.search_runs(["0"])
     listed = [each.path for each in client.list_artifacts(run.info.run_id, "stability/batches")]

@@ -32,7 +32,7 @@ def nothing_compiled() -> None:
 
 def record_of(store: MlflowClient, session: mlflow_stability.session.session.Session) -> tuple[str, pd.DataFrame]:
     mlflow_stability.autolog(disable=True)
-    assert session.wait(60)
+    assert session.wait(120)
     (run,) = store.search_runs(["0"])
     return run.info.run_id, mlflow_stability.load_run(run.info.run_id).set_index("step")
 

@@ -36,7 +36,7 @@ def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
         session.pause()
         yield session
         mlflow_stability.autolog(disable=True)
-        assert session.wait(60)
+        assert session.wait(120)
         assert session.parts_off == {}
 
 

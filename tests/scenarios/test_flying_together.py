@@ -72,7 +72,7 @@ def test_smaller_steps_are_those_of_both(sqlite_uri: str, tmp_path: Path) -> Non
 
 
 def test_a_return_is_one_for_both(sqlite_uri: str, tmp_path: Path) -> None:
-    ranks = [each.communicate(timeout=120) for each in started("jump", sqlite_uri, tmp_path)]
+    ranks = [each.communicate(timeout=240) for each in started("jump", sqlite_uri, tmp_path)]
     first, second = (numbers(printed) for printed, _ in ranks)
     assert weights(first) == weights(second)
     (_, said), (_, other) = ranks
@@ -88,7 +88,7 @@ def test_a_return_is_one_for_both(sqlite_uri: str, tmp_path: Path) -> None:
 def test_where_the_data_has_changed_both_get_their_weights_of_before_the_rollback_back(
     sqlite_uri: str, tmp_path: Path
 ) -> None:
-    ranks = [each.communicate(timeout=120) for each in started("changed", sqlite_uri, tmp_path)]
+    ranks = [each.communicate(timeout=240) for each in started("changed", sqlite_uri, tmp_path)]
     first, second = (numbers(printed) for printed, _ in ranks)
     assert weights(first) == weights(second)
     (_, said), (_, other) = ranks
@@ -121,7 +121,7 @@ def test_where_one_rank_cannot_go_back_none_does_and_nobody_tries_again(
     sqlite_uri: str, tmp_path: Path, trouble: str, told: str, why: str
 ) -> None:
     ranks = started(trouble, sqlite_uri, tmp_path, **OFFLINE)
-    said = [each.communicate(timeout=120) for each in ranks]
+    said = [each.communicate(timeout=240) for each in ranks]
     assert [each.returncode for each in ranks] == [0, 0], said
     first, second = (numbers(printed) for printed, _ in said)
     assert len(first) == 260
@@ -148,7 +148,7 @@ def test_a_training_that_is_stopped_ends_on_all_ranks_before_the_step(
     sqlite_uri: str, tmp_path: Path, trouble: str
 ) -> None:
     ranks = started(trouble, sqlite_uri, tmp_path, **OFFLINE)
-    said = [each.communicate(timeout=120) for each in ranks]
+    said = [each.communicate(timeout=240) for each in ranks]
     assert [each.returncode for each in ranks] == [1, 1], said
     assert all("TrainingDiverged: Training stopped before step 150 was taken" in errors for _, errors in said)
     assert all("(stop_on=loss>50)" in errors for _, errors in said)

@@ -169,7 +169,7 @@ def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
     assert session is not None
     game.play(200)
     mlflow_stability.autolog(disable=True)
-    assert session.wait(60)
+    assert session.wait(120)
     (run,) = store.search_runs(["0"])
     table = load_run(run.info.run_id, sqlite_uri)
     assert table["step"].tolist() == list(range(1, 201))

@@ -2,58 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from session.output.given_clock import GivenClock
 from torch import nn
 
 import mlflow_stability
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.session.output import training_output
 
 ALIKE = RollbackPolicy(snapshot_every=50, snapshot_share=1.0)
 """Snapshots at the same steps on every machine."""
-
-
-class GivenClock:
-    """Stands for `time` and `Timer`: it is as late as the test says, and calls who waits for that."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._waiting: list[tuple[float, GivenTimer]] = []
-
-    def monotonic(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        self._now += seconds
-        due = [timer for at, timer in self._waiting if at <= self._now]
-        self._waiting = [each for each in self._waiting if each[1] not in due]
-        for timer in due:
-            timer.call()
-
-    def timer(self, seconds: float, call: Callable[[], None]) -> GivenTimer:
-        return GivenTimer(self, seconds, call)
-
-    def wait_for(self, timer: GivenTimer) -> None:
-        self._waiting.append((self._now + timer.seconds, timer))
-
-    def forget(self, timer: GivenTimer) -> None:
-        self._waiting = [each for each in self._waiting if each[1] is not timer]
-
-
-class GivenTimer:
-    def __init__(self, clock: GivenClock, seconds: float, call: Callable[[], None]) -> None:
-        self.seconds, self.call, self._clock = seconds, call, clock
-        self.daemon = False
-
-    def start(self) -> None:
-        self._clock.wait_for(self)
-
-    def cancel(self) -> None:
-        self._clock.forget(self)
 
 
 def printed(
@@ -61,8 +21,7 @@ def printed(
 ) -> list[str]:
     """What is said of a learning rate that is 300 times too high from step 301 on."""
     clock = GivenClock()
-    monkeypatch.setattr(training_output, "time", clock)
-    monkeypatch.setattr(training_output, "Timer", clock.timer)
+    clock.time_output(monkeypatch)
     mlflow_stability.autolog(rollback=ALIKE, offline=True, journal_dir=folder, strict=True)
     try:
         torch.manual_seed(0)

@@ -88,7 +88,7 @@ def test_attention_activations_and_flops_are_recorded_all_the_same() -> None:
     assert session is not None
     watched = trained()
     mlflow_stability.autolog(disable=True)
-    assert session.wait(60)
+    assert session.wait(120)
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
     (run,) = mlflow.search_runs(output_format="list")
     params = read_run_history(run.info.run_id).params

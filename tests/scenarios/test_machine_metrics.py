@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-
 import mlflow
 import pytest
 from mlflow import MlflowClient
 from scenarios.test_runs_in_mlflow import end, runs_of, train, watch
+from waiting import wait_until
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+MEASURED = {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"}
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +25,14 @@ def machine_keys(store: MlflowClient) -> set[str]:
 def test_the_machine_is_measured_where_it_was_asked_for(store: MlflowClient) -> None:
     session = watch(system_metrics=True)
     train(5)
-    give_up = time.monotonic() + 60
-    while not (runs_of(store) and machine_keys(store)) and time.monotonic() < give_up:
+
+    def measured() -> bool:
         train(1)
-        time.sleep(0.2)
+        return bool(runs_of(store)) and machine_keys(store) >= MEASURED
+
+    wait_until(measured, 120)
     end(session)
-    assert {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= machine_keys(store)
+    assert machine_keys(store) >= MEASURED
 
 
 def test_the_machine_is_not_measured_unless_asked_for(store: MlflowClient) -> None:

@@ -90,7 +90,7 @@ def test_a_training_in_one_cell_is_diagnosed_in_the_next_and_a_cell_run_again_is
     cell("run_id = mlflow_stability.current_session().run_id")
     assert cell("print(run_id == mlflow_stability.diagnose().source)").endswith("True\n")
     assert cell("print(mlflow_stability.diagnose().steps)") == "(1, 400)\n"
-    assert cell("print(mlflow_stability.current_session().wait(60), mlflow_stability.flush())") == "True True\n"
+    assert cell("print(mlflow_stability.current_session().wait(120), mlflow_stability.flush())") == "True True\n"
 
     assert cell("mlflow_stability.diagnose()").startswith("<Diagnosis of ")
     assert len(shown(notebook)["text/plain"]) < 300

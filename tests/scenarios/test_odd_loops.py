@@ -88,7 +88,7 @@ def test_of_two_threads_that_train_at_once_the_first_is_recorded_and_both_train(
             optimizer.step()
             optimizer.zero_grad()
             ready.set()
-            go.wait(10)
+            go.wait(60)
 
     alone = tiny_model()
     ready, go, gone = threading.Event(), threading.Event(), threading.Event()
@@ -96,7 +96,7 @@ def test_of_two_threads_that_train_at_once_the_first_is_recorded_and_both_train(
     models = [tiny_model(), tiny_model()]
     first = threading.Thread(target=train, args=(models[0], 5, ready, go))
     first.start()
-    ready.wait(10)
+    ready.wait(60)
     second = threading.Thread(target=train, args=(models[1], 5, threading.Event(), gone))
     second.start()  # trains from beginning to end while the first is in the middle
     second.join()

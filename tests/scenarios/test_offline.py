@@ -31,13 +31,14 @@ def test_offline_nothing_is_sent_until_sync(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     monkeypatch.chdir(tmp_path)
+    before = couriers_of(os.getpid())  # an earlier test's may still be on their way out
     mlflow_stability.autolog(offline=True, strict=True)
     session = mlflow_stability.current_session()
     assert session is not None
     train(steps=30)
-    assert couriers_of(os.getpid()) == []
+    assert set(couriers_of(os.getpid())) <= set(before)
     mlflow_stability.autolog(disable=True)
-    assert couriers_of(os.getpid()) == []
+    assert set(couriers_of(os.getpid())) <= set(before)
     caplog.clear()
     assert not session.wait(1)
     assert [each.getMessage().partition(" in ")[0] for each in caplog.records] == ["Recorded offline"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from probes.ranks.launching import Ended, launch, recorded
 from scenarios import ranks_training
-from scenarios.ranks_training import NAN_AT, SLOW_AT, SPIKE_AT
+from scenarios.ranks_training import NAN_AT, SLOW_AT, SLOW_FROM, SLOW_SECONDS, SPIKE_AT
 
 from mlflow_stability.detectors.reported.ranks import RankNonfinite, RankSlowStep, RankSpike, Straggler
 from mlflow_stability.journal.follower import read_journal
@@ -62,17 +62,22 @@ def test_a_spike_and_a_slow_step_of_one_rank_of_four_are_named(tmp_path: Path) -
     assert f"Loss spike first on rank 2 ({host}) at step {SPIKE_AT}; no spike on the other ranks" in spike.message
     loss = recorded(tmp_path)[SPIKE_AT]["loss"]
     assert spike.evidence["loss"] > 100 * loss, "which is that of rank 0"
-    (slow,) = events(tmp_path, RankSlowStep.kind)
-    assert (slow.step, slow.evidence["rank"]) == (SLOW_AT, 2)
-    assert f"Rank 2 ({host}) took 1.5" in slow.message
-    assert f"Loss spike first on rank 2 ({host}) at step {SPIKE_AT}. Rank 2" in notes(tmp_path)["ranks"]
+    # A busy machine may have kept any rank waiting at another step as well.
+    (slow,) = [each for each in events(tmp_path, RankSlowStep.kind) if each.step == SLOW_AT]
+    assert slow.evidence["rank"] == 2
+    assert slow.evidence["seconds"] >= SLOW_SECONDS
+    said = f"Rank 2 ({host}) took {slow.evidence['seconds']:.3g} s before its backward pass at step {SLOW_AT}, "
+    assert said in slow.message
+    before, found, _ = notes(tmp_path)["ranks"].partition(f". {said}")
+    assert found
+    assert f". Loss spike first on rank 2 ({host}) at step {SPIKE_AT}" in before
 
 
 def test_a_rank_that_the_others_wait_for_is_named_and_losses_are_compared(tmp_path: Path) -> None:
     trained(2, "slow", str(tmp_path), "watched")
     found = events(tmp_path, Straggler.kind)
-    assert [each.evidence["rank"] for each in found] == [0]
-    assert found[0].step >= 10 * Straggler.in_a_row, "a busy machine may have slowed it down before that as well"
+    assert {each.evidence["rank"] for each in found} == {0}
+    assert found[0].step >= SLOW_FROM, "a busy machine may have slowed it down before that as well"
     assert "Rank 0" in found[0].message
     rows = recorded(tmp_path)
     compared = [step for step, row in rows.items() if "loss_ranks_mean" in row]

@@ -27,7 +27,7 @@ def watch(**settings: object) -> Session:
 
 def end(session: Session) -> None:
     mlflow_stability.autolog(disable=True)
-    assert session.wait(60)
+    assert session.wait(120)
 
 
 def train(steps: int, lr: float = 0.1) -> list[float]:
@@ -116,8 +116,8 @@ def test_a_training_that_is_watched_again_at_once_in_the_same_run_goes_on_behind
         second = watch(log_every_n_steps=1)
         after = train(25)
         mlflow_stability.autolog(disable=True)
-        assert second.wait(60)
-        assert first.wait(60)
+        assert second.wait(120)
+        assert first.wait(120)
     record = mlflow_stability.load_run(run.info.run_id)
     assert record["step"].tolist() == list(range(1, 56))
     assert record["recording"].tolist() == [0] * 30 + [1] * 25

@@ -20,16 +20,17 @@ pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("f
 HERE = Path(__file__).parent
 FORKED = [HERE / "ddp_training.py"]
 PACKAGE = Path(mlflow_stability.__file__).parent.parent
+PATHS = os.pathsep.join(map(str, (PACKAGE, PACKAGE / "tests")))
 
 
 def start(script: str, *arguments: str, uri: str, **environment: str) -> Process:
-    around = {**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": str(PACKAGE), **environment}
+    around = {**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": PATHS, **environment}
     return processes.start(HERE / script, *arguments, environment=around)
 
 
 def finish(process: Process) -> list[list[float]]:
     """The numbers that it printed, line by line."""
-    said, errors = process.communicate(timeout=120)
+    said, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     return [[float(word) for word in line.split()] for line in said.splitlines()]
 
@@ -46,14 +47,15 @@ def listeners(port: int) -> list[str]:
     return [" ".join(psutil.Process(each.pid).cmdline()) for each in found]
 
 
-def test_metrics_of_two_ranks_are_served_by_the_courier_of_rank_0_alone(sqlite_uri: str) -> None:
+def test_metrics_of_two_ranks_are_served_by_the_courier_of_rank_0_alone(sqlite_uri: str, tmp_path: Path) -> None:
     port = int(free_port())
     together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    ranks = [start("ddp_training.py", str(port), uri=sqlite_uri, RANK=str(rank), **together) for rank in range(2)]
-    wait_until(lambda: listeners(port), 60)
-    (courier,) = listeners(port)
+    arguments = "ddp_training.py", str(port), str(tmp_path / "seen")
+    ranks = [start(*arguments, uri=sqlite_uri, RANK=str(rank), **together) for rank in range(2)]
+    (courier,) = wait_until(lambda: listeners(port), 150)
     assert f"-{ranks[0].pid}-" in courier, "the session of rank 0"
-    printed = [each.communicate(timeout=120) for each in ranks]
+    (tmp_path / "seen").touch()
+    printed = [each.communicate(timeout=240) for each in ranks]
     assert [each.returncode for each in ranks] == [0, 0], printed
     assert str(port) not in printed[0][1] + printed[1][1], "nothing is in its way"
 

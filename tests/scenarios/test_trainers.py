@@ -37,7 +37,7 @@ def watch() -> Session:
 
 def end(session: Session) -> None:
     mlflow_stability.autolog(disable=True)
-    assert session.wait(60)
+    assert session.wait(120)
 
 
 def lightning_module() -> Any:

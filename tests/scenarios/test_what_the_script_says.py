@@ -29,7 +29,7 @@ def watch() -> Session:
 
 def end(session: Session) -> None:
     mlflow_stability.autolog(disable=True)
-    assert session.wait(60)
+    assert session.wait(120)
 
 
 def one_run(store: MlflowClient) -> str:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from session.output.given_clock import GivenClock
 from waiting import wait_until
 
 from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, training_output
-from mlflow_stability.session.output.training_output import MOST_ENDS
+from mlflow_stability.session.output.training_output import HELD_SECONDS, MOST_ENDS
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 RUN = DeliveredRun("ab12", "kind-otter-7", "http://host:5000/#/experiments/0/runs/ab12", "", "Healthy: it fell.")
@@ -134,17 +135,27 @@ def test_a_rollback_some_steps_later_is_the_only_line(caplog: pytest.LogCaptureF
 def test_a_finding_of_a_slow_training_does_not_wait_for_the_next_step(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_output, "HELD_SECONDS", 0.4)
+    clock = GivenClock()
+    clock.time_output(monkeypatch)
     output = TrainingOutput(silent=False, rolls_back=True)
-    began = time.monotonic()
     output.found(SPIKE, may_act=True)
-    wait_until(lambda: time.monotonic() - began > 0.2, 5)
+    clock.advance(0.5 * HELD_SECONDS)
     output.found(replace(SPIKE, kind="divergence", severity=Severity.CRITICAL), may_act=True)
-    second = time.monotonic()
-    wait_until(lambda: len(caplog.messages) == 1, 5)
-    assert time.monotonic() - began >= 0.4
-    wait_until(lambda: len(caplog.messages) == 2, 5)
-    assert time.monotonic() - second < 0.75, "each waits for its own time, not for a second turn of the timer"
+    said = []
+    for share in (0.4, 0.2, 0.3, 0.2):
+        clock.advance(share * HELD_SECONDS)
+        said.append(len(caplog.messages))
+    assert said == [0, 1, 1, 2], "each waits for its own time, not for a second turn of the timer"
+
+
+def test_a_finding_is_said_by_a_thread_while_no_step_comes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_output, "HELD_SECONDS", 0.2)
+    began = time.monotonic()
+    TrainingOutput(silent=False, rolls_back=True).found(SPIKE, may_act=True)
+    wait_until(lambda: caplog.messages)
+    assert time.monotonic() - began >= 0.2
 
 
 def test_a_rollback_that_comes_after_the_finding_was_said_is_short_and_names_it(
@@ -201,15 +212,16 @@ def test_a_skipped_step_is_said_rather_than_what_it_was_skipped_for(caplog: pyte
 def test_a_skip_is_said_with_the_finding_that_it_answers_and_not_after_it(
     readings: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_output, "HELD_SECONDS", 0.2)
+    clock = GivenClock()
+    clock.time_output(monkeypatch)
     output = TrainingOutput(silent=False, rolls_back=True)
     output.found(Event(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
-    began = time.monotonic()
-    wait_until(lambda: time.monotonic() - began > 0.02, 5)
+    clock.advance(0.1 * HELD_SECONDS)
     for _ in range(readings):
         output.step_done()
     output.found(Event(7, "step_skipped", Severity.WARNING, "Skipped step 7."), may_act=True)
-    wait_until(lambda: len(caplog.messages) == 1, 5)
+    clock.advance(0.95 * HELD_SECONDS)  # the finding is due, and the skip is not
+    assert len(caplog.messages) == 1
     output.all_done()
     assert caplog.messages == ["step_skipped: Skipped step 7."]
 

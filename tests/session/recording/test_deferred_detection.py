@@ -4,10 +4,12 @@ import math
 import os
 import threading
 import time
+from functools import partial
 
 import pytest
 from waiting import wait_until
 
+from mlflow_stability.session.recording import deferred_detection
 from mlflow_stability.session.recording.deferred_detection import MOST, SECONDS, DeferredDetection
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -16,12 +18,25 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 LAYOUT = (Signal("loss"),)
 
 
+@pytest.fixture
+def nobody_else_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the machine keeps a test waiting between two steps, the thread does not judge them."""
+    monkeypatch.setattr(deferred_detection, "IDLE_SECONDS", 60.0)
+
+
+def judging_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "mlflow-stability judge"]
+
+
 class Judged:
     """The steps that were judged, and by which thread."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.threads: set[str] = set()
+
+    def has(self, steps: list[int]) -> bool:
+        return self.steps == steps
 
     def __call__(self, step: StepReading) -> list[Event]:
         self.steps.append(step.step)
@@ -33,6 +48,7 @@ def reading(step: int, when: float, loss: float = 1.0) -> StepReading:
     return StepReading(step, LAYOUT, (loss,), time=when)
 
 
+@pytest.mark.usefixtures("nobody_else_judges")
 def test_fast_steps_are_judged_many_at_a_time_in_their_order() -> None:
     judged = Judged()
     late = DeferredDetection(judged)
@@ -64,6 +80,7 @@ def test_what_is_not_finite_is_judged_at_once_with_all_before_it(value: float) -
     late.stop()
 
 
+@pytest.mark.usefixtures("nobody_else_judges")
 def test_what_is_found_in_a_step_that_waited_is_given_when_it_is_judged() -> None:
     late = DeferredDetection(Judged())
     late.take(reading(1, 100.0))
@@ -73,25 +90,28 @@ def test_what_is_found_in_a_step_that_waited_is_given_when_it_is_judged() -> Non
 
 
 def test_a_training_that_stands_still_has_its_last_steps_judged_within_two_seconds() -> None:
-    judged = Judged()
-    late = DeferredDetection(judged)
-    late.take(reading(1, 100.0))
-    late.take(reading(2, 100.001))
-    began = time.monotonic()
-    wait_until(lambda: judged.steps == [1, 2], 10)
-    assert time.monotonic() - began < 2 or os.getloadavg()[0] > 4
-    assert judged.threads == {threading.current_thread().name, "mlflow-stability judge"}
-    late.stop()
+    took: list[float] = []
+    while min(took, default=2.0) >= 2.0 and len(took) < 10:  # a busy machine may let one wait for longer, but not all
+        judged = Judged()
+        late = DeferredDetection(judged)
+        late.take(reading(1, 100.0))
+        late.take(reading(2, 100.001))
+        began = time.monotonic()
+        wait_until(partial(judged.has, [1, 2]))
+        took.append(time.monotonic() - began)
+        assert judged.threads == {threading.current_thread().name, "mlflow-stability judge"}
+        late.stop()
+    assert min(took) < 2.0
 
 
 def test_no_thread_is_left_when_it_is_stopped() -> None:
-    before = threading.active_count()
+    assert not judging_threads()
     late = DeferredDetection(Judged())
     late.take(reading(1, 100.0))
     late.take(reading(2, 100.001))
-    assert threading.active_count() == before + 1
+    assert len(judging_threads()) == 1
     late.stop()
-    assert threading.active_count() == before
+    assert not judging_threads()
 
 
 def test_no_thread_is_there_while_the_process_forks_and_what_waits_is_judged_by_the_next_one() -> None:
@@ -103,12 +123,11 @@ def test_no_thread_is_there_while_the_process_forks_and_what_waits_is_judged_by_
     if child == 0:
         os._exit(late._thread is not None)
     assert os.waitpid(child, 0)[1] == 0
-    wait_until(lambda: judged.steps == [1, 2], 10)
+    wait_until(lambda: judged.steps == [1, 2])
     late.stop()
 
 
 def test_a_fork_begins_no_thread_where_nothing_waits() -> None:
-    before = threading.active_count()
     late = DeferredDetection(Judged())
     late.take(reading(1, 100.0))
     late.take(reading(2, 100.001))
@@ -117,7 +136,7 @@ def test_a_fork_begins_no_thread_where_nothing_waits() -> None:
     if child == 0:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert threading.active_count() == before
+    assert not judging_threads()
     late.stop()
 
 
@@ -146,7 +165,7 @@ def test_an_error_while_the_training_stands_still_is_raised_where_it_comes_next(
     late = DeferredDetection(judge)
     late.take(reading(1, 100.0))
     late.take(reading(2, 100.001))
-    assert failing.wait(10)
+    assert failing.wait(60)
     late.stop()
     with pytest.raises(ValueError, match="broken"):
         late.settle()
