@@ -159,6 +159,7 @@ def test_a_cache_that_cannot_be_written_holds_nothing_up(sqlite_uri: str, caplog
     assert "not cached" in caplog.text
 
 
+@pytest.mark.slow
 def test_processes_of_their_own_give_the_same_cards(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [store_run(sqlite_uri, falling(number)) for number in range(3)]
     sources = [*runs, NO_RUN]
@@ -292,6 +293,7 @@ def test_ctrl_c_before_and_after_the_reading_shows_what_is_known(
     assert (len(found.runs), found.asked) == (read, 2)
 
 
+@pytest.mark.slow
 def test_comparing_loads_no_torch_and_diagnosing_no_statistics() -> None:
     write_log(Path("a.jsonl"), falling())
     write_log(Path("b.jsonl"), falling(1))

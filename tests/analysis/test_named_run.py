@@ -16,7 +16,7 @@ from mlflow_stability.errors import RunNotFoundError, UnreadableLogError
 from mlflow_stability.tracking.write.run_report import log_comparison
 
 
-@pytest.fixture(params=["sqlite_uri", "rest_server"])
+@pytest.fixture(params=["sqlite_uri", pytest.param("rest_server", marks=pytest.mark.slow)])
 def uri(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     found = str(request.getfixturevalue(request.param))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", found)

@@ -52,6 +52,7 @@ def test_help_loads_no_command(arguments: list[str]) -> None:
     assert loaded_by(code) & HEAVY == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -89,5 +90,6 @@ def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
     assert (Path(mlflow_stability.__file__).parent / "py.typed").is_file()
 
 
+@pytest.mark.slow
 def test_an_outlet_can_be_the_first_that_is_loaded_of_the_courier() -> None:
     assert "mlflow_stability" in loaded_by("import mlflow_stability.courier.outlets.alert_outlet")

@@ -248,6 +248,7 @@ def log(package: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_detector_is_found_explained_and_in_the_manual(package: Path) -> None:
     said = typed(package, "explain", "unlucky_loss")
     for part in ("The loss is unlucky.", "loss of exactly 13.", "rain on.", "number = 13", "The unlucky number."):
@@ -260,6 +261,7 @@ def test_a_detector_is_found_explained_and_in_the_manual(package: Path) -> None:
     assert "number = 13 The unlucky number." in listed
 
 
+@pytest.mark.slow
 def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies(package: Path) -> None:
     code = (
         "from mlflow_stability.detectors.catalog import default_detectors, described, built\n"
@@ -276,6 +278,7 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
     assert done.out == "unlucky_loss 7 an unlucky loss 3 unlucky losses ('Cross your fingers.',)\n"
 
 
+@pytest.mark.slow
 def test_a_detector_that_declares_harm_is_part_of_one_trouble_and_costs_unconfirmed_states(package: Path) -> None:
     code = (
         "from mlflow_stability.session.autopilot.rollback_controller import HARMFUL\n"
@@ -319,6 +322,7 @@ def test_a_signal_is_measured_and_sent_into_its_section_with_its_layers(package:
     assert " ".join(f"stability/{each}" for each in charts) in done.out.splitlines(), done.out
 
 
+@pytest.mark.slow
 def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_loaded_for_it(package: Path) -> None:
     assert "`toy_peak` | optimizer | toy | largest weight of the toy; every 5 steps; by layer, too |" in typed(
         package, "manual", "signals"
@@ -341,6 +345,7 @@ def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_lo
     assert loaded == "True False"
 
 
+@pytest.mark.slow
 def test_a_cause_is_named_with_its_remedy_and_explained(package: Path, log: Path) -> None:
     said = json.loads(run_in(package, "-m", "mlflow_stability", "diagnose", str(log), "--output-format", "json").out)
     (run,) = said["runs"]
@@ -350,6 +355,7 @@ def test_a_cause_is_named_with_its_remedy_and_explained(package: Path, log: Path
     assert "Wait until Monday." in typed(package, "manual", "causes")
 
 
+@pytest.mark.slow
 def test_a_log_format_is_read_and_listed(package: Path, log: Path) -> None:
     assert "divergence" in typed(package, "diagnose", str(log))
     other = package / "binary.bin"

@@ -59,6 +59,7 @@ def answered(sqlite_uri: str, tmp_path: Path) -> dict[str, Any]:
     return asyncio.run(session(sqlite_uri, tmp_path / "transcript.txt"))
 
 
+@pytest.mark.slow
 def test_the_official_client_is_answered_over_stdio(answered: dict[str, Any], sqlite_uri: str) -> None:
     assert {each.name for each in answered["tools"]} == TOOLS
     for tool in answered["tools"]:

@@ -346,6 +346,7 @@ def test_a_recording_whose_courier_comes_first_lets_the_earlier_one_of_its_proce
     assert table["recording"].tolist() == [0] * 20 + [1] * 10
 
 
+@pytest.mark.slow
 def test_a_recording_does_not_wait_for_ever_for_one_that_nobody_delivers(root, sqlite_uri, monkeypatch):
     monkeypatch.setattr(run_opening, "LONGEST_WAIT", 1.0)
     run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id

@@ -41,7 +41,11 @@ def seed_all() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        # `torch.manual_seed` would also keep, with a traceback, what is to be done once there is an accelerator.
+        torch: Any = sys.modules["torch"]
+        torch.default_generator.manual_seed(0)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
 
 
 def _torch(*names: str) -> Callable[[], dict[str, Any]]:

@@ -103,12 +103,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEFT)
 def test_what_a_test_leaves_is_told_of_that_test_and_no_other(told: str, name: str) -> None:
     (section,) = re.findall(rf"ERROR at teardown of test_{name} _+\n(.*?)(?=\n_+ ERROR|\n=====)", told, re.DOTALL)
     assert LEFT[name][1] in section
 
 
+@pytest.mark.slow
 def test_a_test_that_leaves_nothing_and_what_comes_after_it_pass(told: str) -> None:
     assert f"{len(LEFT) + MAY_LEAVE.count('def ')} passed, {len(LEFT)} errors" in told, told
 

@@ -54,7 +54,8 @@ def _sketched(sketch: Sketch, reading: CurveReading | None) -> DrawnCurve:
     finite = np.isfinite(low) & np.isfinite(high)
     bottom, top = (float(low[finite].min()), float(high[finite].max())) if finite.any() else (np.nan, np.nan)
     first, last = int(steps.min()), int(steps.max())
-    final = float(low[steps.argmax()] / 2 + high[steps.argmax()] / 2)
+    at_end = int(steps.argmax())
+    final = float(sketch.low[at_end]) / 2 + float(sketch.high[at_end]) / 2  # NaN between both infinities
     if reading is not None:  # it knows the last step of the last stretch
         last, final = max(last, reading.last_step), reading.last if np.isfinite(final) else final
     return DrawnCurve(

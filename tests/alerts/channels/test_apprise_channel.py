@@ -76,6 +76,7 @@ def test_pagerduty_gets_a_critical_incident_once(server: ChatServer) -> None:
     assert "divergence at step 412" in payload["summary"]
 
 
+@pytest.mark.slow
 def test_pagerduty_knows_an_alert_again_that_is_sent_twice(server: ChatServer) -> None:
     url = "pagerduty://integrationkey@apikey"
     again = AlertMessage.from_plain(MESSAGE.plain())  # as a courier has it that was started anew

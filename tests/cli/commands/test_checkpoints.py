@@ -30,7 +30,7 @@ def keep(
     return folder
 
 
-@pytest.fixture(params=["sqlite_uri", "rest_server"])
+@pytest.fixture(params=["sqlite_uri", pytest.param("rest_server", marks=pytest.mark.slow)])
 def checkpoints(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RunCheckpoints:
     uri = request.getfixturevalue(request.param)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)

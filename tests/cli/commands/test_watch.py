@@ -115,6 +115,7 @@ def test_ctrl_c_ends_it_quietly(journal: JournalWriter, tmp_path: Path) -> None:
     assert "^C" not in out.read_text()
 
 
+@pytest.mark.slow
 def test_what_is_delivered_meanwhile_is_followed_in_the_store(
     journal: JournalWriter, sqlite_uri: str, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_server_that_fails_is_asked_again_reported_once_and_the_message_arrive
     assert SECRET not in notice
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_delays_neither_the_record_nor_the_end_for_long(
     root: Path, sqlite_uri: str, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +193,7 @@ def test_conditions_on_signals_are_looked_at_in_the_journal(root: Path, sqlite_u
     assert [each.body["title"] for each in server.requests] == ["WARNING: loss>=41 (10 times) in 9 steps (41 to 50)"]
 
 
+@pytest.mark.slow
 def test_a_training_that_hangs_is_reported_once(
     root: Path, sqlite_uri: str, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def test_the_courier_never_loads_torch(training):
     wait_until(lambda: courier.poll() is not None)
 
 
+@pytest.mark.slow
 def test_reading_a_run_back_never_loads_torch():
     code = (
         "import sys, mlflow_stability.analysis.load, mlflow_stability.courier.deliver; sys.exit('torch' in sys.modules)"

@@ -59,6 +59,7 @@ def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
     wait_until(thinned)
 
 
+@pytest.mark.slow
 def test_a_store_that_was_away_but_is_fast_enough_gets_all_points(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)

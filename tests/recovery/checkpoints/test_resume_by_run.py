@@ -21,7 +21,7 @@ def a_training(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters())
 
 
-@pytest.mark.parametrize("store", ["sqlite_uri", "rest_server"])
+@pytest.mark.parametrize("store", ["sqlite_uri", pytest.param("rest_server", marks=pytest.mark.slow)])
 def test_a_run_is_gone_on_from_where_its_checkpoints_lie_only_in_mlflow(
     store: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

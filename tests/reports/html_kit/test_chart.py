@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reports.samples import broken, healthy, nan, spike
 
@@ -78,6 +78,7 @@ FINITE = st.floats(allow_nan=True, allow_infinity=True)
 
 
 @settings(max_examples=200)
+@example([(0, math.inf, -math.inf)])
 @given(st.lists(st.tuples(st.integers(-(2**62), 2**62), FINITE, FINITE), min_size=1, max_size=30))
 def test_whatever_the_values_are_the_drawing_stays_inside_its_frame(rows: list[tuple[int, float, float]]) -> None:
     steps, low, high = zip(*[(step, min(a, b), max(a, b)) for step, a, b in rows], strict=True)

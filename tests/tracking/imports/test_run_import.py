@@ -171,6 +171,7 @@ def test_a_deleted_experiment_is_said_to_be_deleted(sqlite_uri: str) -> None:
         RunImport("gone", sqlite_uri)
 
 
+@pytest.mark.slow
 def test_a_server_takes_what_a_database_takes(rest_server: str) -> None:
     run = a_run({"loss": [3.0, math.nan, math.inf], "deep/er": [1.0, 2.0, 3.0]}, params={"a": "b"})
     run_id = RunImport("logs over http", rest_server).bring(run)

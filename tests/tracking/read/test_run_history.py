@@ -125,7 +125,7 @@ def test_a_folder_without_a_record_is_none_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["sqlite_uri", "rest_server"])
+@pytest.mark.parametrize("server", ["sqlite_uri", pytest.param("rest_server", marks=pytest.mark.slow)])
 def test_anybody_s_run_is_read_whole(server: str, request: pytest.FixtureRequest) -> None:
     uri = request.getfixturevalue(server)
     points = [("train_loss", step, 1.0 / (step + 1), 1000 + step) for step in range(900)]

@@ -23,6 +23,7 @@ def test_all_pages_are_read(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) ->
     assert {head.run_id for head in runs_of_experiment("Default", tracking_uri=sqlite_uri)} == made
 
 
+@pytest.mark.slow
 def test_an_experiment_may_go_by_its_id_and_a_server_answers_as_a_file_does(rest_server: str) -> None:
     client = MlflowClient(tracking_uri=rest_server)
     experiment = client.create_experiment("searched")
@@ -105,6 +106,7 @@ def test_a_server_that_is_away_is_said_within_seconds() -> None:
         runs_of_experiment("Default", tracking_uri="http://127.0.0.1:9")
 
 
+@pytest.mark.slow
 def test_no_page_is_asked_for_that_is_not_needed(
     troubled_server: TroubledServer, rest_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

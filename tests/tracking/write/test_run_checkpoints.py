@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
 
-STORES = ["sqlite_uri", "rest_server"]
+STORES = ["sqlite_uri", pytest.param("rest_server", marks=pytest.mark.slow)]
 
 
 def a_checkpoint(place: Path, name: str, size: int = 100) -> Path:
