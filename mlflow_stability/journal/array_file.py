@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -35,8 +35,7 @@ def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> Path | None:
     content = b"\n".join((head, b"".join([each.tobytes() for each in arrays.values()])))
     draft = file.parent / f".{file.name}.{os.getpid()}"
     try:
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as page:
+        with _new_file(draft) as page:
             page.write(b"%08x " % crc32(content) + content)
         draft.replace(file)
     except OSError as error:
@@ -44,6 +43,16 @@ def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> Path | None:
         draft.unlink(missing_ok=True)
         return None
     return file
+
+
+def _new_file(draft: Path) -> BinaryIO:
+    """Open a file that only its owner reads; its folder is made with the first one."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        return os.fdopen(os.open(draft, flags, 0o600), "wb")
+    except FileNotFoundError:
+        draft.parent.mkdir(mode=0o700, exist_ok=True)
+        return os.fdopen(os.open(draft, flags, 0o600), "wb")
 
 
 def read_arrays(file: Path, made: Callable[[Mapping[str, NDArray[Any]]], _T], what: str) -> _T:

@@ -5,9 +5,10 @@
 A model of ten parameters is trained bare and watched in turns, blocks of five hundred steps each, and the CPU time of
 the training's own thread is compared, block with block: the median of the differences, and, in blocks of a hundred, of
 the ratios for a step that works for ten milliseconds. Blocks are that long because some signals are measured once in a
-hundred steps, and because the first steps after a pause cost three times what all others do. Beside it stands how many
-calls of functions in this package a step makes, by `sys.setprofile`: the median step, and the mean of a hundred, which
-has the steps at which more is looked at in it.
+hundred steps, and because the first steps after a pause cost three times what all others do. `median` is the same for
+a step by itself: one at which nothing is measured that is measured every ten or hundred steps, and nothing judged.
+Beside it stands how many calls of functions in this package a step makes, by `sys.setprofile`: the median step, and
+the mean of a hundred, which has the steps at which more is looked at in it.
 
 With `--outlets`, each variant is compared in turns with the same and more: nothing (the noise); alerts to a URL,
 Prometheus and a mirror into TensorBoard; alerts to a function.
@@ -93,6 +94,21 @@ def own_seconds(session: Session, blocks: int) -> list[tuple[float, float]]:
         found.append((before, watched.seconds(STEPS) - before))
     session.pause()
     return found
+
+
+def median_seconds(session: Session, blocks: int) -> float:
+    """By how much the median step takes longer than the median bare one: the median over blocks."""
+    bare, watched = Small(), Small()
+    session.resume()
+    watched.seconds(WARM)
+    found = []
+    for _ in range(blocks):
+        session.pause()
+        before = statistics.median(bare.seconds(1) for _ in range(STEPS))
+        session.resume()
+        found.append(statistics.median(watched.seconds(1) for _ in range(STEPS)) - before)
+    session.pause()
+    return statistics.median(found)
 
 
 def busy_ratios(session: Session, blocks: int, busy: float = 0.01) -> list[float]:
@@ -191,13 +207,14 @@ def main() -> None:
         print_outlets(options.only, options.blocks)
         return
     print(
-        f"{'variant':<10}{'own calls':>10}{'mean':>8}{'files':>7}{'us a step':>11}{'quartiles':>14}{'bare':>6}"
-        f"{'of 10 ms':>10}"
+        f"{'variant':<10}{'own calls':>10}{'mean':>8}{'files':>7}{'us a step':>11}{'quartiles':>14}{'median':>8}"
+        f"{'bare':>6}{'of 10 ms':>10}"
     )
     for name in options.only:
         calls = with_session(name, own_calls)
         cost = with_session(name, lambda session: own_seconds(session, options.blocks))
         own, bare = [1e6 * each for _, each in cost], 1e6 * statistics.median(each for each, _ in cost)
+        ordinary = 1e6 * with_session(name, lambda session: median_seconds(session, options.blocks))
         busy = with_session(name, lambda session: busy_ratios(session, max(options.blocks // 2, 2)))
         counts = [sum(each.values()) for each in calls]
         median = statistics.median_low(counts)
@@ -205,7 +222,7 @@ def main() -> None:
         low, middle, high = statistics.quantiles(own, n=4)
         print(
             f"{name:<10}{median:>10}{statistics.mean(counts):>8.0f}{len({file for file, _ in step}):>7}{middle:>11.0f}"
-            f"{f'{low:.0f}..{high:.0f}':>14}{bare:>6.0f}{statistics.median(busy):>10.3f}"
+            f"{f'{low:.0f}..{high:.0f}':>14}{ordinary:>8.0f}{bare:>6.0f}{statistics.median(busy):>10.3f}"
         )
         if name in options.profile:
             print_profile(step)

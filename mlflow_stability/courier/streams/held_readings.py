@@ -6,7 +6,7 @@ from collections import deque
 
 from mlflow_stability.vocabulary.measured import StepReading
 
-HELD_READINGS = 64
+HELD_READINGS = 128
 """So many readings are held: events come up to half as many later."""
 
 

@@ -151,7 +151,7 @@ class SpikeBatch(FindingType):
     """The batch of a loss spike was kept.
 
     What it sees: shapes, ranges and token statistics of the batch of a spike whose loss is finite, with its tensors in
-    a file. Of 32 steps in a row at most one batch is kept, that of the highest loss; in one training 10, of 256 MiB.
+    a file. Of 64 steps in a row at most one batch is kept, that of the highest loss; in one training 10, of 256 MiB.
 
     Why it matters: a spike that recovers by itself is mostly that of one batch, which later is hard to find again.
 

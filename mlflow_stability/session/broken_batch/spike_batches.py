@@ -1,6 +1,6 @@
 """Keeps the batch of a loss spike: one whose loss is finite, so that its step is taken and no batch breaks.
 
-In: the loss of each step, and what was found in it, up to 32 steps later. Out: the tensors of the batch in a file, and
+In: the loss of each step, and what was found in it, up to 64 steps later. Out: the tensors of the batch in a file, and
 an event that describes them. Guarantees: of the steps that wait to be judged, one batch is held: that of the highest
 loss, by reference and within a budget; a step whose loss is no higher costs one comparison.
 """
