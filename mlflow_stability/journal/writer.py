@@ -76,10 +76,14 @@ class JournalWriter:
 
     def close(self) -> None:
         """Give the descriptors back; the journal stays for the courier."""
-        if self._fd >= 0 and os.getpid() == self._pid:
-            os.close(self._fd)
-            self._last_words.close()
-        self._fd = -1
+        if os.getpid() != self._pid:  # whoever held the lock when this process was forked is not in it
+            self._fd = -1
+            return
+        with self._lock:  # else a line of another thread could go to a file that gets the same number
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._last_words.close()
+            self._fd = -1
 
     def _write_with_layout(self, step: StepReading) -> bool:
         """A step whose tuple of names was not seen before."""

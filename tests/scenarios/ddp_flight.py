@@ -11,6 +11,7 @@ on all targets are other ones.
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import zlib
@@ -43,15 +44,19 @@ def main(trouble: str, folder: Path) -> None:
         strict=trouble not in ("fail", "lost", "half"),
     )
     torch.distributed.init_process_group("gloo")
+    has_diverged = False
     try:
         train(trouble, torch.distributed.get_rank())
     except TrainingDiverged as diverged:
         print(f"TrainingDiverged: {diverged}", file=sys.stderr)
-        sys.exit(1)
+        has_diverged = True
     finally:
         # One that takes its group down while the other is still in it, or never does, may be aborted by gloo's threads.
         torch.distributed.barrier()
+        gc.collect()  # torch may deadlock where a DDP outlives its group: https://github.com/pytorch/pytorch/issues/56297
         torch.distributed.destroy_process_group()
+    if has_diverged:
+        sys.exit(1)
 
 
 def train(trouble: str, rank: int) -> None:

@@ -5,6 +5,7 @@ Arguments: none, or a port for metrics and a file; then the training is not over
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def main() -> None:
         wait_until(Path(sys.argv[2]).exists, 180)  # the port is open until all is delivered of a training that is over
     # One that takes its group down while the other is still in it may be aborted by gloo's own threads.
     torch.distributed.barrier()
-    del model
+    del model  # torch may deadlock where a DDP outlives its group: https://github.com/pytorch/pytorch/issues/56297
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 

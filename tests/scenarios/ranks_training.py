@@ -7,6 +7,7 @@ whether the autopilot is on. It is slow for much longer than a busy machine keep
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import time
@@ -60,6 +61,8 @@ def main(trouble: str, folder: Path, mode: str) -> None:
         whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
         print(zlib.crc32(torch.cat([each.detach().flatten() for each in whole]).numpy().tobytes()), flush=True)
     dist.barrier()
+    del model  # torch may deadlock where a DDP outlives its group: https://github.com/pytorch/pytorch/issues/56297
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -5,6 +5,7 @@ Arguments: `sharded` or `plain`; a folder for journals. Each rank prints where i
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -60,6 +61,8 @@ def main(way: str, journals: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             dist.barrier()
     dist.barrier()
+    del model  # torch may deadlock where a DDP outlives its group: https://github.com/pytorch/pytorch/issues/56297
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -40,7 +40,7 @@ if len(sys.argv) > 1:
     deeper()
 """
 SPAWNS = """
-import os, sys
+import gc, os, sys
 import torch
 import torch.distributed as d
 import torch.multiprocessing as mp
@@ -57,6 +57,7 @@ def main(rank, answer):
     print(answer, flush=True)
     d.barrier()
     del model
+    gc.collect()  # torch may deadlock where a DDP outlives its group: pytorch issue 56297
     d.destroy_process_group()
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ last rank has a NaN at step 12: `watched` or `autopilot`. Prints the step and wh
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import sys
@@ -123,6 +124,8 @@ def main(way: str, folder: Path, mode: str) -> None:
     if rank == 0:
         (folder / "truth.json").write_text(json.dumps(truth))
     dist.barrier()
+    del model  # torch may deadlock where a DDP outlives its group: https://github.com/pytorch/pytorch/issues/56297
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -5,6 +5,7 @@ Arguments: `ddp` or `fsdp2`, the folder for the journal, and whether the autopil
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,8 @@ def main(way: str, folder: Path, autopilot: bool) -> None:
         took, ended = time.monotonic() - ended, time.monotonic()
         print(f"{took:.3f}", flush=True)
     dist.barrier()
+    del model  # torch may deadlock where a DDP outlives its group: https://github.com/pytorch/pytorch/issues/56297
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from torch import nn
 from trainers.frameworks.raw import model_of
@@ -32,6 +34,8 @@ def together(script: Script, *, sharded: bool) -> None:
         optimizer.step()
     script.end(model)
     torch.distributed.barrier()
+    del model  # torch may deadlock where a DDP outlives its group: https://github.com/pytorch/pytorch/issues/56297
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 
