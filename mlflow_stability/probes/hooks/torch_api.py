@@ -82,6 +82,7 @@ _FOREACH = (
 )
 _SLOWER = "batched norms and copies (slower, one tensor at a time)"
 _INSIDE = "activations, attention, representations and other measurements inside a forward pass"
+_CALLS = "forward passes: throughput, batches, and measurements inside a forward pass"
 _ATTENTION = "attention"
 _FLOPS = "FLOPs and MFU"
 _AGAIN = "measurements of compiled models, and the second run of a broken batch"
@@ -97,6 +98,9 @@ _COMPILED_STEP = "optimizer steps in compiled code"
 
 SYMBOLS: dict[str, Symbol] = {
     **{f"foreach_{each}": Symbol(f"torch:_foreach_{each}", _SLOWER, _one_by_one(each)) for each in _FOREACH},
+    # of modules
+    "module_call": Symbol("torch.nn:Module._wrapped_call_impl", _CALLS),
+    "is_fx_symbolic_tracing": Symbol("torch.fx._symbolic_trace:is_fx_symbolic_tracing", "nothing", lambda: False),
     # of steps
     "profile_hook_step": Symbol(
         "torch.optim.optimizer:Optimizer.profile_hook_step", "detection of nested optimizer steps", lambda step: step
