@@ -12,10 +12,11 @@ from math import isfinite
 from typing import Any
 
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.engine.adversarial import AlternatingLosses
 from mlflow_stability.detectors.engine.baseline import Baseline
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.layer_values import is_wanted
+from mlflow_stability.detectors.engine.loss_level import LossLevels
+from mlflow_stability.vocabulary.measured import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.measured.observation import Observation, StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event
@@ -41,30 +42,37 @@ class _DetectorState:
 class _SignalDetectors:
     """One signal: its baseline, and the detectors that judge it."""
 
-    __slots__ = ("baseline", "before", "detectors", "place", "quantity")
+    __slots__ = ("baseline", "before", "detectors", "place", "quantity", "tells_level")
 
     def __init__(self, signal: Signal, baseline: Baseline | None, detectors: list[_DetectorState]) -> None:
         self.quantity, self.place = signal.quantity, signal.place
         self.baseline = baseline
         self.before: float | None = None
         self.detectors = detectors
+        self.tells_level = signal.quantity in ("loss", LOSS_LEVEL)
+        """Whether it shows if the losses have a level."""
 
 
 class Panel:
     """The detectors of one recording, each with what it has seen so far."""
 
-    def __init__(self, detectors: Sequence[Detector] | None = None, *, players: bool = False) -> None:
+    def __init__(self, detectors: Sequence[Detector] | None = None, *, level: LossLevel | None = None) -> None:
         self.detectors = tuple(default_detectors() if detectors is None else detectors)
         self._compared = frozenset(quantity for each in self.detectors for quantity in each.compared)
         wanted = {quantity for each in self.detectors for quantity in each.quantities}
-        self._wanted = frozenset({*wanted, "loss"})  # whose turns tell what the others' values mean
+        self._wanted = frozenset({*wanted, "loss", LOSS_LEVEL})  # which tell whether the loss has a level
         self._signals: dict[Signal, _SignalDetectors] = {}
         self._states: dict[tuple[int, str], _DetectorState] = {}
         self._layouts: dict[int, tuple[tuple[Signal, ...], list[_SignalDetectors | None]]] = {}
         """The detectors of each tuple of signals, by its identity; what is kept here gives its number to no other."""
-        self._players = players
-        """Whether trainings are known to take turns, also where their losses are not shown."""
-        self._turns = AlternatingLosses(taken=players)
+        self._level = level
+        """What is known about the level of the losses from outside."""
+        self._levels = LossLevels(level)
+
+    @property
+    def no_level(self) -> NoLevel | None:
+        """Why the level of the losses does not measure progress; None where it does, as far as is known."""
+        return self._levels.reason
 
     def judge(self, reading: StepReading) -> list[Event]:
         """Judge all values of a step, in their order; live and in replay this is the loop."""
@@ -77,17 +85,18 @@ class Panel:
                 reading.signals,
                 [self._detectors_of(each) for each in reading.signals],
             )
-        return _judged(known[1], self._turns, reading.values, reading.step, reading.attempt, reading.time)
+        return _judged(known[1], self._levels, reading.values, reading.step, reading.attempt, reading.time)
 
     def observe(self, observation: Observation) -> list[Event]:
         """Judge one value."""
         detectors = self._detectors_of(observation.signal)
         value = (observation.value,)
-        return _judged([detectors], self._turns, value, observation.step, observation.attempt, observation.time)
+        return _judged([detectors], self._levels, value, observation.step, observation.attempt, observation.time)
 
     def begin_anew(self) -> None:
         """Forget everything: another start of the training follows."""
         self._states.clear()
+        self._levels = LossLevels(self._level)
         self.reset()
 
     def reset(self) -> None:
@@ -96,7 +105,7 @@ class Panel:
         for (number, _), each in self._states.items():
             each.state = self.detectors[number].after_rollback(each.state)
         self._layouts.clear()
-        self._turns = AlternatingLosses(taken=self._players)
+        self._levels.after_rollback()
 
     def _detectors_of(self, signal: Signal) -> _SignalDetectors | None:
         found = self._signals.get(signal)
@@ -119,7 +128,7 @@ class Panel:
 
 def _judged(
     signals: Sequence[_SignalDetectors | None],
-    turns: AlternatingLosses,
+    levels: LossLevels,
     values: Sequence[float],
     step: int,
     attempt: int,
@@ -137,8 +146,8 @@ def _judged(
             finite = isfinite(value)
             if finite:
                 signal.before = value
-            if signal.quantity == "loss":
-                turns.take(signal.place)
+            if signal.tells_level:
+                levels.see(signal.quantity, signal.place, value)
             # Made as a tuple is: the generated `__new__` would take as long as half of the detectors.
             if baseline is not None and finite:
                 baseline.take(value)
@@ -159,7 +168,8 @@ def _judged(
                         baseline.scale,
                         baseline.tail,
                         baseline.logarithmic,
-                        turns.taken,
+                        levels.has_level,
+                        levels.reason,
                     ),
                 )
             else:
@@ -180,7 +190,8 @@ def _judged(
                         0.0,
                         0.0,
                         True,
-                        turns.taken,
+                        levels.has_level,
+                        levels.reason,
                     ),
                 )
             for detector in signal.detectors:

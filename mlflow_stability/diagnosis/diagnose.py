@@ -30,6 +30,7 @@ from mlflow_stability.diagnosis.findings.process_end import endings_of
 from mlflow_stability.diagnosis.findings.recovered_rises import passed
 from mlflow_stability.diagnosis.findings.replay import replayed
 from mlflow_stability.diagnosis.findings.told_in_log import told_findings
+from mlflow_stability.diagnosis.findings.unjudged_levels import without_unjudged_levels
 from mlflow_stability.diagnosis.rules.registry import (
     OF_VALIDATIONS,
     RULES,
@@ -47,6 +48,7 @@ from mlflow_stability.diagnosis.verdict import (
     single_loss,
     verdict_of,
 )
+from mlflow_stability.vocabulary.measured import reason_words
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Episode
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -71,7 +73,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     drawn = (*curves.losses, *curves.validations)
     shown = sorted(drawn if resumed is None else joined(drawn), key=lambda curve: curve.part)[:MOST_CURVES]
     readings = tuple(reading for curve in shown if (reading := reading_of(curve)) is not None)
-    measured = any(not curve.game for curve in (*curves.losses, *curves.validations))
+    measured = any(curve.has_level for curve in drawn) or bool(drawn and curves.norms)
     silence = loss_that_stopped(history)
     outcome = outcome_of(episodes, readings, history.outcome, measured=measured and not silence, last_attempt=resumed)
     episodes = with_lines(with_affected_layers(episodes, history, starts_of(history)), history, starts_of(history))
@@ -83,7 +85,14 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         format=history.format,
         basis=history.basis,
         outcome=outcome,
-        verdict=verdict_of(outcome, episodes, readings, history.points, silence or single_loss(history)),
+        verdict=verdict_of(
+            outcome,
+            episodes,
+            readings,
+            history.points,
+            silence or single_loss(history),
+            without_level={curve.name: reason_words(curve.level) for curve in drawn if not curve.has_level},
+        ),
         episodes=episodes,
         cause=cause,
         remedies=remedies_of(episodes, cause, outcome),
@@ -106,7 +115,7 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
     if live:
         found += found_by(OF_VALIDATIONS, RunCurves((), curves.validations, (), ()), detectors)
     if history.events is not None:
-        events = list(history.events)
+        events = without_unjudged_levels(history.events, history, curves)
     else:
         events = replayed(history, curves, detectors) if history.complete else []
     seen = episodes_of(events, history, curves, starts_of(history), (*default_detectors(), *detectors))

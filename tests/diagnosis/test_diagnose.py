@@ -40,7 +40,7 @@ def test_a_run_without_a_loss_is_never_called_healthy() -> None:
 def test_a_run_of_a_game_is_not_called_healthy_by_its_losses() -> None:
     diagnosis = diagnosis_of(run_named(generator_loss=falling(100), discriminator_loss=falling(100)))
     assert diagnosis.outcome == "cannot_tell"
-    assert any("does not measure progress" in each for each in diagnosis.cannot_tell)
+    assert any("was not judged" in each for each in diagnosis.cannot_tell)
 
 
 def test_a_short_run_that_broke_is_called_broken_all_the_same() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.vocabulary.measured import NoLevel
 from mlflow_stability.vocabulary.result.event import Event
 
 ALL, WHOLE, LAYERS = "all", "whole", "layers"
@@ -44,8 +45,10 @@ class Point(NamedTuple):
     """The z that this signal's own noise is expected to reach once in 100,000 values."""
     logarithmic: bool = True
     """Whether z compares ratios; differences are compared while the baseline holds values at or below zero."""
-    players: bool = False
-    """Whether trainings take turns in this recording, as the halves of a GAN do: a loss's level says nothing then."""
+    has_level: bool = True
+    """Whether the level of the losses measures progress; it does not in a GAN or in reinforcement learning."""
+    reason: NoLevel | None = None
+    """Why it does not; None where it does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.loss_fall import FirstValues
+from mlflow_stability.detectors.engine.loss_level import RISE
 from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
@@ -39,8 +39,8 @@ class GradientExplosion(Detector):
     What it sees: a gradient norm, before clipping where possible, at least 5.5σ above its baseline and 8 times as high.
     Or three norms in a row at least 4σ above it and 5 times as high, unless norms of 0 are usual. Heavy-tailed noise
     raises both σ. The baseline is the run's own, so a healthy norm of 300 is fine. Norms below 1 % of the first norm
-    never count. Critical from 1000 on, if that is 100 times the baseline. In adversarial training, such as a GAN, the
-    ratio is 10. The finding ends after 8 steps below 4σ.
+    never count. Critical from 1000 on, if that is 100 times the baseline. Where the loss has no level, as in
+    a GAN, the ratio is 10. The finding ends after 8 steps below 4σ.
 
     Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
     infinity does.
@@ -68,8 +68,8 @@ class GradientExplosion(Detector):
     """The same as `share_of_tail` for norms in a row."""
     row_smallest_rise: float = 5.0
     """Minimum ratio to the baseline for norms in a row."""
-    smallest_rise_of_players: float = RISE
-    """Minimum ratio in adversarial training, such as a GAN."""
+    smallest_rise_without_level: float = RISE
+    """Minimum ratio where the level of the loss does not measure progress, as in a GAN."""
     critical_norm: float = 1000.0
     """Norm from which it is critical, with `critical_rise`."""
     critical_rise: float = 100.0
@@ -140,8 +140,8 @@ class GradientExplosion(Detector):
         if self.threshold_alone:
             return self.threshold if point.z >= self.threshold else None
         row_rise, rise = self.row_smallest_rise, self.smallest_rise
-        if point.players:
-            row_rise = rise = self.smallest_rise_of_players
+        if not point.has_level:
+            row_rise = rise = self.smallest_rise_without_level
         limit = max(self.row_threshold, self.row_share_of_tail * point.tail)
         high = point.logarithmic and point.z >= limit and point.value >= point.center * row_rise
         state.high = state.high + 1 if high else 0

@@ -94,8 +94,8 @@ class GradientVanishing(Detector):
         state.measured = state.measured or norm > 0
         start = state.start_norm
         tiny, faded = norm < self.smallest, start is not None and norm < start * self.share_of_start
-        share = state.fall.share() if tiny or faded else None
-        if (tiny or faded) and state.fall.learnt():
+        share = state.fall.share() if (tiny or faded) and point.has_level else None
+        if (tiny or faded) and point.has_level and state.fall.learnt():
             tiny = faded = False
         tiny = tiny and not (share is not None and share <= self.gained)
         state.tiny = state.tiny + 1 if tiny else 0

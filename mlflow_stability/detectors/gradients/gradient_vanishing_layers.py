@@ -91,7 +91,7 @@ class GradientVanishingLayers(Detector):
 
     def _judged(self, state: GradientVanishingLayersState, layers: list[Point]) -> Event | None:
         known = [each for each in _without_what_holds_them(layers) if each.finite and each.value > 0]
-        share = state.fall.share()
+        share = state.fall.share() if layers[-1].has_level else None
         if len(known) < self.fewest or share is None or state.fall.learnt():
             return None
         first, last = known[0], known[-1]

@@ -82,7 +82,7 @@ class DeadUnits(Detector):
             return state, None
         if point.quantity == "loss":
             state.falls.take(point.place, point.value)
-            state.signed = state.signed or point.value < 0
+            state.signed = state.signed or point.value < 0 or not point.has_level
             return state, None
         limit = self.share
         self._remember(state, point)

@@ -9,9 +9,9 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import Detector, Point
@@ -19,8 +19,10 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import FirstValues
+from mlflow_stability.detectors.engine.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
 from mlflow_stability.detectors.score import severity_of
+from mlflow_stability.vocabulary.measured import NoLevel
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.sensitivity import SCORE
 from mlflow_stability.vocabulary.text.phrases import risen as rise_words
@@ -65,7 +67,8 @@ class Divergence(Detector):
     When it is wrong: harder data from some step on (a curriculum, a new mixture), or a loss term that is switched on.
     The 200 steps after a learning-rate restart are ignored. Losses that have been negative are judged by jumps only,
     at twice the threshold. In adversarial training, such as a GAN, one loss rises as the other model learns: there only
-    losses at 10 times their baseline count.
+    losses at 10 times their baseline count. Of other losses whose level does not measure progress, as in reinforcement
+    learning, only those above 10 and at 1,000 times the size of the first 20 count; they are critical.
 
     Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
     """
@@ -80,8 +83,12 @@ class Divergence(Detector):
     """Number of recent losses that are counted."""
     smallest_rise: float = 1.10
     """Minimum ratio of a high loss to its baseline."""
-    smallest_rise_of_players: float = RISE
-    """Minimum ratio in adversarial training, such as a GAN."""
+    smallest_rise_adversarial: float = RISE
+    """Minimum ratio of a high loss to its baseline in adversarial training, such as a GAN."""
+    smallest_rise_without_level: float = LOSS_RISE
+    """Minimum ratio of a loss whose level does not measure progress to the median size of the first 20."""
+    least_size_without_level: float = LEAST_SIZE
+    """Minimum size of such a loss."""
     slow_threshold: float = 7.0
     """Threshold of a slow rise, in standard errors of a mean of 32 steps."""
     slow_per_longer_run: float = 0.4
@@ -134,6 +141,10 @@ class Divergence(Detector):
             state.restart.see(point.value, point.step)
             return None
         state.begun.take(point.value)
+        if not point.has_level:
+            by_noise = point.reason in (NoLevel.ADVERSARIAL, NoLevel.SIGNED)
+            if not by_noise or abs(point.value) >= self._limit(state)[1]:
+                return self._without_level(state, point)
         if state.restart.excuses(point.step):
             state.high, state.slow, state.risen_from = 0, SlowRise(judged=state.slow.judged), None
             return None
@@ -154,7 +165,7 @@ class Divergence(Detector):
             state.episode_filter.quiet(self.calm_steps)
         if state.onset is not None and not state.episode_filter.said:
             state.onset = None
-        if not logarithmic or point.players:
+        if not logarithmic or not point.has_level:
             if state.slow.means:
                 state.slow, state.risen_from = SlowRise(), None
         elif point.scale and state.slow.take(math.log(min(point.value, 1e150)), point.z, point.scale):
@@ -167,11 +178,38 @@ class Divergence(Detector):
         beyond, center = point.z / threshold, point.center
         if not point.logarithmic:
             return beyond
-        if point.players:
-            return beyond if point.value >= center * self.smallest_rise_of_players else 0.0
+        if not point.has_level:
+            return beyond if point.value >= center * self.smallest_rise_adversarial else 0.0
         if not beyond >= 1 or self.smallest_rise <= 1 or center <= 0:
             return beyond
         return min(beyond, math.log(point.value / center) / math.log(self.smallest_rise))
+
+    def _without_level(self, state: DivergenceState, point: Point) -> Event | None:
+        """Compare the size of the loss, whatever its sign, with that of the first ones."""
+        state.slow, state.risen_from = SlowRise(judged=state.slow.judged), None
+        size, limit = self._limit(state)
+        high = abs(point.value) >= limit
+        state.high = ((state.high << 1) | high) & ((1 << self.of_steps) - 1)
+        if not high and state.episode_filter.said:
+            state.episode_filter.quiet(self.calm_steps)
+        many = state.high.bit_count()
+        if not high or many < self.high_steps or not state.episode_filter.speaks(Severity.CRITICAL):
+            return None
+        onset = point.step - state.high.bit_length() + 1
+        return finding(
+            self,
+            point,
+            Severity.CRITICAL,
+            f"loss {point.value:.4g} at step {point.step}; its size was {size:.4g} in the first {state.begun.count} "
+            f"steps, and {many} of the last {self.of_steps} are above the threshold of {limit:.4g}.",
+            {"loss": point.value, "early": size, "high_steps": float(many), "first_high": float(onset)},
+        )
+
+    def _limit(self, state: DivergenceState) -> tuple[float, float]:
+        """The size of the first losses, and up to which size a loss without a level is normal."""
+        first = state.begun.first
+        size = median(map(abs, first)) if len(first) == state.begun.count else math.inf
+        return size, max(self.least_size_without_level, self.smallest_rise_without_level * size)
 
     def _leap(self, state: DivergenceState, point: Point, threshold: float) -> Event | None:
         many = state.high.bit_count()

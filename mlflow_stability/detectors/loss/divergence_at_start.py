@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves
+from mlflow_stability.detectors.engine.loss_level import RISE
 from mlflow_stability.detectors.score import severity_of
+from mlflow_stability.vocabulary.measured import NoLevel
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -45,7 +46,8 @@ class DivergenceAtStart(Detector):
     What it sees: among the first 32 steps, a loss and a gradient norm at 3 times their first value or more. Either 3
     such steps in a row after an update of 0.3 of the weight norm, or 8 in a row after an update of 0.05. Nothing is
     reported without measured updates: with tiny batches a low first loss looks the same. In adversarial training, such
-    as a GAN, the ratio is 10. Critical from 5.2 times the first loss on.
+    as a GAN, the ratio is 10; other losses whose level does not measure progress are not judged. Critical from 5.2
+    times the first loss on.
 
     Why it matters: the run will not recover, and only the initial weights come before it. The learning rate is too
     high.
@@ -62,7 +64,7 @@ class DivergenceAtStart(Detector):
     """Number of losses that count as the start; later losses have a baseline."""
     smallest_rise: float = 3.0
     """Minimum ratio of loss and gradient norm to their first values."""
-    smallest_rise_of_players: float = RISE
+    smallest_rise_adversarial: float = RISE
     """Minimum ratio in adversarial training, such as a GAN."""
     huge_update: float = 0.3
     """Update, as a share of the weight norm, after which `huge_row` steps are enough."""
@@ -92,7 +94,11 @@ class DivergenceAtStart(Detector):
         """Look at the next loss, gradient norm or update."""
         if state.over or not point.finite:
             return state, None
-        return state, self._look(state, point, self.smallest_rise_of_players if point.players else self.smallest_rise)
+        if point.has_level:
+            return state, self._look(state, point, self.smallest_rise)
+        if point.reason is not NoLevel.ADVERSARIAL:
+            return state, None
+        return state, self._look(state, point, self.smallest_rise_adversarial)
 
     def _look(self, state: DivergenceAtStartState, point: Point, rise: float) -> Event | None:
         if point.quantity == "update_ratio":

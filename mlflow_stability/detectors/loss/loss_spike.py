@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
@@ -17,7 +16,9 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import FirstValues
+from mlflow_stability.detectors.engine.loss_level import RISE
 from mlflow_stability.detectors.score import severity_of
+from mlflow_stability.vocabulary.measured import NoLevel
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
@@ -43,7 +44,8 @@ class LossSpike(Detector):
     is also 6σ above its baseline. Heavy-tailed noise raises both thresholds to what that noise reaches once in 100,000
     steps. Losses below 1 % of the first loss never count. Once a very noisy loss is below 5 % of its start, rises to
     less than 20 % of it do not count. In adversarial training, such as a GAN, only losses at 10 times their baseline
-    count. The finding ends after 8 steps below 4σ.
+    count; of other losses whose level does not measure progress, only those whose sign keeps changing. The finding ends
+    after 8 steps below 4σ.
 
     Why it matters: most spikes pass. Frequent spikes, or one that does not recover, usually mean that a step was too
     large; what was learnt before can be lost.
@@ -68,7 +70,7 @@ class LossSpike(Detector):
     this off."""
     smallest_rise: float = 1.05
     """Minimum ratio of the loss to its baseline; unused where the loss can be negative."""
-    smallest_rise_of_players: float = RISE
+    smallest_rise_adversarial: float = RISE
     """Minimum ratio in adversarial training, such as a GAN."""
     critical_rise: float = 100.0
     """Ratio to the baseline from which a spike is critical."""
@@ -124,12 +126,15 @@ class LossSpike(Detector):
         if point.quantity != "loss":
             return state, self._with_gradient(state, point)
         state.waiting, state.episode_filter.calm = None, 0
+        adversarial = point.reason is NoLevel.ADVERSARIAL
+        if not (point.has_level or adversarial or point.reason is NoLevel.SIGNED):
+            return state, None
         if self.threshold_alone:
             return state, self._spike(state, point, None) if z >= self.threshold else None
         if state.restart.excuses(point.step):
             return state, None
-        smallest = self.smallest_rise_of_players if point.players else self.smallest_rise
-        if (point.logarithmic or point.players) and point.value < abs(point.center) * smallest:
+        smallest = self.smallest_rise_adversarial if adversarial else self.smallest_rise
+        if (point.logarithmic or adversarial) and point.value < abs(point.center) * smallest:
             return state, None
         if not state.begun.matters(point.value, point.center, point.scale if point.logarithmic else 0.0):
             return state, None
@@ -153,8 +158,9 @@ class LossSpike(Detector):
     def _alone(self, point: Point) -> float:
         if self.threshold_alone:
             return self.threshold
+        compares_ratios = point.logarithmic and point.reason is not NoLevel.SIGNED
         return max(
-            self.threshold if point.logarithmic else self.threshold_of_differences, self.share_of_tail * point.tail
+            self.threshold if compares_ratios else self.threshold_of_differences, self.share_of_tail * point.tail
         )
 
     def _together(self, point: Point) -> float:

@@ -67,7 +67,7 @@ class Oscillation(Detector):
 
     def step(self, state: OscillationState, point: Point) -> tuple[OscillationState, Event | None]:
         """Look at the next loss."""
-        if not point.finite:
+        if not point.finite or not point.has_level:
             return state, None
         state.recent.append(point.value)
         state.since += 1

@@ -83,7 +83,7 @@ class Overfitting(Detector):
 
     def step(self, state: OverfittingState, point: Point) -> tuple[OverfittingState, Event | None]:
         """Look at the next training or validation loss."""
-        if not point.finite:
+        if not point.finite or not point.has_level:
             return state, None
         if point.quantity == "loss":
             state.total += point.value

@@ -97,7 +97,7 @@ class Plateau(Detector):
 
     def step(self, state: Level, point: Point) -> tuple[Level, Event | None]:
         """Look at the next loss."""
-        if not point.accepted or point.players:
+        if not point.accepted or not point.has_level:
             return state, None
         state.seen += 1
         if state.seen <= self.first_steps:

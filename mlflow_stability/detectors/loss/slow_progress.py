@@ -59,7 +59,7 @@ class SlowProgress(Detector):
 
     def step(self, state: SlowProgressState, point: Point) -> tuple[SlowProgressState, Event | None]:
         """Look at the next loss."""
-        if not point.finite or point.value <= 0:
+        if not point.finite or point.value <= 0 or not point.has_level:
             return state, None
         state.seen += 1
         if state.seen <= self.first_steps:

@@ -14,8 +14,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine import FIRST, LITTLE, began_at, least_that_matters, take_turns
-from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.detectors.engine import (
+    FIRST,
+    LITTLE,
+    began_at,
+    keeps_changing_sign,
+    least_that_matters,
+    take_turns,
+)
+from mlflow_stability.vocabulary.measured import LOSS_LEVEL, LossLevel, NoLevel, level_of_code, of_the_whole
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 LARGEST_STORED = 1.79e308
@@ -35,6 +42,7 @@ SCORE_WORDS = re.compile(r"(?:^|[^a-z])(?:m?ap|acc|accuracy|f1|recall|precision|
 """Parts of a name that say: this is a share of right answers."""
 
 
+HAS_LEVEL = LossLevel(None)
 MOST_SCORES = 50
 """Of so many scores at most the curves are looked at."""
 
@@ -52,13 +60,15 @@ class Curve:
     values: NDArray[np.float64]
     part: bool = False
     """Whether the loss of the whole model is logged beside it."""
-    game: bool = False
-    """Whether its level says nothing about progress: one side of a game, a training that takes turns with another, a
-    policy's objective."""
-    valued: bool = False
-    """Whether it is the error of an estimate of returns while returns rise: then it grows as the policy gets better."""
+    level: LossLevel = HAS_LEVEL
+    """Whether its level measures progress, and if not, why."""
     made_of: tuple[str, ...] = ()
     """Of a sum, the metrics that were added up."""
+
+    @property
+    def has_level(self) -> bool:
+        """Whether its level measures progress."""
+        return self.level.reason is None
 
     @property
     def distance(self) -> float:
@@ -87,10 +97,10 @@ class Curve:
         return -np.inf if reaches_below else least_that_matters(values[:FIRST].tolist(), level, noise)
 
     @property
-    def size(self) -> float:
-        """How large its values usually were in its first half, whatever their sign."""
+    def early_size(self) -> float:
+        """How large its first values usually were, whatever their sign."""
         values = self.values[self.finite]
-        return float(np.median(np.abs(values[: (len(values) + 1) // 2]))) if len(values) else 0.0
+        return float(np.median(np.abs(values[:FIRST]))) if len(values) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +199,8 @@ def _averages(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> 
 def _curves(
     history: RunHistory, quantity: str, metrics: Sequence[Metric], starts: Mapping[int, int] | None
 ) -> tuple[Curve, ...]:
-    rewards = [metric for metric in history.metrics if REWARD_WORDS.search(metric.name.lower())]
-    learns_by_reward, pays = bool(rewards), any(map(_rises, rewards))
+    recorded = recorded_level(history)
+    learns_by_reward = any(REWARD_WORDS.search(metric.name.lower()) for metric in history.metrics)
     whole = any(not metric.meaning.place for metric in metrics)
     if not whole:  # then none is the first by its name: the longest is, whatever the order of the columns
         metrics = sorted(metrics, key=lambda metric: (_is_policy(metric), -len(metric.series), metric.name))
@@ -200,14 +210,16 @@ def _curves(
     for metric in metrics:
         place = metric.meaning.place
         named = learns_by_reward or bool(GAME_WORDS.search(metric.name.lower()))
-        game = quantity != "grad_norm" and (named or place in sides)
+        level = HAS_LEVEL if quantity == "grad_norm" else _level(recorded, named, place in sides)
         part = whole and place != "" and place not in sides
         for start, chosen in _pieces(metric, starts):
             steps, values = metric.series.steps[chosen], decoded(metric.series.values[chosen])
-            found.append(Curve(metric.name, quantity, place, start, steps, values, part, game, game and pays))
+            signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)
+            known = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
+            found.append(Curve(metric.name, quantity, place, start, steps, values, part, known))
     sums = list(_sums(found)) if not whole and quantity != "grad_norm" else []
     summed = {curve.attempt for curve in sums}
-    parts = [replace(each, part=True) if each.attempt in summed and not each.game else each for each in found]
+    parts = [replace(each, part=True) if each.attempt in summed and each.has_level else each for each in found]
     return (*sums, *parts)
 
 
@@ -222,11 +234,24 @@ def _sides(metrics: Sequence[Metric]) -> frozenset[str]:
     return frozenset(metric.meaning.place for metric in own) if take_turns(spans) else frozenset()
 
 
-def _rises(metric: Metric) -> bool:
-    """Whether a reward ended higher than it began."""
-    values = metric.series.values[np.isfinite(metric.series.values)]
-    fifth = max(3, len(values) // 5)
-    return len(values) >= 2 * fifth and float(np.median(values[-fifth:])) > float(np.median(values[:fifth]))
+def recorded_level(history: RunHistory) -> LossLevel:
+    """What was recorded last about the level of the losses."""
+    series = [metric.series for metric in history.of(LOSS_LEVEL) if len(metric.series)]
+    codes = max(series, key=lambda each: (each.attempts[-1], each.steps[-1])).values if series else ()
+    known = [level for code in codes if (level := level_of_code(float(code))) is not None]
+    return known[-1] if known else HAS_LEVEL
+
+
+def _level(recorded: LossLevel, named: bool, alternates: bool) -> LossLevel:
+    if recorded.by_user or recorded.reason is not None:
+        return recorded
+    if alternates:
+        return LossLevel(NoLevel.ADVERSARIAL)
+    return LossLevel(NoLevel.NAMED) if named else HAS_LEVEL
+
+
+def _is_signed(values: NDArray[np.float64]) -> bool:
+    return bool(values.min() < 0 < values.max()) and keeps_changing_sign(values.tolist())
 
 
 def _pieces(metric: Metric, starts: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:
@@ -245,7 +270,7 @@ def _pieces(metric: Metric, starts: Mapping[int, int]) -> Iterator[tuple[int, ND
 def _sums(curves: list[Curve]) -> Iterator[Curve]:
     """Where only the parts of a loss were logged, their sum stands for the whole."""
     for attempt in sorted({curve.attempt for curve in curves}):
-        parts = [curve for curve in curves if curve.attempt == attempt and not curve.game]
+        parts = [curve for curve in curves if curve.attempt == attempt and curve.has_level]
         if len(parts) < 2 or any(len(each.steps) < 2 for each in parts):
             continue
         if all(np.array_equal(each.steps, parts[0].steps) for each in parts[1:]):

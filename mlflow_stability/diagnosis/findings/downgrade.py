@@ -37,7 +37,7 @@ def in_hindsight(
     """
     corrected = []
     for each in seen:
-        loss = next((one for one in curves.losses if one.attempt == each.attempt and not one.game), None)
+        loss = next((one for one in curves.losses if one.attempt == each.attempt and one.has_level), None)
         curve = _curve(curves, each)
         if curve is not None and _rounded(each, curve):
             continue

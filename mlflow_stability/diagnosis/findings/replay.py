@@ -2,7 +2,7 @@
 
 In: a history and detectors. Out: the events they find, in order of time. Guarantees: they see each step's values
 together and steps in order; where the training was started again they know nothing of what came before. What only
-a whole curve can tell is not asked of them; and neither is the loss of a game, whose level means nothing.
+a whole curve can tell is not asked of them; and neither is a loss whose level does not measure progress.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.panel import Panel
-from mlflow_stability.diagnosis.curves.curves import RunCurves, decoded, starts_of
+from mlflow_stability.diagnosis.curves.curves import RunCurves, decoded, recorded_level, starts_of
 from mlflow_stability.diagnosis.findings.usual_units import in_usual_units
-from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.measured import NoLevel, Signal, StepReading
 from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
@@ -33,12 +33,14 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     """The events of the whole history."""
     asked = default_detectors() if detectors is None else detectors
     left_out = BETTER_SEEN_WHOLE if history.format == "recorded" else BETTER_SEEN_WHOLE | OF_SINGLE_STEPS
-    players = any(curve.game for curve in curves.losses)
-    panel = Panel([each for each in asked if each.kind not in left_out], players=players)
+    unlevelled = next((curve.level for curve in curves.losses if not curve.has_level), recorded_level(history))
+    panel = Panel([each for each in asked if each.kind not in left_out], level=unlevelled)
     wanted = {quantity for each in panel.detectors for quantity in each.quantities}
-    games = {curve.name for curve in (*curves.losses, *curves.validations) if curve.game or curve.part}
+    every = (*curves.losses, *curves.validations)
+    by_step = {each.name for each in every if each.has_level or each.level.reason is NoLevel.SIGNED}
+    left = {each.name for each in every if each.part or each.name not in by_step}
     metrics = [metric for metric in history.metrics if metric.meaning.quantity in wanted]
-    shown = [metric for metric in metrics if metric.name not in games and not metric.meaning.duplicate_of]
+    shown = [metric for metric in metrics if metric.name not in left and not metric.meaning.duplicate_of]
     if history.format != "recorded":
         shown = in_usual_units(shown)
     shown.sort(key=_turn)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine import RISE, Detector, Moves
+from mlflow_stability.detectors.engine import Detector, Moves
 from mlflow_stability.detectors.loss import Divergence
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import Levels, coarser, levels_of, noise_of
@@ -43,9 +43,8 @@ class DivergenceRule(Rule):
     warm-up; clip gradients.
 
     When it is wrong: a curriculum, longer sequences, or a penalty that is switched on: the loss then means something
-    else. Losses of adversarial training and of policies rise without a divergence. They must rise tenfold, end above
-    their start, and at ten times the size of the first half of the run. A loss that was negative and went back to zero
-    together with its noise is the objective of a policy that has become certain, and is not judged.
+    else. Losses whose level does not measure progress are judged by their size alone. A loss that was negative and went
+    back to zero together with its noise is the objective of a policy that has become certain, and is not judged.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
     """
@@ -66,8 +65,6 @@ class DivergenceRule(Rule):
     """Minimum number of points."""
     smallest_rise: float = math.log(1.10)
     """Minimum mean rise of the end above the best level, in nats: 10 %."""
-    smallest_rise_of_a_game: float = math.log(RISE)
-    """Minimum rise, in nats, in adversarial training and for the objective of a policy."""
     smallest_rise_in_spreads: float = 8.0
     """Minimum rise of a curve that reaches zero or below, in units of its own standard deviation."""
     lost_progress: float = 0.1
@@ -111,12 +108,11 @@ class DivergenceRule(Rule):
         """The least rise is that of the detector."""
         if not isinstance(detector, Divergence):
             return self
-        of_players = math.log(detector.smallest_rise_of_players)
-        return replace(self, smallest_rise=math.log(detector.smallest_rise), smallest_rise_of_a_game=of_players)
+        return replace(self, smallest_rise=math.log(detector.smallest_rise))
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that were lost; validation losses only where no training loss was logged."""
-        judged = [curve for curve in curves.losses or curves.validations if not curve.part and not curve.valued]
+        judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
         return [episode for curve in judged for episode in self._of(_known(curve), curves.validations)]
 
     def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Episode]:
@@ -128,7 +124,7 @@ class DivergenceRule(Rule):
             found = self._ended_above(curve, levels, count, validations)
             if found:
                 return found
-        start = self._never_back(curve, levels) if levels.logarithmic and not curve.game else None
+        start = self._never_back(curve, levels) if levels.logarithmic else None
         if start is not None:
             best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
             return [self._episode(curve, levels, best, onset(levels, best, start), critical=True)]
@@ -141,12 +137,10 @@ class DivergenceRule(Rule):
         end = x[-count:]
         early = float(np.median(x[: min(3, best + 1)])) if best < len(x) // 20 else float(x[len(x) // 20])
         rise = float(end.mean()) - floor
-        if rise < self._smallest(curve, levels, early - floor) or _ended(curve) < curve.floor:
+        if rise < self._smallest(levels, early - floor) or _ended(curve) < curve.floor:
             return []
         if not levels.logarithmic and self._died_away(levels, best, floor):
             return []
-        if curve.game and _ended(curve) < math.exp(self.smallest_rise_of_a_game) * curve.size:
-            return []  # a loss that crosses zero has a best level near it, and a rise from there says nothing
         noise = self._noise(levels, best)
         if self._confirmed(curve, int(levels.steps[best]), validations):
             noise *= self.confirmed
@@ -154,9 +148,8 @@ class DivergenceRule(Rule):
         wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _wandered(levels, len(x) - count - best)
         by_chance = max((self.chance / math.sqrt(count) + self.luck) * noise, wandering)
         stayed = float(end.min()) - floor >= max(noise, rise / 4)
-        least = 1.0 if curve.game else self.lost_progress  # what one player gained, another may win back
-        long_ago = not curve.game and rise >= self.rise_to_long_ago and _undone(x, best, floor + rise) >= self.long_ago
-        if stayed and rise >= by_chance and (lost >= least or long_ago):
+        long_ago = rise >= self.rise_to_long_ago and _undone(x, best, floor + rise) >= self.long_ago
+        if stayed and rise >= by_chance and (lost >= self.lost_progress or long_ago):
             limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
             half = max(limit, floor + rise / 2)
             start = _left(levels, onset(levels, best, half), best, limit, half)
@@ -169,13 +162,13 @@ class DivergenceRule(Rule):
         near_zero = abs(float(np.median(end))) <= self.near_zero * abs(floor)
         return near_zero and noise_of(end) <= self.less_noise * noise_of(fall)
 
-    def _smallest(self, curve: Curve, levels: Levels, fallen: float) -> float:
+    def _smallest(self, levels: Levels, fallen: float) -> float:
         if not levels.logarithmic:
             walked = 2 * self.wandering * _wandered(levels, len(levels))
-            learnt = not curve.game and fallen >= max(self.clear_fall * levels.noise, walked)
+            learnt = fallen >= max(self.clear_fall * levels.noise, walked)
             least = max(1.0, self.smallest_share_of_fall * fallen)
             return min(self.smallest_rise_in_spreads, least) if learnt else self.smallest_rise_in_spreads
-        return self.smallest_rise_of_a_game if curve.game else self.smallest_rise
+        return self.smallest_rise
 
     def _noise(self, levels: Levels, best: int) -> float:
         """Chance, as the whole curve or what came since the best shows it, whichever is more."""
@@ -215,7 +208,7 @@ class DivergenceRule(Rule):
         if not broken and f"{last:.4g}" != f"{finite[-1]:.4g}":
             ended = f"ended near {last:.4g}"  # the median of a few points, and not the last one
         # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
-        least = math.exp(self.smallest_rise_of_a_game if curve.game else self.smallest_rise)
+        least = math.exp(self.smallest_rise)
         times = f", {factor(last / lowest)} times its best level of" if lowest > 0 else "; best level"
         # Judged by means of levels: the ratio of these two medians may be lower.
         limit = f" (threshold {least:.3g} times)" if lowest > 0 and last >= least * lowest else ""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine import RISE, Moves
+from mlflow_stability.detectors.engine import Moves
 from mlflow_stability.detectors.loss import Divergence
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
@@ -54,8 +54,6 @@ class FinalRiseRule(Rule):
     """Minimum number of high points at the end."""
     smallest_rise: float = math.log(2)
     """Minimum rise of each of them above the level before, in nats."""
-    smallest_rise_of_a_game: float = math.log(RISE)
-    """Minimum rise in adversarial training and for the objective of a policy."""
     deviations: float = 10.0
     """Minimum rise in σ of the noise of single points."""
     wandering: float = 1.5
@@ -66,7 +64,7 @@ class FinalRiseRule(Rule):
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that ended so; validation losses only where no training loss was logged."""
-        judged = [curve for curve in curves.losses or curves.validations if not curve.part and not curve.valued]
+        judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
         return [found for curve in judged if (found := self._of(curve)) is not None]
 
     def _of(self, curve: Curve) -> Episode | None:
@@ -79,7 +77,7 @@ class FinalRiseRule(Rule):
         past = x[max(0, len(x) - reach - self.before) : max(self.fewest_before, len(x) - reach)]
         least = self.deviations * noise_of(past)
         if logarithmic:
-            least = max(least, self.smallest_rise_of_a_game if curve.game else self.smallest_rise)
+            least = max(least, self.smallest_rise)
         limit = max(float(np.median(past)) + least, float(past.max()))
         if not logarithmic:
             limit = max(limit, float(np.median(past)) + self.wandering * _rose_before(x[: len(x) - reach], reach))
@@ -88,8 +86,6 @@ class FinalRiseRule(Rule):
         if not self.fewest <= len(x) - first <= reach:
             return None
         if values[first:].min() < curve.floor:
-            return None
-        if curve.game and values[first:].min() < math.exp(self.smallest_rise_of_a_game) * curve.size:
             return None
         first = _left(x, first, float(np.median(past)) + least / 2)
         return self._episode(curve, values, steps, first, values[max(0, first - self.before) : first])
@@ -104,7 +100,7 @@ class FinalRiseRule(Rule):
     ) -> Episode:
         usual, last = float(np.median(before)), float(values[-1])
         peak = first + int(np.argmax(values[first:]))
-        least = math.exp(self.smallest_rise_of_a_game if curve.game else self.smallest_rise)
+        least = math.exp(self.smallest_rise)
         times = f"; level before {usual:.4g}"
         if usual > 0:
             times = f", {factor(last / usual)} times its level of {usual:.4g} before (threshold {least:.3g} times)"

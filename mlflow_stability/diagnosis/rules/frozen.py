@@ -69,7 +69,7 @@ class FrozenRule(Rule):
         if first > 0 and count < max(self.fewest, self.fewest_share * len(values)):
             return None
         if first == 0:
-            if last != 0 or curve.game:
+            if last != 0 or not curve.has_level:
                 return None  # a constant that is not zero is a plateau like others; a policy's loss has no level
             return self._episode(curve, steps, 0, last, f"{curve.name} is exactly 0 in all of its {count} points.")
         before = values[max(0, first - self.before) : first]

@@ -57,7 +57,7 @@ class GeneralisationGapRule(Rule):
         for validation in sorted(curves.validations, key=lambda each: each.place != ""):
             same = (each.place == validation.place and each.attempt == validation.attempt for each in curves.losses)
             training = next((each for each, fits in zip(curves.losses, same, strict=True) if fits), None)
-            if training is None or validation.game or training.game:
+            if training is None or not validation.has_level or not training.has_level:
                 continue
             found = self._of(training, validation)
             if found is not None:

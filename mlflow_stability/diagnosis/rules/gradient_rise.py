@@ -59,7 +59,7 @@ class GradientRiseRule(Rule):
         return [found for norm in norms if (found := self._of(norm, curves)) is not None]
 
     def _of(self, norm: Curve, curves: RunCurves) -> Episode | None:
-        loss = next((each for each in curves.losses if each.attempt == norm.attempt and not each.game), None)
+        loss = next((each for each in curves.losses if each.attempt == norm.attempt and each.has_level), None)
         levels = levels_of(norm)
         if loss is None or levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
             return None

@@ -89,7 +89,7 @@ class OverfittingRule(Rule):
         found: list[Episode] = []
         for validation in sorted(curves.validations, key=lambda each: each.place != ""):
             training = next((each for each in curves.losses if _belongs(each, validation)), None)
-            if training is None or validation.game or (found and validation.place):
+            if training is None or not validation.has_level or (found and validation.place):
                 continue
             found += self._of(training, validation)
         return found

@@ -84,7 +84,7 @@ class PlateauRule(Rule):
         """The training losses that went nowhere, those of the whole model alone."""
         found: list[Episode] = []
         for curve in curves.losses or curves.validations:
-            levels = None if curve.part or curve.game else levels_of(curve)
+            levels = None if curve.part or not curve.has_level else levels_of(curve)
             if levels is None or not levels.logarithmic or len(levels.raw_x) < self.fewest_points:
                 continue
             if not _resumed(curve):

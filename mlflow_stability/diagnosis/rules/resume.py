@@ -58,7 +58,7 @@ class ResumeRule(Rule):
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The resumes after which a training loss of the whole model was lost."""
-        judged = [curve for curve in curves.losses if not curve.part and not curve.game]
+        judged = [curve for curve in curves.losses if not curve.part and curve.has_level]
         pairs = [pair for pieces in pieces_of(judged) for pair in pairwise(pieces) if goes_on(*pair)]
         return [found for before, after in pairs if (found := self._of(before, after)) is not None]
 

@@ -128,7 +128,7 @@ class SpikeRule(Rule):
     def find(self, curves: RunCurves) -> list[Episode]:
         """The spikes of the losses of the whole model, those of training first."""
         every = (*curves.losses, *curves.validations, *curves.averages)
-        judged = [curve for curve in every if not curve.part and not curve.game]
+        judged = [curve for curve in every if not curve.part and curve.has_level]
         jumps = {id(curve): self._jumps(curve) for curve in (*judged, *curves.norms)}
         found: list[Episode] = []
         for curve in judged:

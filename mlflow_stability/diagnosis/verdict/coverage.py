@@ -10,13 +10,17 @@ has a single point.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from mlflow_stability.diagnosis.curves.curves import RunCurves
+from mlflow_stability.detectors.engine import LOSS_RISE
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
 from mlflow_stability.diagnosis.rules.overfitting import OverfittingRule
 from mlflow_stability.diagnosis.rules.plateau import PlateauRule
 from mlflow_stability.diagnosis.rules.spike import SpikeRule
+from mlflow_stability.vocabulary.measured import reason_words
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted
 
@@ -77,13 +81,7 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
         ):
             if points < needed:
                 found.append(f"{judged}: {longest.name} has {counted(points, 'point')}, {needed} are needed.")
-        games = [curve.name for curve in losses if curve.game]
-        if games:
-            found.append(
-                f"Progress by {_listed(games)}: a loss of adversarial training or of a policy does not measure "
-                "progress; it is judged for non-finite values"
-                + ("." if all(curve.valued for curve in losses if curve.game) else " and for a tenfold rise.")
-            )
+        found += unjudged_levels(losses)
     silence = loss_that_stopped(history)
     if silence:
         found.append(f"The end of the training: {silence}.")
@@ -99,6 +97,19 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
         missing = ", ".join(f"{gap.first_step}-{gap.last_step}" for gap in history.gaps[:5])
         found.append(f"Steps missing from the record: {missing}.")
     return tuple(found)
+
+
+def unjudged_levels(losses: Sequence[Curve]) -> list[str]:
+    """Which losses were not judged by their level, and why: a sentence for each reason."""
+    names: dict[str, list[str]] = {}
+    for curve in losses:
+        if not curve.has_level:
+            names.setdefault(reason_words(curve.level), []).append(curve.name)
+    return [
+        f"The level of {_listed(found)} was not judged: {reason}. Judged were non-finite values, a growth by a factor "
+        f"of {LOSS_RISE:,.0f}, gradients, weights and layers, as far as they were recorded."
+        for reason, found in names.items()
+    ]
 
 
 def _listed(names: list[str]) -> str:

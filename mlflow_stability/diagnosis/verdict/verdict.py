@@ -7,9 +7,11 @@ healthy.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 
 from mlflow_stability.detectors.reported import DataChanged, EarlyStopping, GiveUp, Rollback
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
@@ -20,6 +22,7 @@ from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Episode,
 from mlflow_stability.vocabulary.run import OF_THE_PROCESS
 from mlflow_stability.vocabulary.text import counted, factor, times
 
+NONE: Mapping[str, str] = MappingProxyType({})
 NON_FINITE = ("nan_detected", "inf_detected")
 KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
     "broken": NON_FINITE,
@@ -101,10 +104,22 @@ def training_outcome(diagnosis: Diagnosis) -> str:
 
 
 def verdict_of(
-    outcome: str, episodes: Sequence[Episode], readings: Sequence[CurveReading], points: int, silence: str = ""
+    outcome: str,
+    episodes: Sequence[Episode],
+    readings: Sequence[CurveReading],
+    points: int,
+    silence: str = "",
+    without_level: Mapping[str, str] = NONE,
 ) -> str:
-    """What is said of the run; ``silence``: that the loss is missing at the end, or has a single point, if it is so."""
-    return _training_sentence(outcome, episodes, readings, points, silence) + _stopped(episodes)
+    """What is said of the run; ``silence``: that the loss is missing at the end, or has a single point, if it is so.
+
+    ``without_level``: the losses whose level does not measure progress, each with the reason.
+    """
+    said = _training_sentence(outcome, episodes, readings, points, silence, without_level) + _stopped(episodes)
+    main = readings[0].metric if readings else ""
+    if main not in without_level or outcome == "cannot_tell":
+        return said
+    return f"{said} The level of {main} was not judged: {without_level[main]}."
 
 
 def _stopped(episodes: Sequence[Episode]) -> str:
@@ -115,16 +130,22 @@ def _stopped(episodes: Sequence[Episode]) -> str:
 
 
 def _training_sentence(
-    outcome: str, episodes: Sequence[Episode], readings: Sequence[CurveReading], points: int, silence: str
+    outcome: str,
+    episodes: Sequence[Episode],
+    readings: Sequence[CurveReading],
+    points: int,
+    silence: str,
+    without_level: Mapping[str, str],
 ) -> str:
     main = readings[0] if readings else None
     if outcome == "cannot_tell":
         return f"Cannot tell: {silence or _too_little(main, points)}."
     bad = [each for each in episodes if each.severity >= Severity.WARNING]
-    course = _course(main, bad, silence)
-    last = (
-        f"; last value {main.last:.4g}" if main is not None and _is_noisy(main) and "last value" not in course else ""
-    )
+    measures = main is None or main.metric not in without_level
+    course = _course(main, bad, silence) if main is None or measures else _size(main)
+    last = ""
+    if main is not None and measures and _is_noisy(main) and "last value" not in course:
+        last = f"; last value {main.last:.4g}"
     if outcome == "healthy":
         return f"Healthy: {course}; no warnings."
     deciding = deciding_of(outcome, bad)
@@ -261,13 +282,18 @@ def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) 
     return f"{_moved(reading)}; last value {reading.last:.4g}" if ends_in_it and _is_noisy(reading) else _moved(reading)
 
 
+def _size(reading: CurveReading) -> str:
+    """The course of a loss that measures no progress: neither a first value nor a fall is told."""
+    state = "finite" if math.isfinite(reading.last) else "not finite at the end"
+    return f"{reading.metric} {state}, last value {reading.last:.4g} after {_steps(reading):,} steps"
+
+
 def _is_noisy(reading: CurveReading) -> bool:
     return reading.first_level is not None and reading.best > 0 and (reading.volatility or 0.0) > LOUD
 
 
 def _moved(reading: CurveReading) -> str:
-    span = reading.last_step - reading.first_step
-    steps = span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
+    steps = _steps(reading)
     name, about, first, last = reading.metric, "", f"{reading.first:.4g}", f"{reading.last:.4g}"
     if _is_noisy(reading):
         name, about = f"{name} (noisy)", "about "
@@ -275,6 +301,11 @@ def _moved(reading: CurveReading) -> str:
     if first == last:
         return f"{name} stayed at {about}{last} for {steps:,} steps"
     return f"{name} {'fell' if float(last) < float(first) else 'rose'} from {about}{first} to {last} in {steps:,} steps"
+
+
+def _steps(reading: CurveReading) -> int:
+    span = reading.last_step - reading.first_step
+    return span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
 
 
 def _too_little(reading: CurveReading | None, points: int) -> str:

@@ -30,7 +30,7 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import DeferredDetection
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
-from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, StepReading, one_layout
+from mlflow_stability.vocabulary.measured import AttentionMap, NoLevel, Signal, SignalType, StepReading, one_layout
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Note, Opening, Reset, Returned
 
@@ -177,6 +177,11 @@ class Recording:
     def last(self) -> StepReading | None:
         """What was recorded last."""
         return self._last
+
+    @property
+    def no_level(self) -> NoLevel | None:
+        """Why the level of the losses does not measure progress; None where it does, as far as is known."""
+        return self._panel.no_level
 
     @property
     def micro_batches(self) -> int:

@@ -26,13 +26,13 @@ def test_parts_without_a_whole_are_added_up() -> None:
 
 def test_the_sides_of_a_game_are_not_added_up() -> None:
     history = run_named(generator_loss=falling(20), discriminator_loss=falling(20))
-    assert all(curve.game for curve in curves_of(history, "loss"))
+    assert not any(curve.has_level for curve in curves_of(history, "loss"))
     assert len(curves_of(history, "loss")) == 2
 
 
 def test_rewards_make_a_policy_of_a_loss() -> None:
     (curve,) = curves_of(run_named(loss=falling(20), mean_reward=falling(20)), "loss")
-    assert curve.game
+    assert not curve.has_level
 
 
 def test_a_restart_begins_a_curve_and_a_rollback_goes_on_with_it() -> None:
@@ -86,4 +86,4 @@ def test_a_single_value_is_no_curve() -> None:
 def test_a_game_is_known_by_its_name(name: str, game: bool) -> None:
     quantity = meanings_of([name])[name].quantity
     for curve in curves_of(run_of(metric_of(name, falling(20))), quantity):
-        assert curve.game == game
+        assert curve.has_level is not game

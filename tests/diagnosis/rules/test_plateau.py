@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves, run_curves
 from mlflow_stability.diagnosis.rules.frozen import FrozenRule
 from mlflow_stability.diagnosis.rules.plateau import PlateauRule
+from mlflow_stability.vocabulary.measured import LossLevel, NoLevel
 from mlflow_stability.vocabulary.result.episode import Episode
 
 Floats = NDArray[np.float64]
@@ -80,7 +81,7 @@ def test_a_language_model_that_stops_at_a_fifth_of_the_run_is_one() -> None:
 def test_a_loss_of_exactly_zero_in_eight_epochs_is_one_but_not_that_of_a_policy() -> None:
     zeros = Curve("loss", "loss", "", 0, np.arange(8), np.zeros(8))
     assert FrozenRule().find(RunCurves((zeros,), (), (), ()))
-    policy = Curve("loss", "loss", "", 0, np.arange(8), np.zeros(8), game=True)
+    policy = Curve("loss", "loss", "", 0, np.arange(8), np.zeros(8), level=LossLevel(NoLevel.POLICY))
     assert not FrozenRule().find(RunCurves((policy,), (), (), ()))
 
 

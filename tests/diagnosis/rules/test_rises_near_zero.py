@@ -36,6 +36,6 @@ def test_a_hard_batch_moves_loss_and_gradient_and_is_no_spike_where_the_tail_is_
 def test_a_player_whose_loss_crosses_zero_has_no_best_level_to_rise_from() -> None:
     rng = np.random.default_rng(1)
     critic = -2.6 * np.exp(-np.arange(400) / 120) + rng.normal(0, 0.1, 400)
-    lost = critic + np.where(np.arange(400) > 340, 60.0, 0.0)
+    lost = critic + np.where(np.arange(400) > 340, 6000.0, 0.0)
     assert serious(run_of(metric_of("critic_loss", critic))) == []
     assert [kind for kind, _ in serious(run_of(metric_of("critic_loss", lost)))] == ["divergence"]

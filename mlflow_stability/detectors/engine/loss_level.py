@@ -1,0 +1,144 @@
+"""Tells whether the level of a recording's losses measures progress.
+
+In: the losses, one after the other, and what is recorded about them. Out: `has_level`. A loss has no level where the
+record says so, where trainings take turns as the halves of a GAN do, and where its sign keeps changing. Detectors and
+rules of whole curves use the same definitions and thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from mlflow_stability.vocabulary.measured import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
+
+RISE = 10.0
+"""Minimum ratio of a gradient norm to its baseline where the loss has no level, and of a loss of adversarial training:
+a GAN whose learning rate is far too high has losses at 10 to 100 times their baseline, and nothing else shows it."""
+LOSS_RISE = 1000.0
+"""Minimum ratio of a loss without a level to its size in the first steps: above it, it has diverged all the same."""
+LEAST_SIZE = 10.0
+"""Minimum size of a loss without a level that has diverged: sparse rewards make a loss of 1e-6 grow a thousandfold."""
+STRETCH = 12
+"""Number of losses of one sign in a row that make a stretch."""
+STRETCHES = 4
+"""Number of stretches, of alternating signs, from which a loss is signed: a density that crosses zero has two."""
+
+
+@dataclass(slots=True)
+class AlternatingLosses:
+    """Whose loss came last, and whether one came again after another's."""
+
+    last: str | None = None
+    seen: set[str] = field(default_factory=set)
+    taken: bool = False
+    """Whether trainings take turns; those that follow one upon the other do not."""
+
+    def take(self, place: str) -> None:
+        """See whose loss comes next."""
+        if place != self.last:
+            self.taken = self.taken or place in self.seen
+            self.seen.add(place)
+            self.last = place
+
+
+def take_turns(spans: Iterable[tuple[int, int]]) -> bool:
+    """The same of whole curves, each from its first to its last step."""
+    return any(after[0] < before[1] for before, after in pairwise(sorted(spans)))
+
+
+@dataclass(slots=True)
+class Signs:
+    """The stretches of one sign that a loss has had."""
+
+    negative: bool | None = None
+    """The sign of the current run of losses; None before the first negative one."""
+    run: int = 0
+    """Number of losses in it."""
+    stretches: int = 0
+    last: bool | None = None
+    """The sign of the last stretch."""
+
+    @property
+    def keep_changing(self) -> bool:
+        """Whether the loss is signed."""
+        return self.stretches >= STRETCHES
+
+    def take(self, value: float) -> None:
+        """See the next loss."""
+        negative = value < 0
+        if negative is not self.negative:
+            self.negative, self.run = negative, 1
+            return
+        self.run += 1
+        if self.run == STRETCH and negative is not self.last:
+            self.stretches += 1
+            self.last = negative
+
+
+def keeps_changing_sign(values: Iterable[float]) -> bool:
+    """The same of a whole curve."""
+    signs = Signs()
+    for value in values:
+        signs.take(value)
+    return signs.keep_changing
+
+
+class LossLevels:
+    """What is known about the losses of one recording so far."""
+
+    __slots__ = ("_given", "_recorded", "_signs", "_turns", "has_level", "reason")
+
+    def __init__(self, given: LossLevel | None = None) -> None:
+        self._given = given
+        """What is known from outside, also where the losses themselves are not shown."""
+        self._recorded: LossLevel | None = None
+        self._turns = AlternatingLosses()
+        self._signs: dict[str, Signs] = {}
+        self.has_level = True
+        """Whether the level measures progress, as far as is known."""
+        self.reason: NoLevel | None = None
+        """Why it does not."""
+        self._conclude()
+
+    def see(self, quantity: str, place: str, value: float) -> None:
+        """See the next loss, or what was recorded about the losses."""
+        if quantity == LOSS_LEVEL:
+            self._hear(value)
+            return
+        turns = self._turns
+        if place != turns.last:
+            turns.take(place)
+            if turns.taken:
+                self._conclude()
+        if value < 0 or self._signs:
+            signs = self._signs.get(place)
+            if signs is None:
+                signs = self._signs[place] = Signs()
+            signs.take(value)
+            if self.has_level and signs.keep_changing:
+                self._conclude()
+
+    def _hear(self, code: float) -> None:
+        level = level_of_code(code)
+        if level is not None:
+            self._recorded = level
+            self._conclude()
+
+    def after_rollback(self) -> None:
+        """Forget the losses so far, but not what they have shown: the training goes on with other weights."""
+        self._turns = AlternatingLosses(taken=self._turns.taken)
+        self._signs = {place: each for place, each in self._signs.items() if each.keep_changing}
+
+    def _conclude(self) -> None:
+        told = self._recorded if self._given is None or (self._recorded and self._recorded.by_user) else self._given
+        if told is not None and (told.by_user or told.reason is not None):
+            self.reason = told.reason
+        elif self._turns.taken:
+            self.reason = NoLevel.ADVERSARIAL
+        elif any(each.keep_changing for each in self._signs.values()):
+            self.reason = NoLevel.SIGNED
+        else:
+            self.reason = None
+        self.has_level = self.reason is None
