@@ -7,7 +7,7 @@ StabilityError
  |- JournalError          a journal that cannot be read, written or delivered
  |- RestoreRefused        a saved state does not match the model or optimizer; nothing was changed
  |- CheckpointsRefused    a folder of checkpoints belongs to another run or has no usable checkpoint
- |- TrainingDiverged      training stopped: ``stop_on`` was met or rollbacks did not help
+ |- TrainingDiverged      training stopped: ``stop_on`` was met, or nothing was left to lose
  |- TorchLacksError       PyTorch lacks a symbol that is needed; that part is switched off
  `- UnreadableLogError    a file or folder that is not a training log or cannot be read
 
@@ -60,7 +60,7 @@ class UnreadableLogError(StabilityError):
 
 
 class TrainingDiverged(StabilityError):  # noqa: N818 - what happened to the training, not an error of ours
-    """Training stopped on purpose: a condition of ``stop_on`` was met, or rollbacks did not help."""
+    """Training stopped on purpose: a condition of ``stop_on`` was met, or nothing was left to lose."""
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)

@@ -86,6 +86,35 @@ class LossHistory:
         return tuple(losses[bisect_left(steps, first) : bisect_right(steps, last)])
 
 
+def midpoint(low: float, high: float) -> float:
+    """Half way between two losses: of positive ones by their ratio, for a loss may grow by many powers of ten."""
+    return math.sqrt(low) * math.sqrt(high) if min(low, high) > 0 else (low + high) / 2
+
+
+def highest_mean(losses: Sequence[float], count: int) -> float:
+    """The highest mean of so many losses in a row, as of the first ones of a training whose loss falls; or NaN."""
+    if not losses:
+        return math.nan
+    parts = [losses[at : at + count] for at in range(max(1, len(losses) - count + 1))]
+    return max(map(fmean, parts))
+
+
+def gives_no_less(given: Sequence[float], left: Sequence[float], first: Sequence[float], now: Sequence[float]) -> bool:
+    """Whether restored weights give a loss as high as that before the rollback, so that the rollback did not help.
+
+    `given` are the losses around the restored state when it was trained, `left` the last ones before the rollback,
+    `first` the first ones after it, `now` all since. Not where that state gave such losses before, as early states do,
+    nor where most of the rise came after the first update.
+    """
+    if len(given) < FEWEST or len(first) < FIRST or not left:
+        return False
+    level, before = median(given), median(left)
+    lowest = min(first[0], median(first), median(now))
+    if lowest <= midpoint(level, before) or lowest <= highest_mean(given, len(now)):
+        return False
+    return first[0] - level >= AT_ONCE * (fmean(now) - level)
+
+
 def gives_more(given: Sequence[float], first: Sequence[float], now: Sequence[float], limit: float) -> bool:
     """Whether the same weights give clearly more than they gave, so that they are not to blame.
 

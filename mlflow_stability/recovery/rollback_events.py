@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.reported import DataChanged
 from mlflow_stability.probes.objects import ZERO
-from mlflow_stability.recovery.rollback_decisions import Decision
+from mlflow_stability.recovery.rollback_decisions import UNDONE_AT_MOST
+from mlflow_stability.recovery.rollback_state import Decision
+from mlflow_stability.recovery.rollback_triggers import ABSURD_RISE
 from mlflow_stability.vocabulary.result import Event, Severity
 
 ROLLBACK = "rollback"
@@ -62,6 +64,9 @@ def rollback_event(
     """
     lost = step - decision.target
     eased = ""
+    done = f"Rolled back from step {step} to step {decision.target} ({lost} steps lost)"
+    if decision.undoes:
+        done = f"Reverted the rollback: weights of step {decision.target} restored ({decision.undoes} steps regained)"
     known = math.isfinite(learning_rate)
     copies = f" Not restored: frozen copies of the model made after step {decision.target} ({copies_left})."
     copies = copies if copies_left else ""
@@ -84,7 +89,7 @@ def rollback_event(
         step,
         ROLLBACK,
         Severity.INFO,
-        f"Rolled back from step {step} to step {decision.target} ({lost} steps lost): {decision.reason}{eased}{copies}",
+        f"{done}: {decision.reason}{eased}{copies}",
         evidence={
             "target": float(decision.target),
             "onset": float(decision.onset),
@@ -169,6 +174,20 @@ def what_to_change(origin: Event | None = None, *, overflowed_in_half: bool = Fa
     """
     half = IN_HALF if overflowed_in_half and (origin is None or "from.loss" in origin.evidence) else ()
     return (*half, *(() if origin is None else origin.remedies), *IN_GENERAL)
+
+
+def level_ignored_event(decision: Decision, step: int, *, rollbacks: int) -> Event:
+    """Rollbacks were reverted because they gave no lower loss: a higher loss triggers none any more."""
+    return Event(
+        step,
+        GIVE_UP,
+        Severity.INFO,
+        f"No further rollbacks for a loss that rises: {UNDONE_AT_MOST} were reverted, because older weights gave no "
+        "lower loss. This loss rises without its weights being worse. Non-finite values, and a loss "
+        f"{ABSURD_RISE:,.0f} times its level, are still answered.",
+        evidence={"onset": float(decision.onset), "rollbacks": float(rollbacks)},
+        remedies=("Judge this training by what it is to achieve, such as a return or a validation score.",),
+    )
 
 
 def give_up_event(

@@ -95,8 +95,12 @@ class RollbackPolicy:
     max_rollbacks_in_all: int = field(default=20, metadata=whole_number(0))
     """Number of rollbacks in one training, regardless of `forgiven_after`."""
     on_give_up: GiveUp | None = field(default=None, metadata=one_of("continue", "raise", optional=True))
-    """After giving up: only skip broken steps, or raise `TrainingDiverged`. None: raise where rollbacks did not help or
-    many consecutive steps were skipped; continue where no state could be saved or restored."""
+    """After the last rollback: "continue" without rollbacks and only skip broken steps, or "raise" `TrainingDiverged`.
+    None: continue, and raise where nothing is left to lose: weights that are not finite and no finite state to restore,
+    or `raise_after_skips` skipped steps."""
+    raise_after_skips: int | None = field(default=100, metadata=whole_number(1, optional=True))
+    """Number of consecutive skipped steps after which `TrainingDiverged` is raised, unless `on_give_up="continue"`.
+    None: never."""
     initial_factor: float = field(default=0.1, metadata=number(above=0, most=1))
     """Learning rate factor after a rollback to the initial weights, for the rest of the training. Raised to a power at
     each repetition, and up to its cube at once where a step changed the weights by more than their norm. The

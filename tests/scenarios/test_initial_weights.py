@@ -60,22 +60,28 @@ def test_a_learning_rate_too_high_from_the_first_step_on_ends_in_a_training_that
     assert skipped == []
 
 
-def stopped(folder: Path, policy: RollbackPolicy) -> Flown:
-    with (
-        flying(folder, rollback=policy) as flown,
-        pytest.raises(TrainingDiverged, match=r"initial weights did not help.*by a factor of 3 to 10"),
-    ):
+def stopped(folder: Path, policy: RollbackPolicy, why: str) -> Flown:
+    with flying(folder, rollback=policy) as flown, pytest.raises(TrainingDiverged, match=rf"{why}.*by a factor of 3"):
         train(TOO_HIGH["SGD x1000"])
     return flown
 
 
-def test_where_even_that_does_not_help_the_training_is_stopped_and_says_so(tmp_path: Path) -> None:
-    flown = stopped(tmp_path, RollbackPolicy(initial_factor=0.99, max_rollbacks=2))
+def test_where_even_that_does_not_help_a_training_can_be_stopped_and_says_so(tmp_path: Path) -> None:
+    policy = RollbackPolicy(initial_factor=0.99, max_rollbacks=2, on_give_up="raise")
+    flown = stopped(tmp_path, policy, "initial weights did not help")
     assert [each.evidence["target"] for each in flown.events("rollback")] == [0, 0]
     (final,) = flown.events("give_up")
     assert final.severity is Severity.CRITICAL
     assert "Training stopped with TrainingDiverged." in final.message
     assert final.step < 120
+
+
+def test_by_default_it_is_stopped_only_when_no_step_is_taken_any_more(tmp_path: Path) -> None:
+    flown = stopped(tmp_path, RollbackPolicy(initial_factor=0.99, max_rollbacks=2), "100 consecutive steps skipped")
+    first, last = [each for each in flown.events("give_up") if each.severity is Severity.CRITICAL]
+    assert "initial weights did not help" in first.message
+    assert "No further rollbacks; broken steps are still skipped." in first.message
+    assert "Training stopped with TrainingDiverged." in last.message
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ def test_a_training_that_is_stopped_has_the_weights_that_were_left_in_vain(tmp_p
     def look(number: int, now: list[Tensor]) -> None:
         seen[number] = now
 
-    with flying(tmp_path, rollback=AT_ONCE) as flown, pytest.raises(TrainingDiverged, match="not in the weights"):
+    policy = dataclasses.replace(AT_ONCE, on_give_up="raise")
+    with flying(tmp_path, rollback=policy) as flown, pytest.raises(TrainingDiverged, match="not in the weights"):
         skipping_from(121, 140, look, kept)
     assert max(seen) == 129
     assert [each.evidence["target"] for each in flown.events("rollback")][-1] == 125

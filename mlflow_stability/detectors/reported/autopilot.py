@@ -98,10 +98,13 @@ class GiveUp(FindingType):
 
     What it sees: trouble that returned after as many rollbacks as the policy allows, or without a good state before it.
     Or a rollback that failed, here or in another process of the training: then all processes keep their weights, and
-    none tries again.
+    none tries again. It is a warning where only one trouble is not answered: there is no state, or the loss rises at
+    equal distances and two rollbacks did not prevent it. It is INFO where a loss that rises triggers no rollback any
+    more, because two rollbacks gave no lower loss and were reverted.
 
-    Why it matters: the training will not recover by itself. It is stopped where rollbacks did not help, unless
-    `on_give_up="continue"`; otherwise non-finite steps are only skipped from here on.
+    Why it matters: the training will not recover by itself. It goes on, and broken steps are skipped. It is stopped
+    where weights are not finite and no finite state is left, after 100 consecutive skipped steps
+    (`raise_after_skips`), and with `on_give_up="raise"`.
 
     What to try: stop it; fix the cause, most often the learning rate; restart from the last good checkpoint. After a
     failed rollback: build models and optimizers once, and give all processes the same ones.
@@ -114,7 +117,7 @@ class GiveUp(FindingType):
     kind = "give_up"
     noun = "the end of the rollbacks"
     order = 1060
-    severities = (Severity.WARNING, Severity.CRITICAL)
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     remedies = (
         "Lower the learning rate by a factor of 2 to 5.",
         "Restart from the last good checkpoint.",

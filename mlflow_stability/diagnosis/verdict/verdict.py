@@ -213,7 +213,7 @@ def _rescued(episodes: Sequence[Episode]) -> bool:
 def _back(episodes: Sequence[Episode]) -> str:
     """``rolled back to step 380``; ``rolled back 2 times, last to step 380,``."""
     rollbacks = [each for each in episodes if each.kind == Rollback.kind]
-    undone = sum(each.events for each in episodes if each.kind == DataChanged.kind and "target" in each.evidence)
+    undone = sum(each.events for each in rollbacks if "steps_regained" in each.evidence)
     count = max(1, sum(each.events for each in rollbacks) - 2 * undone)  # to undo one is one more
     last = max(rollbacks, key=lambda each: (each.attempt, each.start))
     target = last.evidence.get("target") if last.events == 1 else None  # of several in one episode, the first is known

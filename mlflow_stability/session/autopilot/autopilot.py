@@ -20,7 +20,7 @@ from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.probes.forward import ForwardWatch
 from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.recovery.rollback_decisions import Decision
+from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.skipping import cap_loss_scale, values_before_step
 from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition

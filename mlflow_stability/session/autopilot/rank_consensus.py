@@ -24,7 +24,7 @@ from torch import Tensor
 from mlflow_stability.errors import StabilityError, TrainingDiverged
 from mlflow_stability.probes.ranks import ANSWER_SECONDS, LOST, Presence, gloo_group
 from mlflow_stability.probes.step import StepCapture
-from mlflow_stability.recovery.rollback_decisions import Decision
+from mlflow_stability.recovery.rollback_state import Decision
 
 FIELDS = 13
 MOST_CONDITIONS = 1000

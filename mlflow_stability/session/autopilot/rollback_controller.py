@@ -23,25 +23,19 @@ from mlflow_stability.detectors.engine import Instability
 from mlflow_stability.errors import RestoreRefused, TrainingDiverged
 from mlflow_stability.recovery.easing import EasingPlan, held_rates, rates_of, reset_momentum
 from mlflow_stability.recovery.restored_losses import LossHistory
-from mlflow_stability.recovery.rollback_decisions import (
-    Decision,
-    GoodState,
-    RollbackHistory,
-    Situation,
-    carried_out,
-    decide,
-    is_on_trial,
-)
+from mlflow_stability.recovery.rollback_decisions import carried_out, decide
 from mlflow_stability.recovery.rollback_events import (
     OF_SCALE,
     HeldRate,
     data_changed_event,
     give_up_event,
+    level_ignored_event,
     not_restored_event,
     rollback_event,
     what_to_change,
 )
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
 from mlflow_stability.recovery.state import RestoreChoice, RestorePlan, StaleGraphs, TrainingParts, is_finite
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
 from mlflow_stability.session.autopilot.known_parts import KnownParts
@@ -51,7 +45,7 @@ from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result import Event, Severity
 
-OR_GO_ON = 'To continue without rollbacks: rollback=RollbackPolicy(on_give_up="continue").'
+OR_GO_ON = 'To continue all the same: rollback=RollbackPolicy(on_give_up="continue").'
 HARMFUL = of_instability(Instability.HARMFUL)
 """Findings after which a state that has not proved itself may carry what led to them; a slow step is none."""
 
@@ -120,21 +114,20 @@ class RollbackController:
         loss = math.nan if outcome.asked_for or outcome.skipped_by else outcome.loss
         self._losses.take(outcome.step, loss, outcome.place)
         suspicious = bool(outcome.events or outcome.skipped_by or outcome.broken_taken or outcome.skips_in_a_row)
-        if not suspicious and self._past.waiting is None and self._past.limit is None:
+        past = self._past
+        if not suspicious and past.waiting is None and past.limit is None and past.suspected is None:
             orders.healthy = not outcome.asked_for  # there is nothing to be decided
             return orders
         parts = known.alive()
         broken = outcome.skipped_by == "guard" or outcome.broken_taken
-        late = (
-            outcome.broken_taken and self._policy.guard is not True
-        )  # what it did to the weights is known without a look
+        late = outcome.broken_taken and self._policy.guard is not True
         situation = Situation(
             outcome.step,
             outcome.events,
             math.nan if outcome.asked_for else outcome.loss,
             outcome.skips_in_a_row,
             late,
-            not (broken and not late and self._policy.rollback and parts is not None) or weights_finite(parts),
+            not (broken and self._policy.rollback and parts is not None) or weights_finite(parts),
             self._good(_place_of(outcome)),
             outcome.place,
             self._losses.last(outcome.step, self._policy.recovery_patience, _place_of(outcome)),
@@ -145,15 +138,15 @@ class RollbackController:
         if decision.action == "rollback":
             self._before = before
             orders.rollback = self._ordered = decision
-        elif decision.action == "data_changed":
-            self._data_changed(decision, before, outcome.step, orders)
+        elif decision.action in ("data_changed", "undo"):
+            self._undo_rollback(decision, before, outcome.step, orders)
         elif decision.action == "give_up":
             overflowed_in_half = outcome.skipped_by == "scaler" or (broken and _in_half(parts))
             self._give_up(decision, outcome.step, orders, overflowed_in_half)
         harmed = any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in outcome.events)
         orders.trouble = harmed or broken or decision.action != "nothing"
         orders.healthy = not orders.trouble and not outcome.skipped_by and not outcome.asked_for
-        if orders.healthy and is_on_trial(self._policy, self._past):
+        if orders.healthy and self._past.on_trial:
             orders.healthy = False  # so that all processes keep the state that may be wanted back
         return orders
 
@@ -165,11 +158,14 @@ class RollbackController:
             for each in self._snapshots.good(with_disk=self._policy.rollback)
         )
 
-    def _data_changed(self, decision: Decision, before: RollbackHistory, step: int, orders: Orders) -> None:
-        """The weights were not to blame for the last rollback: undo it where those of before are the better ones."""
+    def _undo_rollback(self, decision: Decision, before: RollbackHistory, step: int, orders: Orders) -> None:
+        """The weights were not to blame for the last rollback: undo it where those from before are wanted back."""
         last = before.rollbacks[-1]
         self._losses.changed(last.at, last.to, self._losses.last(step, step - last.at, before.place))
-        self._emit(data_changed_event(decision, step, rollbacks=self.rollbacks))
+        if decision.action == "data_changed":
+            self._emit(data_changed_event(decision, step, rollbacks=self.rollbacks))
+        if decision.ignores_level:
+            self._emit(level_ignored_event(decision, step, rollbacks=self.rollbacks))
         if decision.undoes:
             orders.rollback = Decision(
                 "rollback",
@@ -315,7 +311,8 @@ class RollbackController:
         )
 
     def _give_up(self, decision: Decision, step: int, orders: Orders, overflowed_in_half: bool) -> None:
-        ends = decision.final and (self.ends_training or (self._policy.on_give_up is None and decision.had_no_effect))
+        wanted = self._policy.on_give_up
+        ends = decision.nothing_left if wanted is None else decision.final and self.ends_training
         origin = self.origin if self.origin is not None and self.origin.step >= decision.onset else None
         remedies = OF_SCALE if decision.is_no_better else what_to_change(origin, overflowed_in_half=overflowed_in_half)
         told = give_up_event(decision, step, attempt=0, rollbacks=self.rollbacks, ends=ends, remedies=remedies)

@@ -25,9 +25,9 @@ from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCa
 from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, RankStore
 from mlflow_stability.recovery.checkpoints.sharded_state import Layouts, layouts_of, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
-from mlflow_stability.recovery.rollback_decisions import GoodState
 from mlflow_stability.recovery.rollback_events import no_checkpoints_event
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.rollback_state import GoodState
 from mlflow_stability.recovery.state import (
     SnapshotRing,
     StateCopy,

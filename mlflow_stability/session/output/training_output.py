@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from threading import RLock, Timer
 from typing import Any
 
-from mlflow_stability.detectors.reported import MissingZeroGrad, NanOrigin
+from mlflow_stability.detectors.reported import DataChanged, MissingZeroGrad, NanOrigin
 from mlflow_stability.session.output.log_line import write_line
 from mlflow_stability.session.output.troubles import Troubles
 from mlflow_stability.vocabulary.result import Event
@@ -97,6 +97,8 @@ class TrainingOutput:
         """The steps since which gradients are not cleared, for as long as that is so."""
         self._origin: Event | None = None
         """Where the last NaN was traced to: who knows that need not look for it by hand."""
+        self._changed_at = -2
+        """The step of the last change of the data that was said."""
         self._begun: set[str] = set()
         """Runs whose beginning was said."""
 
@@ -134,12 +136,14 @@ class TrainingOutput:
             self._not_cleared.discard(event.evidence.get(MissingZeroGrad.not_cleared_since, 0.0))
             if event.kind == NanOrigin.kind:
                 self._origin = event
+            if event.kind == DataChanged.kind:
+                self._changed_at = event.step
             if event.kind == "rollback":
                 said = self._said_of_rollback(event)
                 self._forget_held()
                 self._troubles.answered(event.step)
-                if "steps_regained" not in event.evidence:  # else `data_changed` has said so
-                    self.warn("%s", said)
+                if "steps_regained" not in event.evidence or event.step > self._changed_at + 1:
+                    self.warn("%s", said)  # else `data_changed` has said so
             elif event.kind == "give_up":  # it says what was found, too
                 self._forget_held()
                 self._say(event)

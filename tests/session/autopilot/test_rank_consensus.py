@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.recovery.rollback_decisions import Decision
+from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.session.autopilot.rank_consensus import FIELDS, Orders, stop_named, stop_number
 
 

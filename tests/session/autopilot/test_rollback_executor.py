@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlflow_stability.errors import RestoreRefused
-from mlflow_stability.recovery.rollback_decisions import Decision
+from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.rollback_controller import RollbackExecutor
 from mlflow_stability.session.guard import PartGuard

@@ -1,0 +1,172 @@
+"""What is wrong with a training at the end of a step, and whether it is worth a rollback.
+
+In: policy, what was done so far, the situation at a step. Out: the trouble, or None. Pure. A higher loss is judged by
+what its finding says of it: a rise that comes back at equal distances, and one after a jump of the learning rate, are
+told from others here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from mlflow_stability.detectors.optimizer import LearningRateJump
+from mlflow_stability.recovery.restored_losses import midpoint
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.rollback_state import RateJump, RollbackHistory, Situation, SuspectedRise
+from mlflow_stability.vocabulary.result import Event, Severity
+
+REMEMBERED_ONSETS = 3
+"""So many rises of the loss are compared by their distances."""
+SAME_DISTANCE = 0.05
+"""Two distances are equal if they differ by at most this share, or by the steps between onset and finding."""
+ABSURD_RISE = 1000.0
+"""A loss of so many times its level is always a reason for a rollback."""
+SHORTEST_PERIOD = 100
+"""Rises that come back sooner are the same trouble: the restored state did not hold."""
+JUMP_FACTOR = 10.0
+"""A learning rate that jumped to so many times its highest value so far is not trusted."""
+JUMP_STEPS = 200
+"""A rise of the loss within so many steps after a jump of the learning rate belongs to it."""
+LASTING_STEPS = 64
+"""After a jump of the learning rate, a rise that is no more than a warning is answered if it lasts so many steps."""
+WITHOUT_LEVEL = "has_level"
+"""The evidence that is 0 where a loss has no level: a rise of it says nothing about the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong."""
+
+    onset: int
+    """Where it began at the earliest: the state that is restored is older."""
+    reason: str
+    urgent: bool = False
+    """It does not wait: no state can settle with it."""
+    event: Event | None = None
+    skipped: bool = False
+    """All its steps were skipped, so that the weights are still those from before it."""
+    may_repeat: bool = False
+    """Whether the same state may be restored once more."""
+    one_step: bool = False
+    """One broken step that was taken: it says itself where it began, and does not speak against the learning rate."""
+    did_not_hold: bool = False
+    """The restored state gives high losses again."""
+    nonfinite: bool = False
+    """Weights are not finite."""
+
+    @property
+    def first_seen(self) -> int:
+        """The first loss that was high, where the finding says which."""
+        return int(self.event.evidence.get("first_high", self.onset)) if self.event is not None else self.onset
+
+    @property
+    def of_level(self) -> bool:
+        """Whether it is no more than a loss that is higher than before."""
+        return self.event is not None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the loss rose over many steps, so that states shortly before the finding may be no better."""
+        return self.event is not None and "rise" in self.event.evidence
+
+
+def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> Trouble | None:
+    """The worst that is wrong, if anything is."""
+    if not now.weights_finite and not now.broken_step_taken:
+        onset = now.step - now.skips_in_a_row
+        return Trouble(onset, f"Non-finite weights after step {now.step}.", urgent=True, nonfinite=True)
+    if now.broken_step_taken:
+        reason = f"Step {now.step} was taken with non-finite loss or gradients."
+        return Trouble(now.step, reason, urgent=True, one_step=True, nonfinite=not now.weights_finite)
+    if now.skips_in_a_row and now.skips_in_a_row % policy.rollback_after_skips == 0:
+        onset = now.step - now.skips_in_a_row + 1
+        return Trouble(
+            onset, f"{now.skips_in_a_row} consecutive steps skipped since step {onset}.", urgent=True, skipped=True
+        )
+    found = [event for event in now.events if _is_reason(policy, past, event)]
+    if found:
+        onsets = [event.evidence.get("onset", event.step - policy.onset_lag) for event in found]
+        return Trouble(int(min(onsets)), found[0].message, event=found[0])
+    if past.limit is not None and len(past.losses) == policy.recovery_patience:
+        mean = fmean(past.losses)
+        if mean > past.limit:
+            reason = f"Diverged again after the rollback: mean loss of {len(past.losses)} steps is {mean:.4g}."
+            again = past.rollbacks[-1].again
+            return Trouble(past.rollbacks[-1].at + 1, reason, may_repeat=not again, did_not_hold=True)
+    if past.waiting is not None:
+        return Trouble(past.waiting, past.why_waiting)
+    return _lasting_rise(past, now)
+
+
+def _is_reason(policy: RollbackPolicy, past: RollbackHistory, event: Event) -> bool:
+    """Whether a finding is a reason for a rollback."""
+    if event.kind not in policy.rollback_on or event.severity < policy.rollback_at:
+        return False
+    ignored = past.ignores_level or event.evidence.get(WITHOUT_LEVEL, 1.0) == 0
+    return not ignored or rise_of(event) >= ABSURD_RISE or "loss" not in event.evidence
+
+
+def rise_of(event: Event) -> float:
+    """How many times its level the loss of a finding is; NaN where the finding does not say."""
+    loss, level = event.evidence.get("loss", math.nan), event.evidence.get("level", math.nan)
+    return abs(loss) / abs(level) if level and math.isfinite(level) else math.nan
+
+
+def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
+    """What was done, with the findings of this step that may matter later."""
+    for event in now.events:
+        if event.kind == LearningRateJump.kind and event.severity >= Severity.WARNING:
+            before = event.evidence.get("highest_before", math.nan)
+            found = RateJump(event.step, before, event.evidence.get("learning_rate", math.nan))
+            past = replace(past, jump=found, suspected=None)
+    jump = past.jump
+    if jump is None or past.ignores_level or not jump.after >= JUMP_FACTOR * jump.before:
+        return past
+    for event in now.events:
+        level, loss = event.evidence.get("level", math.nan), event.evidence.get("loss", math.nan)
+        fits = event.kind in policy.rollback_on and Severity.WARNING <= event.severity < policy.rollback_at
+        soon = 0 <= event.step - jump.step <= JUMP_STEPS and past.suspected is None
+        if fits and soon and loss > level and event.evidence.get(WITHOUT_LEVEL, 1.0) != 0:
+            past = replace(past, suspected=SuspectedRise(jump, event.step, level, loss, event.place))
+    return past
+
+
+def _lasting_rise(past: RollbackHistory, now: Situation) -> Trouble | None:
+    """The rise after a jump of the learning rate, once it has lasted; `dropped_rise` forgets one that has not."""
+    rise = past.suspected
+    if rise is None or not _is_due(rise, now) or fmean(now.recent) < midpoint(rise.level, rise.loss):
+        return None
+    jump, loss = rise.jump, fmean(now.recent)
+    reason = (
+        f"Learning rate jumped from {jump.before:.4g} to {jump.after:.4g} at step {jump.step}; the loss rose from "
+        f"{rise.level:.4g} and is still {loss:.4g}, {LASTING_STEPS} steps after it was found to be high."
+    )
+    evidence = {"loss": loss, "level": rise.level, "onset": float(jump.step), "first_high": float(jump.step)}
+    event = Event(now.step, "divergence", Severity.WARNING, reason, rise.place, evidence)
+    return Trouble(jump.step, reason, event=event)
+
+
+def _is_due(rise: SuspectedRise, now: Situation) -> bool:
+    return now.step >= rise.since + LASTING_STEPS and now.place == rise.place and bool(now.recent)
+
+
+def without_old_rise(past: RollbackHistory, now: Situation) -> RollbackHistory:
+    """What was done, without the suspicion that was decided at this step, or that never can be."""
+    rise = past.suspected
+    if rise is not None and (_is_due(rise, now) or now.step > rise.since + 2 * LASTING_STEPS):
+        return replace(past, suspected=None)
+    return past
+
+
+def period_of(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -> int | None:
+    """The distance at which rises of the loss come back though two rollbacks have answered them; None: they do not."""
+    onsets = (*past.onsets, trouble.first_seen)[-REMEMBERED_ONSETS:]
+    if len(onsets) < REMEMBERED_ONSETS or len([each for each in past.rollbacks if each.of_level]) < 2:
+        return None
+    first, second = onsets[1] - onsets[0], onsets[2] - onsets[1]
+    slack = max(policy.onset_lag, SAME_DISTANCE * first)
+    if min(first, second) < SHORTEST_PERIOD or abs(second - first) > slack:
+        return None
+    return past.period or round((first + second) / 2)

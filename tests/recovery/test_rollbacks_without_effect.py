@@ -1,0 +1,176 @@
+"""Rollbacks that did not help are undone, periodic events and small rises after a jump of the rate are told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from recovery.test_rollback_decisions import AROUND, POLICY, divergence, states
+
+from mlflow_stability.recovery.rollback_decisions import decide
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+NOISY = (1.2, 3.1, 2.2, 2.9, 1.7, 2.2, 2.4, 1.5, 2.0) * 5
+
+
+def risen(step: int, loss: float, level: float, **evidence: float) -> Event:
+    """The finding of a loss that rose slowly."""
+    return divergence(step, loss=loss, level=level, rise=loss / level - 1, **evidence)
+
+
+def after_rollback(
+    event: Event,
+    losses: list[float],
+    left: float,
+    around: tuple[float, ...] = AROUND,
+    past: RollbackHistory | None = None,
+) -> tuple[RollbackHistory, list[Decision]]:
+    """What is decided after a rollback for this finding, where the restored weights give these losses."""
+    step = event.step
+    good = (GoodState(step - 200, 2.2, around=around), GoodState(step - 100, 2.2, around=around))
+    start = Situation(step, (event,), left, good=good, recent=(left,) * 10)
+    past, decision = decide(POLICY, past or RollbackHistory(), start)
+    decisions = [decision]
+    for number, loss in enumerate(losses, 1):
+        now = Situation(step + number, loss=loss, good=good, set_aside=step, recent=(loss,) * 10)
+        past, decision = decide(POLICY, past, now)
+        decisions += [decision] if decision.action != "nothing" else []
+    return past, decisions
+
+
+def test_a_slow_rise_whose_rollback_gave_no_lower_loss_is_undone_and_not_counted() -> None:
+    past, (back, undone) = after_rollback(risen(500, 3.3, 2.2), [3.4, 3.2, 3.3] * 10, 3.3, NOISY)
+    assert (back.action, undone.action, undone.target, undone.undoes) == ("rollback", "undo", 500, 100)
+    assert undone.reason == (
+        "The weights of step 400 give a loss of 3.31, those of step 500 gave 3.3: older weights do not lower the loss."
+    )
+    assert past.rollbacks[0].cleared
+    assert not past.ignores_level
+
+
+def test_after_the_second_undone_rollback_a_higher_loss_is_no_reason_any_more() -> None:
+    past, (_, changed) = after_rollback(risen(500, 3.3, 2.2), [3.6] * 30, 3.3)
+    assert (changed.action, changed.ignores_level) == ("data_changed", False)
+    past, (_, undone) = after_rollback(risen(900, 5.0, 3.3), [5.2] * 30, 5.0, past=past)
+    assert undone.ignores_level
+    assert past.ignores_level
+    good = states(700, 800)
+    assert decide(POLICY, past, Situation(1400, (risen(1400, 9.0, 5.0),), 9.0, good=good))[1] == Decision()
+    absurd = Situation(1400, (risen(1400, 9000.0, 5.0),), 9000.0, good=good)
+    assert decide(POLICY, past, absurd)[1].action == "rollback"
+    broken = Situation(1400, weights_finite=False, good=good)
+    assert decide(POLICY, past, broken)[1].action == "rollback"
+
+
+def test_losses_below_zero_are_compared_by_their_differences_after_a_rollback() -> None:
+    event = divergence(500, loss=-20.0, level=-40.0)
+    around = (-40.0, -41.0, -39.0, -40.5) * 10
+    _, (_, undone) = after_rollback(event, [-21.0, -19.0, -20.0] * 10, -20.0, around)
+    assert undone.action == "undo"
+    _, decisions = after_rollback(event, [-40.0, -41.0, -39.0] * 10, -20.0, around)
+    assert [each.action for each in decisions] == ["rollback"]
+
+
+def test_a_rollback_that_lowers_the_loss_at_once_is_not_undone() -> None:
+    noisy = [2.2, 2.9, 1.9, 2.4, 2.0, 2.6, 2.1, 2.3, 2.5, 2.2] * 5
+    _, decisions = after_rollback(risen(500, 3.3, 2.2), noisy, 3.3)
+    assert [each.action for each in decisions] == ["rollback"]
+
+
+def test_an_early_state_that_gives_the_high_losses_of_its_time_is_not_undone() -> None:
+    early = tuple(2.4 - 0.03 * each for each in range(30))
+    _, decisions = after_rollback(
+        divergence(500, loss=2.1, level=0.5), [2.4 - 0.03 * each for each in range(60)], 2.1, early
+    )
+    assert [each.action for each in decisions] == ["rollback"]
+
+
+def test_a_slow_rise_is_answered_by_a_state_from_before_it() -> None:
+    good = (GoodState(200, 2.2, around=(2.2,) * 40), GoodState(400, 3.2, around=(3.2,) * 40))
+    event = risen(500, 3.0, 2.2)
+    assert decide(POLICY, RollbackHistory(), Situation(500, (event,), 3.0, good=good))[1].target == 200
+    _, decision = decide(POLICY, RollbackHistory(), Situation(500, (event,), 3.0, good=good[1:]))
+    assert (decision.action, decision.final, decision.is_no_better) == ("give_up", False, True)
+
+
+def test_a_rise_that_comes_back_at_equal_distances_is_answered_twice() -> None:
+    past, actions = RollbackHistory(), []
+    for step in (412, 815, 1212, 1620, 2013):
+        event = divergence(step, loss=4.0, level=2.0, first_high=step - 11)
+        good = states(step - 200, step - 100)
+        past, decision = decide(POLICY, past, Situation(step, (event,), 4.0, good=good, recent=(4.0,) * 10))
+        actions.append(decision.action)
+        if len(actions) == 3:
+            assert not decision.final
+            assert "about every 400 steps (401, 804, 1201)" in decision.reason
+    assert actions == ["rollback", "rollback", "give_up", "nothing", "nothing"]
+    late = Situation(2300, (divergence(2300, loss=4.0, level=2.0, first_high=2290),), 4.0, good=states(2200))
+    assert decide(POLICY, past, late)[1].action == "rollback", "this one came at another distance"
+
+
+def test_after_giving_up_weights_that_are_not_finite_are_still_replaced() -> None:
+    past = RollbackHistory(gave_up=True)
+    _, decision = decide(POLICY, past, Situation(700, weights_finite=False, good=states(300, 600)))
+    assert (decision.action, decision.target) == ("rollback", 600)
+    past, decision = decide(POLICY, past, Situation(700, weights_finite=False))
+    assert (decision.action, decision.final, decision.nothing_left) == ("give_up", True, True)
+    assert decide(POLICY, past, Situation(701, weights_finite=False))[1] == Decision()
+
+
+def test_a_hundred_skipped_steps_leave_nothing_to_lose() -> None:
+    past = RollbackHistory(gave_up=True)
+    assert decide(POLICY, past, Situation(799, skips_in_a_row=99))[1] == Decision()
+    _, decision = decide(POLICY, past, Situation(800, skips_in_a_row=100))
+    assert (decision.nothing_left, decision.onset) == (True, 701)
+    never = RollbackPolicy(raise_after_skips=None)
+    assert decide(never, past, Situation(800, skips_in_a_row=100))[1] == Decision()
+
+
+JUMP = Event(400, "learning_rate_jump", Severity.WARNING, "", evidence={"learning_rate": 0.1, "highest_before": 0.001})
+
+
+def after_a_jump(losses: list[float], jump: Event = JUMP) -> list[Decision]:
+    """A small rise after a jump of the learning rate, found at step 420."""
+    good = (GoodState(300, 2.2, around=AROUND),)
+    past, _ = decide(POLICY, RollbackHistory(), Situation(400, (jump,), 2.2, good=good))
+    small = divergence(420, Severity.WARNING, loss=3.0, level=2.2, first_high=405)
+    past, decision = decide(POLICY, past, Situation(420, (small,), 3.0, good=good))
+    decisions = [decision]
+    for number, loss in enumerate(losses, 421):
+        past, decision = decide(POLICY, past, Situation(number, loss=loss, good=good, recent=(loss,) * 10))
+        decisions.append(decision)
+    return [each for each in decisions if each.action != "nothing"]
+
+
+def test_a_small_rise_that_lasts_after_a_jump_of_the_learning_rate_is_answered() -> None:
+    (decision, *_) = after_a_jump([3.0] * 70)
+    assert (decision.action, decision.target, decision.onset) == ("rollback", 300, 400)
+    assert decision.reason.startswith("Learning rate jumped from 0.001 to 0.1 at step 400; the loss rose from 2.2")
+
+
+@pytest.mark.parametrize(
+    ("losses", "factor"), [([3.0] * 40 + [2.3] * 200, 100.0), ([3.0] * 200, 5.0), ([2.1] * 200, 100.0)]
+)
+def test_a_rise_that_passes_or_a_smaller_jump_is_left_alone(losses: list[float], factor: float) -> None:
+    jump = dataclasses.replace(JUMP, evidence={"learning_rate": 0.001 * factor, "highest_before": 0.001})
+    assert after_a_jump(losses, jump) == []
+
+
+def test_a_finding_of_a_loss_without_a_level_is_no_reason_unless_it_is_absurd() -> None:
+    for loss, action in ((9.0, "nothing"), (9000.0, "rollback")):
+        event = divergence(500, loss=loss, level=2.0, has_level=0.0)
+        assert decide(POLICY, RollbackHistory(), Situation(500, (event,), loss, good=states(300)))[1].action == action
+
+
+def test_the_limit_after_a_rollback_allows_for_what_the_state_gave_first() -> None:
+    early = (5.0, 6.0, 6.5, 6.5, 6.0, 5.5, 5.0, 4.5, 4.0, 3.5, *(3.0 - each / 20 for each in range(23)))
+    good = (GoodState(1, math.nan, around=early),)
+    event = divergence(400, loss=2.6, level=1.2, onset=396)
+    past, decision = decide(POLICY, RollbackHistory(), Situation(400, (event,), 2.6, good=good, recent=(2.6,) * 10))
+    assert (decision.action, decision.target) == ("rollback", 1)
+    for step, loss in enumerate(early, 401):
+        past, decision = decide(POLICY, past, Situation(step, loss=loss, good=good, set_aside=400))
+        assert decision == Decision(), step
