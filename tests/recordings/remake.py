@@ -108,7 +108,8 @@ def put_away(run: Path, name: str) -> None:
     for events in place.glob("artifacts/stability/**/events/*.jsonl"):
         text = re.sub(r'"(host|directory|tracking_uri)": "[^"]*"', r'"\1": ""', events.read_text())
         lines = text.replace(run.name, name).replace(str(run.parents[2]), "").splitlines(keepends=True)
-        events.write_text("".join(line for line in lines if not any(f'"{each}"' in line for each in PERSONAL_FACTS)))
+        left_out = (*PERSONAL_FACTS, "spike_batch")  # whose file is not kept
+        events.write_text("".join(line for line in lines if not any(f'"{each}"' in line for each in left_out)))
     if expected is not None:
         (place / "expected.json").write_text(expected)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from mlflow_stability.detectors.consequence import SINCE, Returns
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
@@ -30,6 +31,9 @@ class GradientExplosionState:
     begun: FirstValues = field(default_factory=FirstValues)
     high: int = 0
     """For how many steps in a row the norm has stood high."""
+    returns: Returns = field(default_factory=Returns)
+    since: int = -1
+    """The first step of the finding that is not over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ class GradientExplosion(Detector):
     What it sees: a gradient norm, before clipping where possible, at least 5.5σ above its baseline and 8 times as high.
     Or three norms in a row at least 4σ above it and 5 times as high, unless norms of 0 are usual. Heavy-tailed noise
     raises both σ. The baseline is the run's own, so a healthy norm of 300 is fine. Norms below 1 % of the first norm
-    never count. Critical from 1000 on, if that is 100 times the baseline. Where the loss has no level, as in
+    never count. A single high norm is INFO; it is a warning where three are in a row, or where it is the third finding
+    in 1,000 steps. Critical from 1000 on, if that is 100 times the baseline. Where the loss has no level, as in
     a GAN, the ratio is 10. The finding ends after 8 steps below 4σ.
 
     Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
@@ -70,6 +75,10 @@ class GradientExplosion(Detector):
     """Minimum ratio to the baseline for norms in a row."""
     smallest_rise_without_level: float = RISE
     """Minimum ratio where the level of the loss does not measure progress, as in a GAN."""
+    returns: int = 3
+    """Number of findings within `returns_within` steps from which on each is a warning."""
+    returns_within: int = 1000
+    """The steps in which they are counted."""
     critical_norm: float = 1000.0
     """Norm from which it is critical, with `critical_rise`."""
     critical_rise: float = 100.0
@@ -79,8 +88,9 @@ class GradientExplosion(Detector):
     calm_steps: int = 8
     """Number of normal steps in a row that end the finding."""
     threshold_alone: bool = False
-    """Judge by `threshold` alone: neither the noise's tail nor a minimum ratio excuses a norm, and norms in a row have
-    no lower threshold. So judges a threshold of your own (`gradient_explosion_threshold`)."""
+    """Judge by `threshold` alone: neither the noise's tail nor a minimum ratio excuses a norm, norms in a row have no
+    lower threshold, and a single high norm is a warning. So judges a threshold of your own
+    (`gradient_explosion_threshold`)."""
 
     kind = "gradient_explosion"
     instability = Instability.HARMFUL
@@ -91,7 +101,7 @@ class GradientExplosion(Detector):
     quantities = ("grad_norm",)
     compared = ("grad_norm",)
     places = WHOLE
-    severities = (Severity.WARNING, Severity.CRITICAL)
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "threshold": "times",
         "share_of_tail": "times",
@@ -120,18 +130,26 @@ class GradientExplosion(Detector):
         limit = self._exceeded(state, point)
         if limit is None:
             return state, None
+        often = ""
+        if not state.episode_filter.said:
+            state.since = point.step
+            often = state.returns.take(point.step, self.returns, self.returns_within)
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
         evidence = {"grad_norm": point.value, "level": point.center, "z": z, "limit": limit}
-        severity = severity_of(self, evidence, Severity.CRITICAL if huge else Severity.WARNING)
+        if state.since != point.step:
+            evidence[SINCE] = float(state.since)
+        lasts = state.high >= self.row
+        severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
+        severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
         if not state.episode_filter.speaks(severity):
             return state, None
-        row = f" for {state.high} steps in a row" if state.high >= self.row else ""
+        row = f" for {state.high} steps in a row" if lasts else ""
         return state, finding(
             self,
             point,
             severity,
             f"gradient norm {point.value:.4g} at step {point.step}, {_times(point)} its baseline of "
-            f"{point.center:.4g}; {sigmas(z)} above it (threshold {limit:.3g}σ){row}.",
+            f"{point.center:.4g}; {sigmas(z)} above it (threshold {limit:.3g}σ){row}{often}.",
             evidence,
         )
 

@@ -1,4 +1,4 @@
-"""Says when the loss leaps up.
+"""Says when the loss leaps up, and whether that has a consequence.
 
 Says when the loss lies three deviations above its last 100 values: the rule in general use.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from mlflow_stability.detectors.consequence import Returns, Watch
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
@@ -34,6 +35,9 @@ class LossSpikeState:
     """A loss that is a spike if the gradient of its step stands out too."""
     gradient_step: int = -1
     gradient_z: float = 0.0
+    returns: Returns = field(default_factory=Returns)
+    watch: Watch | None = None
+    """The losses since a spike of which nothing has come yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,10 @@ class LossSpike(Detector):
     is also 6σ above its baseline. Heavy-tailed noise raises both thresholds to what that noise reaches once in 100,000
     steps. Losses below 1 % of the first loss never count. Once a very noisy loss is below 5 % of its start, rises to
     less than 20 % of it do not count. In adversarial training, such as a GAN, only losses at 10 times their baseline
-    count; of other losses whose level does not measure progress, only those whose sign keeps changing. The finding ends
-    after 8 steps below 4σ.
+    count; of other losses whose level does not measure progress, only those whose sign keeps changing. A single high
+    loss is INFO. It becomes a warning when 3 of the 16 steps from it on are high (4σ, or half of a raised threshold),
+    when the median of the 16 steps after it is 2σ and 10 % above the baseline, or when it is the third spike in 1,000
+    steps. A loss at 100 times its baseline is critical at once. The finding ends after 8 steps below 4σ.
 
     Why it matters: most spikes pass. Frequent spikes, or one that does not recover, usually mean that a step was too
     large; what was learnt before can be lost.
@@ -78,9 +84,24 @@ class LossSpike(Detector):
     """A step below this σ counts as normal."""
     calm_steps: int = 8
     """Number of normal steps in a row that end the finding."""
+    watched_steps: int = 16
+    """Number of steps after a spike that show whether it has a consequence."""
+    lasting_steps: int = 3
+    """Number of high losses among them, the first one included, that make a spike a warning. High are at least
+    `calm_below`, half of the threshold of the loss alone, and `smallest_rise`."""
+    worse_sigmas: float = 2.0
+    """Median of the losses after a spike, in σ above their baseline, from which on it made the loss worse."""
+    worse_rise: float = 1.1
+    """Minimum ratio of that median to the baseline; unused where the loss can be negative."""
+    returns: int = 3
+    """Number of spikes within `returns_within` steps from which on each is a warning: what the noise reaches once in
+    100,000 steps does not come so often."""
+    returns_within: int = 1000
+    """The steps in which they are counted."""
     threshold_alone: bool = False
     """Judge by `threshold` alone: neither the noise's tail, nor a minimum ratio, nor a learning-rate restart excuses a
-    loss, and a gradient norm lowers no threshold. So judges a threshold of your own (`loss_spike_threshold`)."""
+    loss, a gradient norm lowers no threshold, and a single high loss is a warning. So judges a threshold of your own
+    (`loss_spike_threshold`)."""
 
     kind = "loss_spike"
     instability = Instability.HARMFUL
@@ -91,7 +112,7 @@ class LossSpike(Detector):
     quantities = ("loss", "grad_norm", "learning_rate")
     compared = ("loss", "grad_norm")
     places = WHOLE
-    severities = (Severity.WARNING, Severity.CRITICAL)
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "threshold": "times",
         "threshold_with_gradient": "times",
@@ -116,6 +137,13 @@ class LossSpike(Detector):
         if point.quantity == "learning_rate":
             state.restart.see(point.value, point.step)
             return state, None
+        if state.watch is None or point.quantity != "loss" or not point.finite:
+            return self._look(state, point)
+        worse = self._consequence(state, state.watch, point)
+        state, event = self._look(state, point)
+        return state, worse if event is None or (worse is not None and worse.severity > event.severity) else event
+
+    def _look(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Event | None]:
         z = point.z
         if z < self.calm_below:
             if point.quantity == "loss" and point.finite:
@@ -167,7 +195,6 @@ class LossSpike(Detector):
         return max(self.threshold_with_gradient, self._alone(point) * self.threshold_with_gradient / self.threshold)
 
     def _spike(self, state: LossSpikeState, point: Point, gradient_z: float | None) -> Event | None:
-        huge = point.logarithmic and point.value >= point.center * self.critical_rise
         evidence = {"loss": point.value, "level": point.center, "z": point.z}
         limit = self._alone(point)
         also = ""
@@ -175,17 +202,47 @@ class LossSpike(Detector):
             evidence["grad_norm_z"] = gradient_z
             limit, also = self._together(point), f"; gradient norm {sigmas(gradient_z)} above its baseline"
         evidence["limit"] = limit
-        severity = severity_of(self, evidence, Severity.CRITICAL if huge else Severity.WARNING)
+        often = "" if state.episode_filter.said else state.returns.take(point.step, self.returns, self.returns_within)
+        huge = point.logarithmic and point.value >= point.center * self.critical_rise
+        severity = Severity.WARNING if often or self.threshold_alone else Severity.INFO
+        severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
         if not state.episode_filter.speaks(severity):
             return None
-        return finding(
-            self,
-            point,
-            severity,
+        said = (
             f"loss {point.value:.4g} at step {point.step}, {sigmas(point.z)} above its baseline of {point.center:.4g} "
-            f"(threshold {limit:.3g}σ){also}.",
-            evidence,
+            f"(threshold {limit:.3g}σ){also}"
         )
+        if severity is Severity.INFO:
+            state.watch = Watch(point.step, said, evidence)
+        return finding(self, point, severity, f"{said}{often}.", evidence)
+
+    def _consequence(self, state: LossSpikeState, watch: Watch, point: Point) -> Event | None:
+        """Judge what came of a spike, at one of the losses after it."""
+        adversarial = point.reason is NoLevel.ADVERSARIAL
+        high = point.z >= max(self.calm_below, self._alone(point) / 2)
+        if point.logarithmic or adversarial:
+            least = self.smallest_rise_adversarial if adversarial else self.smallest_rise
+            high = high and point.value >= abs(point.center) * least
+        watch.take(point, high=high)
+        what = ""
+        if watch.high >= self.lasting_steps:
+            what = f"; high in {watch.high} of {watch.steps + 1} steps"
+        elif watch.steps >= self.watched_steps:
+            what = self._worse(state, watch, point)
+        if what or watch.steps >= self.watched_steps or state.restart.excuses(point.step):
+            state.watch = None
+        if not what or not state.episode_filter.speaks(Severity.WARNING):
+            return None
+        return finding(self, point, Severity.WARNING, f"{watch.said}{what}.", watch.evidence_since())
+
+    def _worse(self, state: LossSpikeState, watch: Watch, point: Point) -> str:
+        """That the losses after a spike are above their baseline; empty where they are not."""
+        value, level, z = watch.medians()
+        if z < self.worse_sigmas or not state.begun.matters(value):
+            return ""
+        if point.logarithmic and (level <= 0 or value < level * self.worse_rise):
+            return ""
+        return f"; the next {watch.steps} losses are near {value:.4g}, above their baseline of {level:.4g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def reading_of(curve: Curve) -> CurveReading | None:
     levels = levels_of(curve)
     described = len(values) >= FEWEST and levels is not None
     start = _start(values, levels)
-    end = float(np.median(_tenths(values)[1]))
+    end = _end(values, levels)
     change = (end - start) / abs(start) if described and start else None
     volatility = _volatility(values) if described else None
     trend = _trend(change)
@@ -129,12 +129,19 @@ def _start(values: NDArray[np.float64], levels: Levels | None) -> float:
     return first if np.log(level / first) > LUCKY * one else level
 
 
-def _level_points(values: NDArray[np.float64], levels: Levels | None) -> int:
-    """How many points are at the level where the curve began: its first tenth, halved while its halves differ."""
+def _end(values: NDArray[np.float64], levels: Levels | None) -> float:
+    """The level where the curve ended: of its last tenth, or of the part of it that is at one level."""
+    if levels is None:
+        return float(np.median(_tenths(values)[1]))
+    return float(np.median(values[-_level_points(values, levels, at_the_end=True) :]))
+
+
+def _level_points(values: NDArray[np.float64], levels: Levels | None, *, at_the_end: bool = False) -> int:
+    """How many points are at the level where the curve began, or ended: a tenth, halved while its halves differ."""
     count = len(_tenths(values)[0])
     if levels is None:
         return count
-    x = levels.raw_x
+    x = levels.raw_x[::-1] if at_the_end else levels.raw_x
     own = noise_of(x[:count])
     one = own if np.isfinite(own) else levels.noise * np.sqrt(levels.size)
     while count >= 2 * SHORTEST_HALF:

@@ -15,7 +15,7 @@ from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
-from mlflow_stability.vocabulary.result import Episode, Event
+from mlflow_stability.vocabulary.result import Episode, Event, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
 
@@ -71,13 +71,14 @@ def episodes_of(
 
 def _episode(events: list[Event], metric: str, start: int, experimental: bool) -> Episode:
     first, worst = events[0], max(events, key=lambda event: event.severity)
+    telling = worst if first.severity is Severity.INFO else first  # it says what came of the first one
     return Episode(
         first.kind,
         worst.severity,
         first.step,
         worst.step,
         events[-1].step,
-        first.message,
+        telling.message,
         events=len(events),
         metric=metric,
         place=first.place,

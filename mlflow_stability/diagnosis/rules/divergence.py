@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Detector, Moves
 from mlflow_stability.detectors.loss import Divergence
-from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.diagnosis.curves.levels import Levels, coarser, levels_of, noise_of
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result import Episode, Severity
@@ -34,7 +34,8 @@ class DivergenceRule(Rule):
     reaches zero or below must lose half of its fall, or rise by eight standard deviations. A loss that ended below 1 %
     of its start is not judged. Chance is measured on the curve itself and grows with the time since the best value; it
     is halved where the validation loss ended above its best, too. Seven points are enough. A curve whose whole second
-    half is above its start has diverged as well. The reported step is the first one from which the curve stayed above
+    half is above its start has diverged as well, and so has one whose last third is 10 % and four standard errors above
+    its first. The reported step is the first one from which the curve stayed above
     its best level.
 
     Why it matters: what was learnt until the best step is being lost; every further step makes it worse.
@@ -99,8 +100,17 @@ class DivergenceRule(Rule):
     """Minimum rise of that half above the start, in nats: 15 %."""
     above_first: float = math.log(2)
     """Minimum rise above the very first point alone, where the curve left it at once: 100 %."""
+    fewest_points_of_thirds: int = 40
+    """Minimum number of points of a curve whose last third is compared with its first."""
+    errors_of_thirds: float = 4.0
+    """Minimum rise from the median of the first third to that of the last, in standard errors."""
     tails: tuple[float, float] = (0.05, 0.02)
     """Shares of the curve that count as its end, at least two levels."""
+    sudden: float = 0.5
+    """Share of the rise between the means of two neighbouring stretches from which on it is a jump: the reported step
+    is then that of the jump, however low the loss happened to be shortly before."""
+    beside_a_jump: int = 8
+    """Number of points of each stretch; the rise is measured from eight times as many points before it."""
     critical_rise: float = 0.3
     """Rise in nats from which it is critical, as is an end above the early curve."""
 
@@ -128,7 +138,20 @@ class DivergenceRule(Rule):
         if start is not None:
             best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
             return [self._episode(curve, levels, best, onset(levels, best, start), critical=True)]
-        return []
+        return self._above_its_start(curve, levels)
+
+    def _above_its_start(self, curve: Curve, levels: Levels) -> list[Episode]:
+        """A loss so noisy that no point says so, but whose last third is above its first."""
+        x, third = levels.raw_x, len(levels.raw_x) // 3
+        if curve.game or not levels.logarithmic or len(x) < self.fewest_points_of_thirds:
+            return []
+        first, last = x[:third], x[-third:]
+        low, high = float(np.median(first)), float(np.median(last))
+        error = math.hypot(_error_of_median(first), _error_of_median(last))
+        if high - low < max(self.smallest_rise, self.errors_of_thirds * error) or _ended(curve) < curve.floor:
+            return []
+        best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
+        return [self._episode(curve, levels, best, onset(levels, best, (low + high) / 2), critical=False)]
 
     def _ended_above(self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]) -> list[Episode]:
         """Judge so many last levels against the best of those before."""
@@ -152,9 +175,23 @@ class DivergenceRule(Rule):
         if stayed and rise >= by_chance and (lost >= self.lost_progress or long_ago):
             limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
             half = max(limit, floor + rise / 2)
-            start = _left(levels, onset(levels, best, half), best, limit, half)
+            sure = onset(levels, best, half)
+            jump = self._jump_near(levels, sure)
+            start = _left(levels, sure, best, limit, half) if jump is None else jump
             return [self._episode(curve, levels, best, start, rise >= self.critical_rise or lost >= 1)]
         return []
+
+    def _jump_near(self, levels: Levels, at: int) -> int | None:
+        """The point near this one at which most of the rise happened at once; None where it took longer."""
+        x, width = levels.raw_x, self.beside_a_jump
+        first, last = max(width, at - 2 * width), min(len(x) - width, at + 2 * width)
+        if first > last:
+            return None
+        usual, end = float(np.median(x[max(0, at - 8 * width) : at])), float(np.median(x[at:]))
+        near = np.clip(x[first - width : last + width], None, 2 * end - usual)
+        means = np.convolve(near, np.full(width, 1 / width), "valid")
+        risen = means[width:] - means[:-width]
+        return first + int(np.argmax(risen)) if risen.max() >= self.sudden * (end - usual) > 0 else None
 
     def _died_away(self, levels: Levels, best: int, floor: float) -> bool:
         """Whether it went to zero and its noise with it, as the objective of a policy that has become certain."""
@@ -228,6 +265,13 @@ class DivergenceRule(Rule):
             evidence={"best": lowest, "highest": float(finite[peak]), "last": last},
             remedies=self.remedies,
         )
+
+
+def _error_of_median(x: NDArray[np.float64]) -> float:
+    """The standard error of the median of a stretch, as its points show it or the medians of its parts do."""
+    parts = np.array([float(np.median(each)) for each in np.array_split(x, 5)])
+    single = NORMAL_MAD * median_deviation(x) * 1.25 / math.sqrt(len(x))
+    return max(single, float(parts.std(ddof=1)) / math.sqrt(len(parts)))
 
 
 def _known(curve: Curve) -> Curve:

@@ -34,6 +34,9 @@ class SpikeRule(Rule):
     on; jumps shared with the gradient norm from 3.5σ and 75 % of the loss's own noise. Losses below 1 % of the start
     never count, nor does one point below 20 % once a very noisy loss is below 5 %. The reported step is the first one
     above a quarter of the height. A log that ends in a single high point has a spike there, in several a divergence.
+    A single point that recovered is INFO. It is a warning where the points after it keep a quarter of its rise, where
+    it is one of three spikes within 1,000 points, or where it undid a tenth of all progress made until then (from
+    256 points on: all of it).
 
     Why it matters: a spike is a bad batch or a step that was too large; the next one may not recover.
 
@@ -104,6 +107,19 @@ class SpikeRule(Rule):
     """A spike within this share of the run that recovered is a start-up transient, and INFO only."""
     huge: float = 100.0
     """Ratio to the level before from which a spike is critical."""
+    lost_progress: tuple[float, float] = (0.1, 1.0)
+    """Rise of a single point that recovered, as a share of the progress until then, from which it is a warning: for
+    curves of fewer than 256 points, each of which may stand for many steps, and for longer ones."""
+    kept_rise: float = 0.25
+    """Share of the rise that the points after a spike keep where it made the loss worse."""
+    fewest_after: int = 3
+    """Minimum number of points after it that show this."""
+    returns: int = 3
+    """Number of spikes within `returns_within` points from which on each is a warning."""
+    returns_within: int = 1000
+    """The points in which they are counted."""
+    threshold_alone: bool = False
+    """Whether every spike is a warning, as for a threshold of your own."""
 
     def like(self, detector: Detector) -> Rule:
         """Who asks for all that is so many σ above its level gets it, whatever its size and however heavy the tail."""
@@ -123,6 +139,7 @@ class SpikeRule(Rule):
             smallest_share_of_fall=0.0,
             share_of_tail=0.0,
             deviations_there=0.0,
+            threshold_alone=True,
         )
 
     def find(self, curves: RunCurves) -> list[Episode]:
@@ -144,7 +161,8 @@ class SpikeRule(Rule):
                 needed = self.agreeing_with_gradient if other.quantity == "grad_norm" else self.agreeing
                 least = max(needed[0], tail) if other.quantity == "grad_norm" else needed[0]
                 high |= mine.far(least, needed[1]) & np.isin(mine.steps, theirs.steps[theirs.far(*needed)])
-            found += [each for stretch in self._stretches(mine, high) if (each := self._episode(curve, mine, *stretch))]
+            spikes = [each for each in self._stretches(mine, high) if self._stands_out(curve, mine, *each)]
+            found += [self._episode(curve, mine, *each, often=self._comes_back(each[0], spikes)) for each in spikes]
         return found
 
     def judges(self, curve: Curve) -> bool:
@@ -199,23 +217,53 @@ class SpikeRule(Rule):
             found.append((int(each[0]), int(each[-1]), float(jumps.before[peak]), len(each)))
         return _joined(sorted(found))
 
-    def _episode(self, curve: Curve, jumps: Jumps, first: int, last: int, beside: float, count: int) -> Episode | None:
-        values, steps = jumps.values, jumps.steps
+    def _stands_out(self, curve: Curve, jumps: Jumps, first: int, last: int, beside: float, count: int) -> bool:
+        """Whether it is above what the log rounds to, what was learnt, and the noise of the points around it."""
+        values = jumps.values
         peak = first + int(np.argmax(values[first : last + 1]))
         level = jumps.value_of(beside)
         if is_rounding(values, float(values[peak]) - level):
-            return None
+            return False
         near = np.concatenate([jumps.x[max(0, first - self.there) : first], jumps.x[last + 1 : last + 1 + self.there]])
-        high = float(jumps.x[peak]) - beside
         noise = noise_of_points(near)
         if values[peak] < curve.floor_above(level, noise if jumps.logarithmic and count == 1 else 0.0):
-            return None
-        if len(near) >= self.there and high < self.deviations_there * noise:
-            return None
+            return False
+        return len(near) < self.there or float(jumps.x[peak]) - beside >= self.deviations_there * noise
+
+    def _comes_back(self, first: int, spikes: list[tuple[int, int, float, int]]) -> bool:
+        """Whether it is one of several spikes that are not far from each other."""
+        firsts = np.array([each[0] for each in spikes])
+        until = np.searchsorted(firsts, firsts + self.returns_within, side="right")
+        near = (firsts <= first) & (first <= firsts + self.returns_within)
+        return bool((near & (until - np.arange(len(firsts)) >= self.returns)).any())
+
+    def _has_consequence(self, jumps: Jumps, first: int, last: int, peak: int, beside: float) -> bool:
+        """Whether a single point left the loss higher, or cost much of what had been learnt."""
+        reach = self._reach(len(jumps.x))
+        before, after = jumps.x[max(0, first - reach) : first], jumps.x[last + 1 : last + 1 + reach]
+        if not len(before) or not len(after):
+            return True  # nothing shows that it recovered
+        rise = float(jumps.x[peak] - np.median(before))
+        if len(after) >= self.fewest_after and float(np.median(after) - np.median(before)) >= self.kept_rise * rise:
+            return True
+        learnt = float(np.median(jumps.values[:3])) - jumps.value_of(beside)
+        least = self.lost_progress[0 if self._share(jumps) < 1.0 else 1]
+        return float(jumps.values[peak]) - jumps.value_of(beside) >= least * learnt
+
+    def _episode(
+        self, curve: Curve, jumps: Jumps, first: int, last: int, beside: float, count: int, *, often: bool
+    ) -> Episode:
+        values, steps = jumps.values, jumps.steps
+        peak = first + int(np.argmax(values[first : last + 1]))
+        level = jumps.value_of(beside)
         recovered = last < len(values) - 1
         early = (steps[last] - steps[0]) <= self.start_up * (steps[-1] - steps[0])
         transient = early and recovered and float(np.median(values[last + 1 :])) < values[0]
         huge = jumps.logarithmic and float(values[peak]) >= self.huge * level
+        passed = count == 1 and recovered and not often and not self.threshold_alone
+        passed = passed and not self._has_consequence(jumps, first, last, peak, beside)
+        severity = Severity.CRITICAL if huge else Severity.INFO if passed else Severity.WARNING
+        severity = Severity.INFO if transient else severity
         z, limit = float(jumps.z[peak]), self._limit(jumps)
         above = f" ({sigmas(z)}, threshold {limit:.3g}σ)" if z >= limit else ""
         message = f"{curve.name} jumped to {values[peak]:.4g} at step {int(steps[peak])} from about {level:.4g}{above}"
@@ -227,7 +275,13 @@ class SpikeRule(Rule):
         message += f" after {count} points." if count > 1 and recovered else "."
         return Episode(
             self.kind,
-            Severity.INFO if transient else Severity.CRITICAL if huge else Severity.WARNING,
+            Severity.INFO
+            if transient
+            else Severity.CRITICAL
+            if huge
+            else Severity.INFO
+            if passed
+            else Severity.WARNING,
             int(steps[first]),
             int(steps[peak]),
             int(steps[last]),

@@ -56,8 +56,12 @@ def _order_of_loss(episode: Episode) -> tuple[bool, int, bool, int, int]:
 
 FEWEST = 8
 """A run none of whose losses has so many points is not called healthy."""
+FEWEST_OF_LEVELS = 30
+"""From so many points on a verdict names levels of three points or more; shorter logs have one point for many steps."""
 LOUD = 0.05
 """A loss that varies by more than this share is told by its course, not by its first and last value."""
+NEAR_ITS_LEVEL = 1.25
+"""A loss has recovered that ended at most at so many times its level before the trouble."""
 RECOVERED = "recovered"
 """The outcome of a run that was rolled back and trained on well."""
 ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
@@ -89,8 +93,11 @@ def outcome_of(
         return "stuck"
     if "overfitting" in lasting:
         return "overfitted"
+    if bad and _rescued(episodes):
+        main = readings[0] if measured and readings else None
+        return RECOVERED if main is None or _is_back(main, bad) else "diverged" if _rose(main) else "unstable"
     if bad:
-        return RECOVERED if _rescued(episodes) else "unstable"
+        return "unstable"
     return "healthy" if measured and any(each.points >= FEWEST for each in readings) else "cannot_tell"
 
 
@@ -210,6 +217,21 @@ def _rescued(episodes: Sequence[Episode]) -> bool:
     return Rollback.kind in kinds and not held and not lasting
 
 
+def _is_back(reading: CurveReading, bad: Sequence[Episode]) -> bool:
+    """Whether the loss ended near its level before the trouble; near where it began if no finding names that level."""
+    began, ended = reading.first_level, reading.last_level
+    if began is None or ended is None or began <= 0:
+        return True
+    levels = [each.evidence.get("level", 0.0) for each in bad if each.metric == reading.metric]
+    return ended <= NEAR_ITS_LEVEL * max(levels, default=0.0) or (not any(levels) and ended <= NEAR_ITS_LEVEL * began)
+
+
+def _rose(reading: CurveReading) -> bool:
+    """Whether the loss ended clearly above where it began."""
+    began, ended = reading.first_level, reading.last_level
+    return began is not None and ended is not None and 0 < NEAR_ITS_LEVEL * began < ended
+
+
 def _back(episodes: Sequence[Episode]) -> str:
     """``rolled back to step 380``; ``rolled back 2 times, last to step 380,``."""
     rollbacks = [each for each in episodes if each.kind == Rollback.kind]
@@ -295,6 +317,8 @@ def _is_noisy(reading: CurveReading) -> bool:
 def _moved(reading: CurveReading) -> str:
     steps = _steps(reading)
     name, about, first, last = reading.metric, "", f"{reading.first:.4g}", f"{reading.last:.4g}"
+    if reading.points >= FEWEST_OF_LEVELS and reading.first_level is not None:
+        first, last = f"{reading.first_level:.4g}", f"{reading.last_level:.4g}"  # one step may be any batch
     if _is_noisy(reading):
         name, about = f"{name} (noisy)", "about "
         first, last = f"{reading.first_level:.3g}", f"{reading.last_level:.3g}"

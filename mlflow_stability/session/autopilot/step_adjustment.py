@@ -41,8 +41,8 @@ class StepAdjustment:
         policy = self._policy
         if orders.rollback is not None or orders.ending is not None:
             return
-        kinds = {each.kind for each in outcome.events if each.severity >= Severity.WARNING}
-        orders.reset = policy.reset_at_spike and not outcome.skipped_by and not kinds.isdisjoint(SPIKES)
+        spiked = any(each.kind in SPIKES for each in outcome.events)
+        orders.reset = policy.reset_at_spike and not outcome.skipped_by and spiked
         broken = outcome.skipped_by == "guard" or outcome.broken_taken
         orders.cut = policy.cut_learning_rate is not None and broken and not self._was_cut and not outcome.asked_for
         self._was_cut = self._was_cut or orders.cut

@@ -23,7 +23,7 @@ from mlflow_stability.session.autopilot.rollback_controller import RollbackContr
 from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts, StepModifier, read_step
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
-from mlflow_stability.session.broken_batch.spike_batches import SPIKES
+from mlflow_stability.session.broken_batch.spike_batches import is_new_spike
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Event, Severity
 
@@ -76,7 +76,7 @@ class StepEvaluator:
             optimizers = () if parts is None else parts.optimizers
             self._batches.report(reading.step, self._emit_batch_event, optimizers, facts.batch_number)
         elif events and self._batches is not None:
-            spike = next((each for each in events if each.kind in SPIKES and each.step == reading.step), None)
+            spike = next((each for each in events if is_new_spike(each) and each.step == reading.step), None)
             if spike is not None:
                 self._batches.keep_spike(spike, self._emit, self._batches.inputs_of_step(facts.batch_number))
         outcome = StepOutcome(

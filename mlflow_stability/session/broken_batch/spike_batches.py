@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mlflow_stability.detectors.consequence import SINCE
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.recovery.nan_origin import CapturedBatch
 from mlflow_stability.session.broken_batch.batch_report import PART, BatchReport
@@ -19,6 +20,11 @@ from mlflow_stability.vocabulary.result import Event
 
 SPIKES = frozenset({"loss_spike", "gradient_explosion"})
 """Findings whose batch is kept."""
+
+
+def is_new_spike(event: Event) -> bool:
+    """Whether its batch is kept: not where a spike that was found before has become a warning."""
+    return event.kind in SPIKES and SINCE not in event.evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class SpikeBatches:
         if held is None or step < held.step:
             return
         if step == held.step:
-            spike = next((each for each in events if each.kind in SPIKES), None)
+            spike = next((each for each in events if is_new_spike(each)), None)
             self._found = None if spike is None else (held, spike)
         self._held, self.highest = None, -math.inf
 

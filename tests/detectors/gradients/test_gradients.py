@@ -9,9 +9,16 @@ from mlflow_stability.vocabulary import Severity
 norms = np.exp(noise(0, 800, 0.31))
 
 
-def test_twenty_times_the_usual_norm_is_an_explosion() -> None:
-    (event,) = judged("gradient_explosion", grad_norm=at(norms, 600, 20.0))
-    assert (event.step, event.severity) == (600, Severity.WARNING)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_or_two_norms_of_twenty_times_the_usual_are_information(steps: int) -> None:
+    (event,) = judged("gradient_explosion", grad_norm=at(norms, 600, 20.0, steps))
+    assert (event.step, event.severity) == (600, Severity.INFO)
+
+
+def test_the_third_explosion_in_a_thousand_steps_is_a_warning() -> None:
+    found = judged("gradient_explosion", grad_norm=at(at(at(norms, 300, 20.0), 500, 20.0), 700, 20.0))
+    assert [each.severity for each in found] == [Severity.INFO, Severity.INFO, Severity.WARNING]
+    assert found[-1].message.endswith("; number 3 since step 300.")
 
 
 @pytest.mark.parametrize("level", [1e-4, 1.0, 300.0, 1e5])
@@ -25,11 +32,13 @@ def test_a_norm_that_is_twice_its_quiet_level_is_none() -> None:
 
 def test_a_thousand_is_critical_only_far_above_the_level() -> None:
     assert judged("gradient_explosion", grad_norm=at(norms, 600, 5000.0))[0].severity is Severity.CRITICAL
-    assert judged("gradient_explosion", grad_norm=at(norms * 300, 600, 20.0))[0].severity is Severity.WARNING
+    assert judged("gradient_explosion", grad_norm=at(norms * 300, 600, 20.0))[0].severity is Severity.INFO
 
 
 def test_an_explosion_that_goes_on_is_one_finding() -> None:
-    assert len(judged("gradient_explosion", grad_norm=at(norms, 500, 50.0, 300))) == 1
+    found = judged("gradient_explosion", grad_norm=at(norms, 500, 50.0, 190))
+    assert [(each.step, each.severity) for each in found] == [(500, Severity.INFO), (502, Severity.WARNING)]
+    assert found[-1].evidence["since"] == 500
 
 
 def test_a_gradient_that_has_gone_is_said_once() -> None:

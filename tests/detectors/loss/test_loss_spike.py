@@ -15,11 +15,51 @@ def test_a_healthy_loss_is_silent() -> None:
     assert judged("loss_spike", loss=healthy) == []
 
 
-@pytest.mark.parametrize("factor", [1.6, 2.0, 4.0])
-@pytest.mark.parametrize("steps", [1, 3, 8, 40])
-def test_a_spike_is_one_finding_at_its_first_step(factor: float, steps: int) -> None:
+@pytest.mark.parametrize("factor", [1.6, 2.0, 4.0, 20.0])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_or_two_high_losses_are_information(factor: float, steps: int) -> None:
     (event,) = judged("loss_spike", loss=at(healthy, 600, factor, steps))
-    assert (event.step, event.severity) == (600, Severity.WARNING)
+    assert (event.step, event.severity) == (600, Severity.INFO)
+
+
+@pytest.mark.parametrize("factor", [1.6, 2.0, 4.0])
+@pytest.mark.parametrize("steps", [3, 8, 40])
+def test_a_spike_that_lasts_is_a_warning_at_its_third_step(factor: float, steps: int) -> None:
+    first, worse = judged("loss_spike", loss=at(healthy, 600, factor, steps))
+    assert (first.step, first.severity) == (600, Severity.INFO)
+    assert (worse.step, worse.severity) == (602, Severity.WARNING)
+    assert worse.message == first.message.replace("σ).", "σ); high in 3 of 3 steps.")
+    assert worse.evidence["since"] == 600
+
+
+def test_a_single_high_loss_that_leaves_the_loss_higher_is_a_warning() -> None:
+    raised = at(decaying(1000) + noise(0, 1000, 0.1), 600, 5.0)
+    raised[601:641] = 1.85
+    first, worse = judged("loss_spike", loss=raised)
+    assert (first.step, first.severity) == (600, Severity.INFO)
+    assert (worse.step, worse.severity) == (616, Severity.WARNING)
+    assert "the next 16 losses are near 1.85, above their baseline of 1.5" in worse.message
+
+
+def test_the_third_spike_in_a_thousand_steps_is_a_warning() -> None:
+    loss = np.concatenate([healthy, healthy[-1] + noise(8, 3000, 0.05)])
+    for step in (600, 1900, 2300, 2700):
+        loss[step] *= 3
+    found = judged("loss_spike", loss=loss)
+    assert [(e.step, e.severity) for e in found] == [
+        (600, Severity.INFO),
+        (1900, Severity.INFO),
+        (2300, Severity.INFO),
+        (2700, Severity.WARNING),
+    ]
+    assert found[-1].message.endswith("; number 3 since step 1900.")
+
+
+def test_a_restart_of_the_learning_rate_excuses_what_follows_a_spike() -> None:
+    rate = np.concatenate([1e-3 * np.cos(np.linspace(0, 1.55, 500))] * 2)
+    raised = at(at(healthy, 495, 5.0), 501, 1.3, 60)
+    assert [e.severity for e in judged("loss_spike", loss=raised)] == [Severity.INFO, Severity.WARNING]
+    assert [e.severity for e in judged("loss_spike", loss=raised, learning_rate=rate)] == [Severity.INFO]
 
 
 def test_it_says_what_happened_with_numbers() -> None:
@@ -33,7 +73,7 @@ def test_it_says_what_happened_with_numbers() -> None:
 def test_a_hundred_fold_spike_is_critical_and_is_said_after_a_smaller_one() -> None:
     spiked = at(at(healthy, 600, 3.0), 601, 500.0)
     assert [(e.step, e.severity) for e in judged("loss_spike", loss=spiked)] == [
-        (600, Severity.WARNING),
+        (600, Severity.INFO),
         (601, Severity.CRITICAL),
     ]
 

@@ -79,7 +79,7 @@ def test_a_recorded_plateau_is_over_when_the_loss_fell_after_it(after: float, re
 
 def test_a_jump_of_the_gradient_that_the_loss_did_not_answer_is_only_mentioned_in_hindsight() -> None:
     norms = np.exp(np.random.default_rng(0).normal(0, 0.1, 600))
-    norms[400] = 200
+    norms[400:403] = 200
     calm, loud = falling(600), falling(600)
     loud[400:404] *= 2
     for losses, severity in ((calm, Severity.INFO), (loud, Severity.WARNING)):

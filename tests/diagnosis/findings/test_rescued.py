@@ -36,6 +36,15 @@ def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("ended", "expected"), [(0.5, "recovered"), (0.61, "recovered"), (0.9, "unstable"), (8.3e64, "diverged")]
+)
+def test_a_training_has_recovered_whose_loss_is_near_its_level_before(ended: float, expected: str) -> None:
+    level = replace(DIVERGED, metric="loss", evidence={"level": 0.5})
+    reading = replace(READING, first_level=2.0, last_level=ended)
+    assert outcome_of([level, BACK], [reading], "", measured=True) == expected
+
+
 def test_a_noisy_loss_has_its_last_value_beside_its_course() -> None:
     noisy = replace(READING, volatility=0.2, change=-0.5, first_level=1.96, last_level=1.04)
     said = verdict_of("recovered", [DIVERGED, BACK], [noisy], 500)

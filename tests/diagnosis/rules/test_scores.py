@@ -53,7 +53,7 @@ def test_low_sensitivity_finds_what_has_a_score_of_one_and_a_half(form: str) -> 
 
 def test_a_score_does_not_depend_on_the_sensitivity_that_was_asked_for() -> None:
     losses = falling(300)
-    losses[200] *= 1.6
+    losses[200:202] *= 1.6
     scores = [next(e.score for e in rules_find(run_named(loss=losses), at)) for at in ("low", "normal", "high")]
     assert scores == pytest.approx([scores[1]] * 3, rel=0.15)
 

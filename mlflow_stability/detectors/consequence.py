@@ -1,0 +1,67 @@
+"""What comes of a value that stands out: nothing, or something that is worth a person's attention.
+
+In: the values after one that stood out, and the steps at which values did. Out: how many are high as well, where they
+lie, and whether such values come back. A detector decides by these whether its finding is a warning.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from mlflow_stability.detectors.engine.detector import Point
+
+SINCE = "since"
+"""In the evidence of a finding that became worse: the step at which it was found first."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """The values after one that stood out."""
+
+    step: int
+    """The step of the value that stood out."""
+    said: str
+    """What was said of it, without a full stop."""
+    evidence: Mapping[str, float]
+    """The numbers behind that."""
+    high: int = 1
+    """How many values are high, the first one included."""
+    points: list[tuple[float, float, float]] = field(default_factory=list)
+    """Value, baseline and σ of each value after it."""
+
+    @property
+    def steps(self) -> int:
+        """How many values came after it."""
+        return len(self.points)
+
+    def take(self, point: Point, *, high: bool) -> None:
+        """Take the next value in."""
+        self.high += high
+        self.points.append((point.value, point.center, point.z))
+
+    def medians(self) -> tuple[float, float, float]:
+        """The median value, baseline and σ of the values after it."""
+        values, levels, sigmas = zip(*self.points, strict=True)
+        return median(values), median(levels), median(sigmas)
+
+    def evidence_since(self) -> dict[str, float]:
+        """The numbers, with the step at which it was found first."""
+        return {**self.evidence, SINCE: float(self.step)}
+
+
+@dataclass(slots=True)
+class Returns:
+    """The steps at which values stood out lately."""
+
+    steps: deque[int] = field(default_factory=deque)
+
+    def take(self, step: int, needed: int, within: int) -> str:
+        """Take one more in; which one it is where so many came within so many steps, else empty."""
+        self.steps.append(step)
+        while self.steps[0] < step - within:
+            self.steps.popleft()
+        count = len(self.steps)
+        return f"; number {count} since step {self.steps[0]}" if count >= needed else ""
