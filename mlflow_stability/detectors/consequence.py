@@ -1,6 +1,6 @@
-"""What comes of a value that stands out: nothing, or something that is worth a person's attention.
+"""What comes of an outlier: nothing, or something that is worth a person's attention.
 
-In: the values after one that stood out, and the steps at which values did. Out: how many are high as well, where they
+In: the values after an outlier, and the steps of outliers. Out: how many are high as well, where they
 lie, and whether such values come back. A detector decides by these whether its finding is a warning.
 """
 
@@ -19,10 +19,10 @@ SINCE = "since"
 
 @dataclass(slots=True)
 class Watch:
-    """The values after one that stood out."""
+    """The values after an outlier."""
 
     step: int
-    """The step of the value that stood out."""
+    """The step of the value that was an outlier."""
     said: str
     """What was said of it, without a full stop."""
     evidence: Mapping[str, float]
@@ -54,7 +54,7 @@ class Watch:
 
 @dataclass(slots=True)
 class Returns:
-    """The steps at which values stood out lately."""
+    """The steps at which values were outliers lately."""
 
     steps: deque[int] = field(default_factory=deque)
 

@@ -143,7 +143,7 @@ class DivergenceRule(Rule):
     def _above_its_start(self, curve: Curve, levels: Levels) -> list[Episode]:
         """A loss so noisy that no point says so, but whose last third is above its first."""
         x, third = levels.raw_x, len(levels.raw_x) // 3
-        if curve.game or not levels.logarithmic or len(x) < self.fewest_points_of_thirds:
+        if not curve.has_level or not levels.logarithmic or len(x) < self.fewest_points_of_thirds:
             return []
         first, last = x[:third], x[-third:]
         low, high = float(np.median(first)), float(np.median(last))

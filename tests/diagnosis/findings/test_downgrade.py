@@ -82,7 +82,7 @@ def test_an_error_of_estimated_returns_may_grow_but_not_a_thousandfold() -> None
 @pytest.mark.parametrize(("threshold", "outcome"), [(6.0, "unstable"), (8.0, "unstable"), (1000.0, "healthy")])
 def test_the_threshold_that_was_asked_for_decides(threshold: float, outcome: str) -> None:
     losses = falling(3000, noise=0.03)
-    losses[2000] *= 2
+    losses[2000:2003] *= 2
     asked = [
         replace(each, threshold=threshold) if isinstance(each, LossSpike) else each for each in default_detectors()
     ]
