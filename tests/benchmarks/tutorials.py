@@ -78,8 +78,8 @@ def main() -> None:
                 options.bare.write_bytes(pickle.dumps(kept))
     total = len(options.modes) * len(names) * len(seeds)
     print(
-        f"\n{len(names)} trainings, {len(seeds)} seeds: {healthy} of {len(names) * len(seeds)} healthy bare; of {total} watched: "
-        f"{same} bit-identical, {silent} without a warning; {seconds:.0f} CPU seconds"
+        f"\n{len(names)} trainings, {len(seeds)} seeds: {healthy} of {len(names) * len(seeds)} healthy bare; "
+        f"of {total} watched: {same} bit-identical, {silent} without a warning; {seconds:.0f} CPU seconds"
     )
 
 
