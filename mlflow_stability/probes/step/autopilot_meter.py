@@ -29,6 +29,9 @@ class StepControl(Protocol):
     def before_closure(self, optimizer: Optimizer) -> None:
         """Runs right before a step that was given a closure."""
 
+    def closure_begins(self, optimizer: Optimizer) -> None:
+        """Runs before each evaluation of a closure."""
+
     def evaluated_again(self, optimizer: Optimizer) -> None:
         """Runs after each further evaluation."""
 
@@ -91,6 +94,12 @@ class AutopilotMeter(StepMeter):
         """Runs right before a step that was given a closure."""
         if self._control is not None:
             self._control.before_closure(optimizer)
+
+    def closure_begins(self, optimizer: Optimizer, first: bool) -> None:
+        """Runs before the closure of a step is evaluated."""
+        if self._control is not None:
+            self._control.closure_begins(optimizer)
+        super().closure_begins(optimizer, first)
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
         """Runs after it; the first evaluation completes the gradients."""

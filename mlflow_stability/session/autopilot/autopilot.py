@@ -134,6 +134,8 @@ class Autopilot:
         self._restore = guard("putting back", self._modifier.step_ending)
         self._before_closure = guard("the guard", self._modifier.guard.before_closure)
         self._evaluated = guard("the guard", self._modifier.guard.evaluated_again)
+        self._ease = guard("clipping and easing", self._modifier.ease)
+        self._show_rate = guard("clipping and easing", self._modifier.show_rate)
         self._snapshot = guard("snapshots", self._keep_state)
         self._complete = guard("snapshots", self._snapshots.complete)
         self._begin_states = guard("snapshots", self._snapshots.take_initial)
@@ -160,10 +162,19 @@ class Autopilot:
         """Runs right before a step that was given a closure."""
         if self._modifier.guards:
             self._before_closure(optimizer)
+        if self._modifier.easing is not None:  # LBFGS reads its learning rate before it calls the closure
+            self._ease(optimizer, self.step + 1)
+
+    def closure_begins(self, optimizer: Optimizer) -> None:
+        """Runs before each evaluation of a closure, which sees the learning rate of the script."""
+        if self._modifier.easing is not None:
+            self._show_rate(optimizer)
 
     def evaluated_again(self, optimizer: Optimizer) -> None:
         """Runs after each further evaluation."""
         self._evaluated(optimizer)
+        if self._modifier.easing is not None and self._facts is not None and not self._facts.skipped_by:
+            self._ease(optimizer, self.step)
 
     def before_step(
         self,

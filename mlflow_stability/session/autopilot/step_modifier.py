@@ -136,6 +136,16 @@ class StepModifier:
             facts.eased = True
         facts.rates[id(optimizer)] = rates_of(optimizer)
 
+    def ease(self, optimizer: Optimizer, step: int) -> None:
+        """Reduce the learning rate outside of a closure, where the optimizer reads it."""
+        if self.easing is not None:
+            self.easing.before_step(optimizer, step)
+
+    def show_rate(self, optimizer: Optimizer) -> None:
+        """Put back the script's learning rate while its closure runs."""
+        if self.easing is not None:
+            self.easing.step_ended(optimizer)
+
     def swallowed(self, optimizer: Optimizer, capture: StepCapture, facts: StepFacts) -> None:
         """A loss scaler threw the step away: the others of the capture are stopped too."""
         if self.guards:
