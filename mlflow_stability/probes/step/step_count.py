@@ -12,28 +12,42 @@ optimizer was made after a step is of another training, as those of the next fol
 from __future__ import annotations
 
 
+EXPECTED_FOR = 2
+"""A track is expected for so many times the steps that lay between its last two captures; later it has ended."""
+MOST_EXPECTED = 16
+"""... and for so many steps at most."""
+
+
 class StepCount:
     """The step at hand."""
 
     def __init__(self) -> None:
+        self._step = 0
         self._here: set[int] = set()
         """The tracks that have had a capture in this step."""
-        self._before: set[int] = set()
-        """Those of the step before."""
-        self._known: set[int] = set()
+        self._seen: dict[int, tuple[int, int]] = {}
+        """For each track, the step of its last capture, and how many steps lay between its last two."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether every track had its capture in this step that had one in the step before."""
-        return self._here >= self._before
+        """Whether every track had its capture in this step that has not ended, as both halves of a GAN."""
+        if len(self._seen) == len(self._here):
+            return True
+        return not any(
+            self._step - last <= min(EXPECTED_FOR * interval, MOST_EXPECTED)
+            for track, (last, interval) in self._seen.items()
+            if track not in self._here
+        )
 
     def begins(self, track: int, is_new: bool = False) -> bool:
         """Count a capture; whether it begins a step. `is_new`: its optimizer was made after one."""
-        begins = not self._here or track in self._here or (is_new and track not in self._known)
+        begins = not self._here or track in self._here or (is_new and track not in self._seen)
         if begins:
-            self._before, self._here = self._here, set()
+            self._step += 1
+            self._here = set()
+        last = self._seen[track][0] if track in self._seen else self._step - 1
         self._here.add(track)
-        self._known.add(track)
+        self._seen[track] = self._step, self._step - last
         return begins
 
     def begin_anew(self) -> None:
@@ -42,4 +56,4 @@ class StepCount:
 
     def begin_training(self) -> None:
         """Forget the tracks: they are of another recording."""
-        self._here, self._before, self._known = set(), set(), set()
+        self._step, self._here, self._seen = 0, set(), {}

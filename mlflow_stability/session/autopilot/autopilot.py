@@ -77,7 +77,9 @@ class Autopilot:
         """The step of the newest capture; the captures of a GAN's halves are of one step."""
         self._captures = 0
         """How many captures there were."""
-        self._is_whole = self._was_rolled_back = False
+        self._is_whole = self._was_rolled_back = self._has_halves = False
+        self._delayed: Decision | None = None
+        """A rollback that waits until both halves of an iteration have had their step."""
         self._parts = KnownParts()
         self._stops = bool(plan.stop_on) and not (recording is None and self._consensus.is_alone)
         """Whether there are conditions to look at before each step; several processes stop together."""
@@ -369,6 +371,7 @@ class Autopilot:
             self._capture = capture
             self.step += capture.begins_step
             self._captures += 1
+            self._has_halves = self._has_halves or not capture.begins_step
             batch_number = -1 if self._batches is None else self._batches.batch_number
             self._facts = StepFacts(self.step, place, has_scaler=capture.scaler is not None, batch_number=batch_number)
         self._scaler = capture.scaler
@@ -426,9 +429,15 @@ class Autopilot:
             if self._recording is not None or self._snapshots.writes_together:
                 self._context.guard("checkpoints", self._snapshots.save_last_good)(SAVE_SECONDS)
             raise orders.ending
-        if orders.rollback is not None:
-            self._roll_back(orders.rollback)
+        rollback = self._delayed or orders.rollback
+        if rollback is not None:
+            # In the middle of an iteration, one half of a GAN would be one step ahead of the other from then on.
+            self._delayed = rollback if self._has_halves and (late or not self._is_whole) else None
+            if self._delayed is None:
+                self._roll_back(rollback)
             return
+        if orders.release:
+            self._modifier.end_easing()
         if orders.cut or orders.reset or orders.ahead:
             self._adjust(orders, self.step, self._parts.alive(), self._write_ahead)
         if (self._keeps or orders.checkpoint) and not late:

@@ -26,7 +26,7 @@ from mlflow_stability.probes.ranks import ANSWER_SECONDS, LOST, Presence, gloo_g
 from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.recovery.rollback_state import Decision
 
-FIELDS = 13
+FIELDS = 14
 MOST_CONDITIONS = 1000
 """Which condition is met on which rank is one number, so that the largest of all ranks is that of one of them."""
 NOT_TOLD = -1.0
@@ -62,6 +62,8 @@ class Orders:
     """Cut the learning rate for the rest of the training."""
     ahead: bool = False
     """A divergence may follow: write a checkpoint, and ease if that was asked for."""
+    release: bool = False
+    """End the reduction of the learning rate after a rollback: the weights were not to blame."""
 
     def joined(self, later: Orders) -> Orders:
         """Both, where a second step was read before the orders for the first were carried out."""
@@ -73,6 +75,7 @@ class Orders:
             reset=self.reset or later.reset,
             cut=self.cut or later.cut,
             ahead=self.ahead or later.ahead,
+            release=self.release or later.release,
         )
 
     def as_numbers(self, step: int) -> list[float]:
@@ -86,7 +89,7 @@ class Orders:
         if back is not None:
             where = [1.0 + step - back.target, back.easing_factor, back.easing_steps, back.lasting_share]
         flags = [self.healthy, self.trouble, self.snapshot, self.checkpoint, self.ending is not None]
-        adjusts = map(float, (self.reset, self.cut, self.ahead))
+        adjusts = map(float, (self.reset, self.cut, self.ahead, self.release))
         return [*map(float, flags), *map(float, where), *adjusts, float(self.stop)]
 
     @classmethod

@@ -175,6 +175,8 @@ class RollbackController:
                 easing_steps=1,
                 undoes=decision.undoes,
             )
+        else:
+            orders.release = True
 
     def by_hand(self, step: int) -> Decision | None:
         """The decision of a script that asks for a rollback; None where there is no good state."""

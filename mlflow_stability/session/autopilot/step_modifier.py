@@ -191,6 +191,12 @@ class StepModifier:
         plan = EasingPlan(start, 1.0, 1, clips=False) if old is None else replace(old.plan, held=old.held)
         self.easing = Easing(replace(plan, lasting=lasting))
 
+    def end_easing(self) -> None:
+        """Give the script its learning rate back, but for what is held down for the rest of the training."""
+        if self.easing is not None:
+            lasting = self.lasting
+            self.easing = None if lasting >= 1 else Easing(EasingPlan(0, 1.0, 1, lasting, clips=False))
+
     def rolled_back(self, plan: EasingPlan) -> None:
         """The training was rolled back: norms are learnt anew, and it is eased back in."""
         for limit in self._limits.values():
