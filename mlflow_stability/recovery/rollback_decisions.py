@@ -21,6 +21,7 @@ from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRo
 from mlflow_stability.recovery.rollback_triggers import (
     REMEMBERED_ONSETS,
     Trouble,
+    levels_of,
     period_of,
     trouble_at,
     with_findings,
@@ -275,7 +276,7 @@ def _is_no_better(trouble: Trouble, state: GoodState) -> str:
     like a rise. Where a loss rose slowly, states may be from within that rise.
     """
     event = trouble.event
-    risen, level = (event.evidence.get(name, math.nan) for name in ("loss", "level")) if event else (math.nan, math.nan)
+    risen, level = levels_of(event)
     if not state.around or not (min(risen, level) < 0 or trouble.is_slow):
         return ""
     gave = median(state.around)
@@ -287,7 +288,7 @@ def _limit(policy: RollbackPolicy, event: Event | None, now: Situation, target: 
 
     What it gave is its highest mean of some steps: early states come from a phase in which the loss was high.
     """
-    risen, level = (event.evidence.get(name, math.nan) for name in ("loss", "level")) if event else (math.nan, math.nan)
+    risen, level = levels_of(event)
     state = next((each for each in now.good if each.step == target), GoodState(target, math.nan))
     known = (level, state.loss, highest_mean(state.around, max(1, policy.recovery_patience)))
     gave = max((each for each in known if not math.isnan(each)), default=math.nan)

@@ -110,8 +110,14 @@ def _is_reason(policy: RollbackPolicy, past: RollbackHistory, event: Event) -> b
 
 def rise_of(event: Event) -> float:
     """How many times its level the loss of a finding is; NaN where the finding does not say."""
-    loss, level = event.evidence.get("loss", math.nan), event.evidence.get("level", math.nan)
+    loss, level = levels_of(event)
     return abs(loss) / abs(level) if level and math.isfinite(level) else math.nan
+
+
+def levels_of(event: Event | None) -> tuple[float, float]:
+    """The loss of a finding, and its level before, or its size in the first steps; NaN where it does not say."""
+    evidence = event.evidence if event is not None else {}
+    return evidence.get("loss", math.nan), evidence.get("level", evidence.get("early", math.nan))
 
 
 def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
@@ -125,7 +131,7 @@ def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation)
     if jump is None or past.ignores_level or not jump.after >= JUMP_FACTOR * jump.before:
         return past
     for event in now.events:
-        level, loss = event.evidence.get("level", math.nan), event.evidence.get("loss", math.nan)
+        loss, level = levels_of(event)
         fits = event.kind in policy.rollback_on and Severity.WARNING <= event.severity < policy.rollback_at
         soon = 0 <= event.step - jump.step <= JUMP_STEPS and past.suspected is None
         if fits and soon and loss > level and event.evidence.get(WITHOUT_LEVEL, 1.0) != 0:

@@ -1,4 +1,4 @@
-"""The halves of a GAN are rolled back between two iterations: as many steps as iterations, and both of one iteration."""
+"""The halves of a GAN are rolled back together, between two iterations."""
 
 from __future__ import annotations
 

@@ -153,11 +153,7 @@ class Divergence(Detector):
         threshold = self.threshold if logarithmic else self.threshold_of_differences
         beyond = self._beyond(point, threshold)
         high = beyond >= 1 and state.begun.matters(point.value, point.center)
-        state.high = ((state.high << 1) | bool(high)) & ((1 << self.of_steps) - 1)
-        if high:
-            state.beyond.append(beyond)
-            while len(state.beyond) > state.high.bit_count():
-                state.beyond.popleft()
+        self._count(state, high, beyond)
         event = None
         if high and state.high.bit_count() >= self.high_steps:
             event = self._leap(state, point, threshold)
@@ -172,6 +168,14 @@ class Divergence(Detector):
             slow = self._creep(state, point)
             event = event or slow
         return event
+
+    def _count(self, state: DivergenceState, high: bool, beyond: float) -> None:
+        """Take in whether a loss is high, and by how many times it exceeds what counts as high."""
+        state.high = ((state.high << 1) | bool(high)) & ((1 << self.of_steps) - 1)
+        if high:
+            state.beyond.append(beyond)
+            while len(state.beyond) > state.high.bit_count():
+                state.beyond.popleft()
 
     def _beyond(self, point: Point, threshold: float) -> float:
         """By how many times all that sensitivity moves could be higher with this loss still high; below 1 it is not."""
@@ -189,7 +193,7 @@ class Divergence(Detector):
         state.slow, state.risen_from = SlowRise(judged=state.slow.judged), None
         size, limit = self._limit(state)
         high = abs(point.value) >= limit
-        state.high = ((state.high << 1) | high) & ((1 << self.of_steps) - 1)
+        self._count(state, high, abs(point.value) / limit if limit else 1.0)
         if not high and state.episode_filter.said:
             state.episode_filter.quiet(self.calm_steps)
         many = state.high.bit_count()

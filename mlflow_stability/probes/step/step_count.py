@@ -11,7 +11,6 @@ optimizer was made after a step is of another training, as those of the next fol
 
 from __future__ import annotations
 
-
 EXPECTED_FOR = 2
 """A track is expected for so many times the steps that lay between its last two captures; later it has ended."""
 MOST_EXPECTED = 16
@@ -45,7 +44,7 @@ class StepCount:
         if begins:
             self._step += 1
             self._here = set()
-        last = self._seen[track][0] if track in self._seen else self._step - 1
+        last, _ = self._seen.get(track, (0, 0))
         self._here.add(track)
         self._seen[track] = self._step, self._step - last
         return begins
