@@ -56,10 +56,12 @@ def rollback_event(
     learning_rate: float = math.nan,
     copies_left: int = 0,
     held: HeldRate | None = None,
+    rate_of: str = "",
 ) -> Event:
     """We went back. `attempt` is the one that ends with it, `rollbacks` how often we went back, this time included.
 
-    `learning_rate`: that of the next step, where it is known. `held`: what it is held down to, where it is.
+    `learning_rate`: that of the next step, where it is known. `held`: what it is held down to, where it is. `rate_of`:
+    the name of its optimizer, where there are several.
     `copies_left`: how many frozen copies of the model are not in the restored state.
     """
     lost = step - decision.target
@@ -70,7 +72,8 @@ def rollback_event(
     known = math.isfinite(learning_rate)
     copies = f" Not restored: frozen copies of the model made after step {decision.target} ({copies_left})."
     copies = copies if copies_left else ""
-    now = f" Learning rate now {learning_rate:.4g}: it" if known else " Learning rate"
+    whose = f" of {rate_of}" if rate_of else ""
+    now = f" Learning rate{whose} now {learning_rate:.4g}: it" if known else f" Learning rate{whose}"
     share = decision.lasting_share
     if share < 1:
         eased = (

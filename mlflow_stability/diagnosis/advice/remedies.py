@@ -7,7 +7,7 @@ Leaves one remedy on each thing that several remedies are about: one on lowering
 
 In: remedies, most useful first. Out: the same without those that say less of the same than another one. Guarantees:
 what goes against the cause with a number of its own is kept before all others; where the learning rate is too high
-nothing says to raise it, and where it is too low nothing says to lower it.
+nothing says to raise it, and where it is too low, or was ruled out as the cause, nothing says to lower it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent, without_rate
 from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.vocabulary.result import Cause, Episode, Severity
 from mlflow_stability.vocabulary.text import capitalised
@@ -92,7 +93,10 @@ def remedies_of(episodes: Sequence[Episode], cause: Cause | None, outcome: str) 
     ranked = sorted(serious, key=lambda each: (each is not deciding, -each.severity, each.attempt, each.start))
     against = cause.remedies if cause is not None else ()
     kept: dict[str, frozenset[str]] = {}
-    every = (*against, *(remedy for each in ranked for remedy in each.remedies))
+    others = tuple(remedy for each in ranked for remedy in each.remedies)
+    if cause is not None and cause.name not in OF_THE_RATE and rate_is_innocent(cause.ruled_out):
+        against, others = without_rate(against) or against, without_rate(others)
+    every = (*against, *others)
     for remedy in one_of_each(every, "" if cause is None else cause.name):
         words = frozenset(re.findall(r"[\w.-]*\w", remedy.lower()))
         if not any(words <= said for said in kept.values()):

@@ -14,6 +14,7 @@ from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, CheckResult, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, surroundings_of
+from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent, without_rate
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR, said_of
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
@@ -36,7 +37,15 @@ def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCur
     attempts = attempts_of_run(history)
     looked = [CheckedEpisode(each, looks_at(each, history, curves, attempts)) for each in explainable(episodes)]
     found = {id(one.episode): _cause_of(one, looked, history, curves, attempts) for one in looked}
-    return tuple(replace(each, cause=found.get(id(each))) for each in episodes)
+    innocent = {id(one.episode) for one in looked if rate_is_innocent(each.ruled_out for each in one.looks)}
+
+    def explained(episode: Episode) -> Episode:
+        cause = found.get(id(episode))
+        if id(episode) not in innocent or (cause is not None and cause.name in OF_THE_RATE):
+            return replace(episode, cause=cause)
+        return replace(episode, cause=cause, remedies=without_rate(episode.remedies))
+
+    return tuple(map(explained, episodes))
 
 
 def deciding_cause(

@@ -13,7 +13,7 @@ spread. Guarantees: sentences of one report that call a norm usual mean the same
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,8 @@ JUST_BEFORE = 50
 """So many logged points before the first bad one are just before it."""
 EARLY = 0.05
 """An episode within this share of the run began early."""
-UNSURE = 3
-"""By so many points a divergence may seem to begin too early."""
+CLEARLY = 5
+"""A divergence is there for sure where most of so many losses are above all of those just before it."""
 EARLY_IN_IT = 1 / 3
 """What is measured in this first share of a plateau came with it."""
 
@@ -59,22 +59,37 @@ class EpisodeContext:
         return self.episode.start - first <= EARLY * (last - first)
 
     @property
+    def before_any_update(self) -> bool:
+        """Whether it began in the first step of the training: no optimizer step had been taken by then."""
+        loss = self.whole_loss if self.whole_loss is not None else self.norm
+        first = self.span.begins_training and "resumed" not in self.episode.evidence
+        return first and loss is not None and self.episode.start <= int(loss.steps[0])
+
+    @property
     def latest(self) -> int:
         """The last step at which what explains it may begin: mostly its own first.
 
-        A plateau has no sharp beginning. Noise can make a divergence seem to begin a few points early: where its loss
-        comes back to its usual level, it has not begun yet.
+        A plateau has no sharp beginning. Noise can make a divergence seem to begin early: until its loss has left the
+        range of the losses before, it may not have begun.
         """
         start, end = self.episode.start, self.episode.end
         if self.episode.kind == "plateau":
             return int(start + EARLY_IN_IT * (end - start))
         if self.episode.kind != "divergence" or self.loss is None:
             return start
-        at = int(np.searchsorted(self.loss.steps, start, side="left"))
         before = self.before(self.loss)
-        usual = float(np.median(before)) if len(before) else -np.inf
-        back = np.flatnonzero(self.loss.values[at : at + UNSURE + 1] <= usual)
-        return int(self.loss.steps[at + back[-1]]) if len(back) else start
+        if not len(before):
+            return start
+        there = (self.loss.steps >= start) & (self.loss.steps <= self.episode.end)
+        steps, high = self.loss.steps[there], self.loss.values[there] > before.max()
+        # The first of a few points in a row, of which most are above that range.
+        row = np.lib.stride_tricks.sliding_window_view(high, CLEARLY) if len(high) >= CLEARLY else high[:0]
+        sure = [at for at in range(len(row)) if row[at][0] and row[at].mean() > 1 / 2]
+        return int(steps[sure[0]]) if sure else start
+
+    def starting_at(self, step: int) -> EpisodeContext:
+        """The same curves around another step."""
+        return replace(self, episode=replace(self.episode, start=step))
 
     @property
     def every_step(self) -> bool:
@@ -85,6 +100,23 @@ class EpisodeContext:
     def reach(self) -> float:
         """How many steps lie in what counts as just before."""
         return JUST_BEFORE * (self.loss.distance if self.loss is not None and len(self.loss.steps) > 1 else 1.0)
+
+    @property
+    def given_norm(self) -> Curve | None:
+        """The gradient norm that the optimizer was given: after clipping where the script clipped."""
+        norm = self.norm
+        clipped = None if norm is None else self.clipped_norm
+        if norm is None or clipped is None:
+            return norm
+        values, known = norm.values.copy(), np.isin(norm.steps, clipped.steps)
+        values[known] = clipped.values[np.searchsorted(clipped.steps, norm.steps[known])]
+        return replace(norm, values=values)
+
+    @property
+    def clipped_norm(self) -> Curve | None:
+        """The gradient norm after clipping, at the steps at which the script clipped."""
+        place = "" if self.norm is None else self.norm.place
+        return next((each for each in self.of("grad_norm_clipped") if each.place == place), None)
 
     def before(self, curve: Curve, points: int = JUST_BEFORE) -> NDArray[np.float64]:
         """The finite values just before the episode."""

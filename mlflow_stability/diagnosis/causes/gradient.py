@@ -1,22 +1,25 @@
-"""Looks for the cause in the gradients: an explosion before, a slow growth, or none left at all.
+"""Looks for the cause in the gradients: an explosion before, a slow growth, none left at all, clipping that ended.
 
-Looks for the cause in gradients that are never cleared.
-
-The argument: a sum of gradients that nobody clears grows by about one gradient in each step, evenly and ever more
-slowly in relation to itself, while the loss is still as usual; a training that diverges multiplies its gradients, and
-its loss with them.
+Gradients that were not cleared are a fact of the recording (`missing_zero_grad`), and are named by that alone.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.gradients import GradientExplosion, GradientVanishing
 from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import RECENT, EpisodeContext, norms_before, shown, split, usual_of
+from mlflow_stability.diagnosis.causes.context import (
+    LOOKED_AT,
+    RECENT,
+    EpisodeContext,
+    norms_before,
+    shown,
+    split,
+    usual_of,
+)
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
@@ -24,18 +27,8 @@ from mlflow_stability.diagnosis.rules.gradient_rise import GradientRiseRule
 from mlflow_stability.vocabulary.result import Episode
 from mlflow_stability.vocabulary.text import counted
 
-FEWEST_SUMMED = 8
-"""So many steps of growth at least."""
-USUAL = 64
-"""So many norms before tell what is usual."""
-GROWN = 2.5
-"""The norm must have grown by so much while the loss was as usual."""
 SETTLED_AFTER = 50
 """What begins more steps after gradients were cleared again has another cause."""
-NEAR = 16
-"""The growth ends at most so many points before or after the beginning of the trouble."""
-MOSTLY = 0.6
-"""This share of the steps at least went up."""
 
 
 def kept_gradients_check(around: EpisodeContext) -> CheckResult:
@@ -52,57 +45,6 @@ def kept_gradients_check(around: EpisodeContext) -> CheckResult:
         since=said.step,
         certainty="certain",
     )
-
-
-def accumulation_check(around: EpisodeContext) -> CheckResult:
-    """Whether gradients pile up because nothing clears them between steps."""
-    loss, norm = around.loss, around.norm
-    if loss is None or norm is None or not around.every_step or not np.array_equal(loss.steps, norm.steps):
-        return not_seen("missing zero_grad(): loss and gradient norm of each step were not logged")
-    start = int(np.searchsorted(norm.steps, around.episode.start, side="right"))
-    if (
-        start < USUAL + FEWEST_SUMMED
-        or not np.isfinite([norm.values[:start][-USUAL:], loss.values[:start][-USUAL:]]).all()
-    ):
-        return not_seen("missing zero_grad(): too few steps before it")
-    # What was found may begin anywhere in the growth, or a little behind it.
-    ends = range(min(start + NEAR, len(norm.values)), start - NEAR, -1)
-    sums = ((end, _sum_like(norm.values[:end], loss.values[:end])) for end in ends)
-    end, grown = next((each for each in sums if each[1] is not None), (start, None))
-    if grown is None:
-        return is_not("missing zero_grad(): the gradient norm did not grow steadily while the loss was normal")
-    return is_it(
-        "gradients_not_cleared",
-        f"The gradient norm grew steadily from {shown(float(grown[0]))} to {shown(float(grown[-1]))} in the "
-        f"{len(grown)} steps to step {int(norm.steps[end - 1])}, by about one gradient a step, while the loss was "
-        "normal.",
-        f"largest increase in one step: {shown(float(np.abs(np.diff(grown)).max()))}",
-        since=int(norm.steps[end - len(grown)]),
-        certainty="possible",
-    )
-
-
-def _sum_like(norms: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """The last norms, if they grow as a sum of gradients does; None: they do not."""
-    low = len(norms) - 4 * FEWEST_SUMMED
-    usual = norms[max(0, low - USUAL) : low]
-    if len(usual) < FEWEST_SUMMED:
-        return None
-    middle, highest = float(np.median(usual)), float(usual.max())
-    within = np.flatnonzero(norms[low:] <= middle)
-    if not len(within):
-        return None
-    grown = norms[low + int(within[-1]) :]
-    if len(grown) < FEWEST_SUMMED or not np.isfinite(grown).all() or float(grown[-1]) < GROWN * middle:
-        return None
-    changes = np.diff(grown)
-    ordinary = losses[max(0, low - USUAL) : low]
-    calm = float(np.median(losses[-len(grown) :])) <= float(ordinary.max())
-    count = np.arange(1, len(grown) + 1)
-    logs = np.log(grown)
-    as_a_sum, as_a_power = np.corrcoef(np.log(count), logs)[0, 1], np.corrcoef(count, logs)[0, 1]
-    even = float(np.abs(changes).max()) <= 1.5 * highest and float((changes > 0).mean()) >= MOSTLY
-    return grown if calm and even and as_a_sum > as_a_power else None
 
 
 EXPLODED = 5.0
@@ -139,8 +81,6 @@ def explosion_check(around: EpisodeContext) -> CheckResult:
             f"gradient norm x {highest / usual:.3g}",
             "" if layer is None else layer.sentence,
             since=_since_exploded(around.norm, around.episode.start, EXPLODED * usual),
-            # A sum that nobody clears looks like this in the end: what made it comes first.
-            certainty="likely" if accumulation_check(around).cause is None else "possible",
             place="" if layer is None else layer.place,
         )
     lowest = float(recent.min())
@@ -228,7 +168,65 @@ def _of_the_whole(around: EpisodeContext) -> tuple[str, ...]:
     return (f"norm of all gradients: {shown(float(values[-1]))}",) if len(values) else ()
 
 
+REGULARLY = 0.9
+"""Minimum share of the steps before that were clipped."""
+MIN_STEPS = 16
+"""Minimum number of steps before that are looked at."""
+SHORTENED = 1.1
+"""A norm that clipping divided by so much was clipped in earnest, ..."""
+OFTEN = 0.1
+"""... and that had to be so in this share of the steps."""
+BEYOND = 1.5
+"""Minimum ratio of a norm since then to the limit."""
+
+
+def clipping_ended_check(around: EpisodeContext) -> CheckResult:
+    """Whether the script stopped clipping gradients before it began."""
+    norm, clipped = around.norm, around.clipped_norm
+    if norm is None:
+        return CheckResult()
+    if clipped is None:
+        return CheckResult()
+    at = int(np.searchsorted(norm.steps, around.latest, side="right"))
+    is_clipped = np.isin(norm.steps[:at], clipped.steps)
+    if not is_clipped.any() or is_clipped[-1]:
+        return CheckResult()
+    end = int(np.flatnonzero(is_clipped)[-1]) + 1
+    before = slice(max(0, end - LOOKED_AT), end)
+    since = norm.values[end:at]
+    given = clipped.values[np.isin(clipped.steps, norm.steps[before])]
+    taken = norm.values[before][is_clipped[before]]
+    known = np.isfinite(given) & np.isfinite(taken)
+    if known.sum() < MIN_STEPS or is_clipped[before].mean() < REGULARLY or len(since) > LOOKED_AT:
+        return not_seen("end of clipping: it was not regular, or ended long before")
+    limit = float(given[known].max())
+    highest = float(np.nan_to_num(since, nan=0.0, posinf=np.inf).max())
+    shortened = float((taken[known] > SHORTENED * given[known]).mean())
+    if shortened < OFTEN or highest < BEYOND * limit:
+        return is_not(f"end of clipping: it had hardly changed a gradient, norm {shown(highest)} since")
+    first, last = int(norm.steps[end]), int(norm.steps[end - 1])
+    return is_it(
+        "clipping_ended",
+        f"Gradient clipping ended at step {first}: up to step {last} gradients were clipped to {shown(limit)}, which "
+        f"shortened {shortened:.0%} of them; since then the optimizer is given gradients with a norm of up to "
+        f"{shown(highest)}.".replace("%", " %"),
+        f"gradient norm before clipping {shown(float(np.median(taken[known])))} (median of the last {int(known.sum())} "
+        "clipped steps)",
+        since=first,
+        remedies=(f"Clip gradients at {shown(limit)} again, as up to step {last}.",),
+    )
+
+
 CAUSES = (
+    CauseDocumentation(
+        "clipping_ended",
+        "The script stopped clipping gradients.",
+        "The gradients of at least 90 % of the steps before were clipped and none of the last steps; clipping had "
+        "shortened at least 10 % of them by 10 % or more, and the norm since then is 1.5 times the limit or more.",
+        "Gradients that explode later for another reason, which clipping would have hidden.",
+        ("Clip gradients again.", "Restart from a checkpoint before this step."),
+        phrase="end of gradient clipping",
+    ),
     CauseDocumentation(
         "gradient_explosion",
         "The gradients exploded before the loss did.",
@@ -247,9 +245,9 @@ CAUSES = (
     CauseDocumentation(
         "gradients_not_cleared",
         "Gradients accumulate because zero_grad() is missing.",
-        "While it trained, the gradients of one step were seen to be there when the next began; or the gradient norm "
-        "grew steadily to 2.5 times its baseline, by about one gradient per step, while the loss was normal.",
-        "A slow growth of the gradients themselves.",
+        "While it trained, the gradients of one step were seen to be there when the next began, in three steps in a "
+        "row (finding `missing_zero_grad`).",
+        "A script that adds gradients over several optimizer steps on purpose.",
         ("Call optimizer.zero_grad() in every step, or after each accumulation.",),
         helped_by_smaller_updates=False,
         phrase="missing zero_grad()",
@@ -268,7 +266,11 @@ CHECKS = (
         },
         _KEPT,
     ),
-    Check(accumulation_check, {Symptom.RISING: 40}, _KEPT),
+    Check(
+        clipping_ended_check,
+        {Symptom.NON_FINITE: 15, Symptom.RISING: 8, Symptom.LARGE_UPDATES: 8},
+        frozenset({"clipping_ended"}),
+    ),
     Check(explosion_check, {Symptom.NON_FINITE: 60, Symptom.RISING: 50}, frozenset({"gradient_explosion"})),
     Check(growth_check, {Symptom.RISING: 80}, frozenset({"gradient_explosion"})),
     Check(

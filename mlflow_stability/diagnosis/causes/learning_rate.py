@@ -12,6 +12,7 @@ purpose. Guarantees: what the detector of jumps excuses, as warm restarts and wa
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,8 @@ from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, C
 from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.step_size import lower_by, step_size_check
 from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
-from mlflow_stability.diagnosis.parameters.recorded_settings import is_adam
+from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
+from mlflow_stability.vocabulary.text import capitalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,11 @@ HIGH_FOR_ADAM = 1e-2
 HIGH = 0.1
 """Other optimizers learn with more only where all else is made for it."""
 FAR_TOO_HIGH = 10.0
-"""So many times what Adam tolerates is too high whatever the schedule."""
+"""So many times what an optimizer tolerates is too high whatever the schedule."""
+ABOVE_DEFAULT = 10.0
+"""An optimizer whose default rate is known rarely tolerates more than so many times that rate, ..."""
+HIGH_FOR_ANY = 1.0
+"""... and of any other one, or of SGD, a rate above this is far too high in the first steps."""
 NONE_TO_SPEAK_OF = 1e-8
 """With a learning rate below this nothing moves."""
 STILL = 1e-3
@@ -106,11 +112,37 @@ ON_THE_WAY = 0.25
 Values = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class Tolerated:
+    """How high a learning rate an optimizer tolerates."""
+
+    who: str
+    """As sentences name it."""
+    rate: float
+    far: float
+    """From here on it is far too high, whatever the schedule."""
+
+
+def tolerated_by(around: EpisodeContext) -> Tolerated:
+    """Of the optimizer in use; of an unknown one what most tolerate."""
+    known = default_rate(around.history)
+    adam = is_adam(around.history)
+    if adam and (known is None or known[1] * ABOVE_DEFAULT <= HIGH_FOR_ADAM):
+        return Tolerated("Adam", HIGH_FOR_ADAM, FAR_TOO_HIGH * HIGH_FOR_ADAM)
+    if known is None:
+        return Tolerated("an optimizer", HIGH, FAR_TOO_HIGH * HIGH_FOR_ANY)
+    name, rate = known
+    least = FAR_TOO_HIGH * HIGH_FOR_ANY if name.lower() in ("sgd", "asgd") else 0.0
+    return Tolerated(name, rate * ABOVE_DEFAULT, max(least, rate * ABOVE_DEFAULT * FAR_TOO_HIGH))
+
+
 def learning_rate_check(around: EpisodeContext) -> CheckResult:
     """What the learning rate did before something broke."""
     resumed = _since_the_resume(around)
     if resumed is not None:
         return resumed
+    if around.before_any_update:
+        return is_not(f"learning rate: no optimizer step was taken before step {around.episode.start}")
     jumped = _jumped(around)
     if jumped is not None:
         return jumped
@@ -146,16 +178,15 @@ def rate_too_high_check(around: EpisodeContext) -> CheckResult:
     losses = around.loss.values[around.loss.finite & (around.loss.steps <= around.episode.end)]
     if len(losses) >= FEWEST and _fell(losses):
         return is_not(f"{name}: the loss fell from {shown(losses[0])} at rates up to {shown(top)}")
-    too_high = HIGH_FOR_ADAM if is_adam(around.history) else HIGH
-    if top > too_high and around.span.begins_training:
+    limit = tolerated_by(around)
+    if top > limit.rate and around.span.begins_training:
         return is_it(
             "learning_rate_too_high",
-            f"The learning rate was {shown(top)}, and the loss did not fall: "
-            f"{'Adam' if too_high == HIGH_FOR_ADAM else 'an optimizer'} rarely tolerates learning rates above "
-            f"{too_high:g}.",
+            f"The learning rate was {shown(top)}, and the loss did not fall: {limit.who} rarely tolerates learning "
+            f"rates above {limit.rate:g}.",
             f"learning rate {_course(values)}",
             since=int(rate.steps[0]),
-            remedies=(lower_by(top, max(10.0, top / too_high)),),
+            remedies=(lower_by(top, max(10.0, top / limit.rate)),),
         )
     return not_seen(f"{name}: a rate below {shown(top)} was not tried")
 
@@ -202,13 +233,22 @@ def _jumped(around: EpisodeContext) -> CheckResult | None:
             earlier, factor = start - jump.step, jump.after / jump.before
             since = f", {earlier} step{'s' if earlier > 1 else ''} before the first sign" if earlier > 0 else ""
             what = f"from {shown(jump.before)} to {shown(jump.after)}"
+            whose = _name_of(rate, around.rates)
             return is_it(
                 "learning_rate_jump",
-                f"The learning rate jumped {what} at step {jump.step}{since}.",
+                f"The learning rate{whose} jumped {what} at step {jump.step}{since}.",
                 f"learning rate x {factor:.3g} in one step",
                 since=jump.step,
             )
     return None
+
+
+def _name_of(rate: Curve, rates: Sequence[Curve]) -> str:
+    """Whose learning rate it is where there are several: `` of optimizer_1``, `` of group_0``."""
+    if len(rates) == 1:
+        return ""
+    several = any(each.place.startswith("optimizer_") for each in rates)
+    return f" of {rate.place}" if rate.place else " of optimizer_0" if several else " of group_0"
 
 
 def _risen(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult | None:
@@ -263,17 +303,18 @@ def _climb(values: Values) -> int:
 
 def _too_high(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult | None:
     """Whether it was too high from the start, or for the optimizer."""
-    episode, now, adam = around.episode, float(values[-1]), is_adam(around.history)
+    episode, now, limit = around.episode, float(values[-1]), tolerated_by(around)
+    of_adam = limit.rate == HIGH_FOR_ADAM
     top = float(rate.values[rate.finite].max())
     first = int(rate.steps[0])
-    if around.is_early and now > FAR_TOO_HIGH * HIGH_FOR_ADAM and adam:
+    if around.is_early and now > limit.far:
         return is_it(
             "learning_rate_too_high",
-            f"The learning rate was {shown(now)} from the start; Adam rarely tolerates learning rates above "
-            f"{HIGH_FOR_ADAM:g}.",
+            f"The learning rate was {shown(now)} from the start, far too high: {limit.who} rarely tolerates learning "
+            f"rates above {limit.rate:g}.",
             f"learning rate {shown(now)} at step {episode.start}",
             since=first,
-            remedies=(lower_by(now, now / HIGH_FOR_ADAM),),
+            remedies=(lower_by(now, now / limit.rate),),
         )
     if around.is_early and episode.kind != "loss_spike" and float(values[0]) >= 0.9 * top > 0:
         return is_it(
@@ -282,16 +323,16 @@ def _too_high(around: EpisodeContext, rate: Curve, values: Values) -> CheckResul
             f"learning rate {shown(float(values[0]))} at the first step; the finding starts at step {episode.start}",
             since=first,
         )
-    if now > HIGH_FOR_ADAM and adam:
+    if now > limit.rate and of_adam:
         return is_it(
             "learning_rate_too_high",
-            f"The learning rate was {shown(now)}; Adam rarely tolerates learning rates above {HIGH_FOR_ADAM:g}.",
+            f"The learning rate was {shown(now)}; {limit.who} rarely tolerates learning rates above {limit.rate:g}.",
             f"learning rate {shown(now)} at step {episode.start}",
             since=first,
             certainty="possible",
-            remedies=(lower_by(now, now / HIGH_FOR_ADAM),) if now >= 2 * HIGH_FOR_ADAM else (),
+            remedies=(lower_by(now, now / limit.rate),) if now >= 2 * limit.rate else (),
         )
-    if now > HIGH and around.span.begins_training and not _learned_before(around):
+    if now > limit.rate and around.span.begins_training and not _learned_before(around):
         return is_it(
             "learning_rate_too_high",
             f"The learning rate was {shown(now)}, and the loss had not fallen at it.",
@@ -375,7 +416,8 @@ CAUSES = (
         "learning_rate_too_high",
         "The learning rate was too high for the model.",
         "One of: the first updates changed the weights by 10 % of their norm or more; the rate was rising and at its "
-        "highest so far; it was above 0.01 with Adam; it was above 0.1 and the loss did not fall.",
+        "highest so far; it was above ten times the default of its optimizer (0.01 with Adam, 10 with Adadelta) and "
+        "the loss did not fall. Never named before the first optimizer step, nor for first updates at the default.",
         "A rise that coincides with a bad batch; an architecture that is made for large rates.",
         ("Lower the learning rate by a factor of 2 to 5.",),
         made_worse_by=RAISES,
@@ -414,3 +456,28 @@ CHECKS = (
     Check(rate_too_low_check, {Symptom.STUCK: 30, Symptom.VANISHING: 30}, frozenset({"learning_rate_too_low"})),
     Check(rate_too_high_check, {Symptom.STUCK: 40}, frozenset({"learning_rate_too_high", "no_warm_up"})),
 )
+
+
+OF_THE_RATE = frozenset(each.name for each in CAUSES)
+"""The causes that a lower or a longer warmed-up learning rate helps against."""
+_RATE = re.compile(
+    r"^(?:lower the learning rate|lengthen the (?:learning-rate )?warm-up|warm up the learning rate)\b", re.I
+)
+_OR_ELSE = re.compile(r"^[^,.]+, or (?P<other>clip gradients .+)$")
+
+
+def rate_is_innocent(ruled_out: Iterable[str]) -> bool:
+    """Whether what was ruled out says that the learning rate is not the cause."""
+    return any(each.startswith(("learning rate: ", "learning rate too high: ")) for each in ruled_out)
+
+
+def without_rate(remedies: Iterable[str]) -> tuple[str, ...]:
+    """The remedies without a lower learning rate or a longer warm-up; of two in one the other one is left."""
+    left = []
+    for each in remedies:
+        either = _OR_ELSE.match(each)
+        if not _RATE.search(each):
+            left.append(each)
+        elif either is not None:
+            left.append(capitalised(either["other"]))
+    return tuple(left)

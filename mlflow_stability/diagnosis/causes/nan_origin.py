@@ -85,6 +85,9 @@ def origin_check(around: EpisodeContext) -> CheckResult:
     if origin is None:
         return not_seen("origin of the NaN: the non-finite step was not run again")
     look = _of_its_source(around, origin)
+    if look.cause is not None and look.cause.since is not None:
+        # The first step of a training, or of a row of broken steps, is mostly looked at a step or two later.
+        look = CheckResult(replace(look.cause, since=min(look.cause.since, around.episode.start)))
     exact = any(each.startswith(("operation.", "from.input")) for each in origin.evidence)
     if look.cause is None or not exact or look.cause.name == "damaged_weights":
         return look
@@ -124,6 +127,20 @@ def one_step_check(around: EpisodeContext) -> CheckResult:
         evidence = (*batch.cause.evidence, said_of(origin.message))
         return CheckResult(replace(batch.cause, evidence=evidence, place=born.place, remedies=born.remedies))
     return CheckResult(replace(born, evidence=(*born.evidence, *batch.cause.evidence)))
+
+
+def from_the_start_check(around: EpisodeContext) -> CheckResult:
+    """Whether it was not finite before any optimizer step had been taken."""
+    step = around.episode.start
+    if not around.before_any_update:
+        return CheckResult()
+    return is_it(
+        "broken_from_start",
+        f"Not finite at step {step}, before any optimizer step was taken: the batch, the loss function or the initial "
+        "weights caused it. Learning rate and optimizer had no part in it.",
+        *(each.message for each in around.said("broken_batch") if near(around, each)),
+        since=step,
+    )
 
 
 def hardware_check(around: EpisodeContext) -> CheckResult:
@@ -219,6 +236,20 @@ CAUSES = (
         ("Restart from a checkpoint before this step.", "Lower beta2 or clip gradients; increase eps."),
     ),
     CauseDocumentation(
+        "broken_from_start",
+        "The first forward or backward pass was non-finite, before any optimizer step.",
+        "Loss or gradient norm of the first step of the training is NaN or infinite. Where the step was run again and "
+        "its operation was found, that is named instead.",
+        "A training that continues from weights that were broken before.",
+        (
+            "Check that the loss of the first batch has targets: the mean of an empty selection is NaN.",
+            "Check exponentials, logarithms, roots and divisions in model and loss function.",
+            "Check that inputs and initial weights are finite and of usual size.",
+        ),
+        helped_by_smaller_updates=False,
+        phrase="non-finite from the start",
+    ),
+    CauseDocumentation(
         "hardware",
         "The device gave a different result the second time.",
         "The non-finite batch was run again with the same weights and random numbers, and was finite.",
@@ -231,4 +262,5 @@ CHECKS = (
     Check(origin_check, {Symptom.NON_FINITE: 90}),
     Check(one_step_check, {Symptom.NON_FINITE: 40}, frozenset({"bad_batch"})),
     Check(hardware_check, {Symptom.NON_FINITE: 30}, frozenset({"hardware"})),
+    Check(from_the_start_check, {Symptom.NON_FINITE: 125}, frozenset({"broken_from_start"})),
 )

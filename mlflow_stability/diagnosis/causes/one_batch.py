@@ -1,18 +1,30 @@
-"""Looks for the cause in one batch: a spike that came back by itself, a leap out of a sound training.
+"""Looks for the cause in one batch, or in all batches from a step on: a spike that recovered by itself, a sudden jump.
 
-The argument: the loss of a step is what the weights and the batch of that step give. Where the step before was as
-usual in gradient and learning rate, the weights are sound, and what leaps is the batch. Where the step was skipped and
-the next batches are as usual with the same weights, it is plain.
+The argument: the loss of a batch is computed before the optimizer step on it. Where gradient norm, learning rate and
+weights of the step before were normal, the batch is what made the loss jump. Where the step was skipped and the next
+batches are normal with the same weights, that is sure. Where the losses after the jump are as high as its own, the
+data or the loss function changed.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import LOOKED_AT, EpisodeContext, norms_before, shown, usual_norm
-from mlflow_stability.diagnosis.curves.curves import Curve
+from mlflow_stability.diagnosis.causes.context import (
+    JUST_BEFORE,
+    LOOKED_AT,
+    EpisodeContext,
+    norms_before,
+    shown,
+    usual_norm,
+)
+from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
+from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, median_deviation
 
 WITH_IT = 3.0
 """A gradient norm that jumps together with the loss jumps to so many times its usual one."""
@@ -31,11 +43,6 @@ AFTERWARDS = 3
 NEAR = 2.0
 """Their losses are as usual if none is further from the median, above it or below, than so many times the range of the
 last points."""
-ALIKE = 1.5
-"""The losses after a leap are as high as its own if their median rises above the usual by so many times more or less,
-..."""
-AT_MOST_APART = 3.0
-"""... and none by so many times more or less: batches differ."""
 THE_SAME = 1e-6
 """Losses that differ by this share of themselves are one number, as rounding has it."""
 
@@ -50,6 +57,8 @@ def bad_batch_check(around: EpisodeContext) -> CheckResult:
         return sudden
     if any(episode.start <= each.step <= episode.end + SHORT * loss.distance for each in around.said("rollback")):
         return is_not("bad batch: the loss did not recover by itself, the training was rolled back")
+    if episode.kind == "divergence" and episode.recovered:
+        return is_not("bad batch: the loss was high in more than a few steps")
     points = int(((loss.steps >= episode.start) & (loss.steps <= episode.end)).sum())
     if not episode.recovered or points > SHORT:
         lasted = "did not recover" if not episode.recovered else f"lasted {points} logged points"
@@ -97,14 +106,19 @@ def sudden_check(around: EpisodeContext) -> CheckResult:
 
 
 def _leap(around: EpisodeContext, value: float, usual: float, span: float) -> CheckResult:
-    step, norm = around.episode.start, around.norm
-    evidence = [f"the step before was normal: {_of_the_step_before(around)}"]
+    step, loss, norm = around.episode.start, around.loss, around.norm
+    if loss is None:
+        return not_seen("bad batch: no loss was logged")
+    evidence = [f"the step before was normal: {of_the_step_before(around)}"]
     there, before = None if norm is None else value_at(norm, step), usual_norm(around)
     if there is not None and before is not None:
         evidence.append(f"gradient norm {shown(there)} in that step (baseline {shown(before)})")
     stayed = _stayed(around, value, usual, evidence)
     if stayed is not None:
         return stayed
+    place = int(np.searchsorted(loss.steps, step, side="right"))
+    if not around.episode.recovered and _is_as_high(loss.values[place : place + AFTER], usual, value):
+        return is_not("bad batch: the next losses are as high")
     if not around.episode.recovered and there is not None and before is not None and there <= WITH_IT * before:
         return is_not(
             f"bad batch: gradient norm {shown(there)} at step {step} (baseline {shown(before)}), so its optimizer "
@@ -133,7 +147,7 @@ def _stayed(around: EpisodeContext, value: float, usual: float, evidence: list[s
     if len(later) < MOST_IN_A_ROW or not np.all(np.isfinite(later)):
         return None
     leap = f"the loss jumped from {shown(usual)} to {shown(value)} in one step"
-    if float(np.abs(later - value).max()) <= THE_SAME * abs(value):
+    if _is_constant(later, value):
         return is_it(
             "constant_output",
             f"From step {step} on the loss is {value:.4g} in every step: {leap}, and no batch changes it. The output, "
@@ -141,21 +155,7 @@ def _stayed(around: EpisodeContext, value: float, usual: float, evidence: list[s
             *evidence,
             since=step,
         )
-    if around.norm is None or not around.rates:
-        return None  # an unstable step before it cannot be told from that
-    rises = (later - usual) / (value - usual)
-    alike = 1 / ALIKE <= float(np.median(rises)) <= ALIKE
-    if not (alike and float(rises.min()) >= 1 / AT_MOST_APART and float(rises.max()) <= AT_MOST_APART):
-        return None
-    return is_it(
-        "data_changed",
-        f"The data or the loss function probably changed at step {step}: {leap}, before any optimizer step on what "
-        f"came then, and stayed at {shown(float(later.min()))} to {shown(float(later.max()))} in the next "
-        f"{len(later)} steps.",
-        *evidence,
-        since=step,
-        certainty="possible",
-    )
+    return None
 
 
 def _last_of_the_leap(around: EpisodeContext, usual: float, span: float) -> int:
@@ -195,7 +195,7 @@ def _cleared(around: EpisodeContext, usual: float, span: float) -> CheckResult:
         f"Bad batch at step {step}: {what}; the step was skipped, and the next batches were normal.",
         f"with the same weights the next batches gave normal losses, {shown(float(later.min()))} to "
         f"{shown(float(later.max()))}",
-        f"the step before was normal: {_of_the_step_before(around)}",
+        f"the step before was normal: {of_the_step_before(around)}",
         since=step,
     )
 
@@ -220,7 +220,10 @@ def _gradients_after(around: EpisodeContext) -> str:
 
 def unsound_before(around: EpisodeContext) -> str:
     """What was not as usual in the step before; empty: nothing."""
-    for curve, what in ((around.norm, "the gradient norm"), *((rate, "the learning rate") for rate in around.rates)):
+    for curve, what in (
+        (around.given_norm, "the gradient norm"),
+        *((rate, "the learning rate") for rate in around.rates),
+    ):
         values = np.zeros(0) if curve is None else around.before(curve, LOOKED_AT)
         if len(values) < FEWEST or (what == "the learning rate" and float(values.min()) <= 0):
             continue
@@ -231,7 +234,7 @@ def unsound_before(around: EpisodeContext) -> str:
     return ""
 
 
-def _of_the_step_before(around: EpisodeContext) -> str:
+def of_the_step_before(around: EpisodeContext) -> str:
     """The numbers of the last step before."""
     named = [
         (around.loss, "loss"),
@@ -252,6 +255,105 @@ def value_at(curve: Curve, step: int) -> float | None:
     return float(curve.values[place]) if place < len(curve.steps) and curve.steps[place] == step else None
 
 
+SEARCHED = 48
+"""A divergence is found at most so many points after its jump."""
+MIN_POINTS = 16
+"""Minimum number of losses before a jump that tell their range."""
+DEVIATIONS = 6.0
+"""Minimum rise in σ of the losses before."""
+SAME = 4
+"""Number of losses from the jump on that must stay above the range before."""
+AFTER = 8
+"""Number of losses after the jump that are looked at, ..."""
+BUILT_UP = 3.0
+"""... none of which rises to so many times the jump: a training that diverges by its own steps multiplies its loss."""
+FADED = 0.35
+"""Minimum share of the jump that the median of the next `SAME` losses has: the step on a bad batch leaves less."""
+BACK = 0.05
+"""A loss at this share of the jump or below is normal again: then it was some batches."""
+RATE_BEFORE = 8
+"""A learning rate that jumped in so many steps before explains the jump."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A loss that left its range in one step and stayed."""
+
+    step: int
+    usual: float
+    value: float
+    later: NDArray[np.float64]
+    """The losses after it."""
+
+
+def jump_near(around: EpisodeContext) -> Jump | None:
+    """The first jump of the loss from `SEARCHED` points before an episode to its last possible beginning."""
+    loss = around.loss
+    if loss is None or not around.every_step or loss.quantity == "val_loss":
+        return None
+    start = int(np.searchsorted(loss.steps, around.episode.start, side="left"))
+    end = int(np.searchsorted(loss.steps, around.latest, side="right"))
+    candidates = range(max(MIN_POINTS, start - SEARCHED), min(end, len(loss.values)))
+    return next((jump for at in candidates if (jump := _jump_at(loss.steps, loss.values, at)) is not None), None)
+
+
+def _jump_at(steps: NDArray[np.int64], values: NDArray[np.float64], at: int) -> Jump | None:
+    before = values[max(0, at - JUST_BEFORE) : at]
+    before, row = before[np.isfinite(before)], values[at : at + SAME]
+    if len(before) < MIN_POINTS or len(row) < SAME or not np.isfinite(row).all():
+        return None
+    top = float(before.max())
+    if row[0] <= top or float(np.median(row)) <= top:
+        return None
+    usual = float(np.median(before))
+    if row[0] - usual <= DEVIATIONS * NORMAL_MAD * median_deviation(before):
+        return None
+    return Jump(int(steps[at]), usual, float(row[0]), values[at + 1 : at + 1 + AFTER])
+
+
+def _is_as_high(later: NDArray[np.float64], usual: float, value: float) -> bool:
+    """Whether the losses after a jump are about as high as its own, which no optimizer step had changed yet."""
+    rises = (later[:AFTER] - usual) / (value - usual)
+    if len(rises) < SAME or not np.isfinite(rises).all() or _is_constant(later, value):
+        return False
+    return float(rises.min()) > BACK and float(rises.max()) <= BUILT_UP and float(np.median(rises[:SAME])) >= FADED
+
+
+def _is_constant(later: NDArray[np.float64], value: float) -> bool:
+    return float(np.abs(later - value).max()) <= THE_SAME * abs(value)
+
+
+def changed_at_once_check(around: EpisodeContext) -> CheckResult:
+    """Whether the loss jumped in one step that no update explains, and stayed as high."""
+    name = "changed data"
+    if around.norm is None or not around.rates:
+        return not_seen(f"{name}: gradient norm or learning rate not logged")
+    jump = jump_near(around)
+    if jump is None:
+        return is_not(f"{name}: the loss did not jump in one step and stay")
+    there = around.starting_at(jump.step)
+    jumped = [
+        each for rate in there.rates for each in jumps_in(rate) if each.step <= jump.step < each.step + RATE_BEFORE
+    ]
+    if jumped:
+        return is_not(f"{name}: the learning rate jumped at step {jumped[0].step}")
+    unsound = unsound_before(there)
+    if unsound:
+        return is_not(f"{name}: {unsound}")
+    if not _is_as_high(jump.later, jump.usual, jump.value):
+        return is_not(f"{name}: the next losses were not as high")
+    return is_it(
+        "data_changed",
+        f"The data or the loss function probably changed at step {jump.step}: the loss jumped from "
+        f"{shown(jump.usual)} to {shown(jump.value)} in one step, before any optimizer step on what came then, and was "
+        f"{shown(float(jump.later[:3].min()))} to {shown(float(jump.later[:3].max()))} in the next 3 steps.",
+        f"the step before was normal: {of_the_step_before(there)}",
+        since=jump.step,
+        # Weights that something else wrote to look the same where they are not measured.
+        certainty="likely" if there.of("param_norm") else "possible",
+    )
+
+
 CAUSES = (
     CauseDocumentation(
         "bad_batch",
@@ -264,4 +366,7 @@ CAUSES = (
         helped_by_smaller_updates=False,
     ),
 )
-CHECKS = (Check(bad_batch_check, {Symptom.RISING: 20}, frozenset({"bad_batch", "constant_output", "data_changed"})),)
+CHECKS = (
+    Check(changed_at_once_check, {Symptom.RISING: 12, Symptom.LARGE_UPDATES: 12}, frozenset({"data_changed"})),
+    Check(bad_batch_check, {Symptom.RISING: 20}, frozenset({"bad_batch", "constant_output"})),
+)

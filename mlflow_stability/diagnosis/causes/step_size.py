@@ -22,6 +22,7 @@ from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.curves.curves import Curve
+from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
 
 ABSURD = 0.1
 """An update of this share of the weights leaves little of what they held; a thousandth is usual."""
@@ -42,10 +43,19 @@ def step_size_check(around: EpisodeContext) -> CheckResult | None:
     ratio = next((each for each in around.of("update_ratio") if not each.place), None)
     if ratio is None or around.loss is None or len(around.loss.values) < 2 or around.episode.kind in OF_STEPS:
         return None
+    if _at_its_default(around):
+        return None
     first, start = int(around.loss.steps[0]), around.episode.start
     early = around.is_early or start - first <= FIRST_POINTS * around.loss.distance
     early = early and around.span.begins_training
     return _of_the_first(around, ratio, around.loss) if early and not around.episode.recovered else None
+
+
+def _at_its_default(around: EpisodeContext) -> bool:
+    """Whether no learning rate exceeds the default of an optimizer that scales its steps by itself."""
+    known = default_rate(around.history)
+    highest = max((float(each.values[each.finite].max(initial=0.0)) for each in around.rates), default=0.0)
+    return known is not None and not is_adam(around.history) and 0 < highest <= known[1]
 
 
 def too_high(around: EpisodeContext, update: float, step: int, *more: str) -> CheckResult:
@@ -135,6 +145,8 @@ def first_steps_check(around: EpisodeContext) -> CheckResult:
             f"missing warm-up: first update {moved:.2%} of the weights, learning rate {shown(float(rate[0]))} "
             f"(highest {shown(float(rate.max()))})"
         )
+    if _at_its_default(around):
+        return not_seen(f"missing warm-up: the learning rate {shown(float(rate[0]))} is the default of the optimizer")
     answer = f"the loss rose from {shown(float(losses[0]))} to {shown(float(losses[1:].max()))} on"
     if moved >= ABSURD:
         return too_high(around, moved, int(ratio.steps[first][int(np.argmax(updates))]), f"T{answer[1:]} it.")

@@ -18,6 +18,8 @@ SHRUNK = 0.7
 """Weights whose norm falls below this share of itself from one measurement to the next are decayed away."""
 BETWEEN_LOOKS = 10
 """A setting is looked at every so many steps: what is seen at a step was changed at most so many before."""
+MOSTLY_FROZEN, NEARLY_FROZEN = 0.9, 0.99
+"""A model of whose values this share is frozen may be unable to learn, and probably is."""
 JUMPED = 3.0
 """Weights whose norm is so many times that of the measurement before have jumped."""
 BEYOND = 10.0
@@ -74,6 +76,26 @@ def setting_check(around: EpisodeContext) -> CheckResult:
         f"{max(0, around.episode.start - changes[0].step)} steps before the first sign at step {around.episode.start}",
         since=changes[0].step - BETWEEN_LOOKS,
         certainty="possible",
+    )
+
+
+def frozen_check(around: EpisodeContext) -> CheckResult:
+    """Whether next to nothing is trained."""
+    params = around.history.params
+    counts = [params.get(f"{OWN_PARAMS}parameters_{each}", "") for each in ("total", "trainable")]
+    if not all(map(str.isdigit, counts)):
+        return not_seen("frozen parameters: their number was not recorded")
+    total, trained = map(int, counts)
+    frozen = 1 - trained / total if total else 0.0
+    if frozen < MOSTLY_FROZEN:
+        return is_not(f"frozen parameters: {frozen:.0%} of all values".replace("%", " %"))
+    said = [each.message for each in around.said("model_lint") if " frozen, " in each.message]
+    return is_it(
+        "frozen_parameters",
+        f"Only {trained:,} of {total:,} values of the model are trained; all others are frozen.",
+        *said[:1],
+        since=around.span.first,
+        certainty="likely" if frozen >= NEARLY_FROZEN else "possible",
     )
 
 
@@ -152,11 +174,11 @@ def overwritten_check(around: EpisodeContext) -> CheckResult:
     whose = "the weights" if of_the_whole(place) else f"the weights of {place}"
     return is_it(
         "damaged_weights",
-        f"The norm of {whose} jumped from {shown(then)} at step {first} to {shown(now)} at step {last}. The optimizer "
-        f"can change it by at most {shown(bound)} in these steps: other code or the device wrote to the weights.",
+        f"The norm of {whose} jumped from {shown(then)} at step {first} to {shown(now)} at step {last}. Learning rate "
+        f"and gradients of these steps allow a change of at most {shown(bound)}: other code or the device probably "
+        "wrote to the weights.",
         f"weight norm x {factor(now / then)} in {last - first} steps",
         since=first,
-        certainty="certain",
         place="" if of_the_whole(place) else place,
     )
 
@@ -164,10 +186,22 @@ def overwritten_check(around: EpisodeContext) -> CheckResult:
 def _reachable(around: EpisodeContext, first: int, last: int) -> float | None:
     """How far the optimizer can have changed the norm of the weights between two steps; None where nobody knows.
 
-    A recording measures a norm before the update of its step. Elsewhere it may be after it: then both ends count.
+    A recording measures a norm before the update of its step. Elsewhere it may be after it: then both ends count. Of
+    optimizers other than Adam and SGD no bound is known, nor where a measured update exceeds the bound.
     """
     params = around.history.params
     last -= any(each.startswith(OWN_PARAMS) for each in params)
+    bound = _bound(around, first, last)
+    updates = [each for each in around.of("update_norm") if of_the_whole(each.place)]
+    measured = [
+        float(each.values[(each.steps >= first) & (each.steps <= last) & each.finite].max(initial=0.0))
+        for each in updates
+    ]
+    return None if bound is None or max(measured, default=0.0) > bound else bound
+
+
+def _bound(around: EpisodeContext, first: int, last: int) -> float | None:
+    params = around.history.params
     rates = [rate.values[(rate.steps >= first) & (rate.steps <= last)] for rate in around.rates]
     known = [float(each[np.isfinite(each)].max()) for each in rates if np.isfinite(each).any()]
     if not known:
@@ -178,13 +212,13 @@ def _reachable(around: EpisodeContext, first: int, last: int) -> float | None:
         if furthest is None or not count.isdigit():
             return None
         return furthest * rate * math.sqrt(int(count)) * (last - first + 1)
-    if settings.adam is None:
+    if not settings.sgd:
         return None
     momentum = params.get("stability.momentum", "0")
     kept = 1 - min(0.999, float(momentum)) if momentum.replace(".", "", 1).isdigit() else 1.0
-    if settings.max_norm is not None:
+    if settings.max_norm is not None and around.clipped_norm is None:
         return rate * settings.max_norm * (last - first + 1) / kept
-    norm = around.norm
+    norm = around.given_norm
     if norm is None:
         return None
     there = norm.values[(norm.steps >= first) & (norm.steps <= last)]
@@ -224,8 +258,9 @@ CAUSES = (
         "damaged_weights",
         "Weights or buffers were corrupted, but not by a gradient.",
         "Several batches in a row were non-finite on weights that worked one step before, or the weight norm jumped by "
-        "more than 10 times what the optimizer can change it (certain). How far Adam can change it follows from the "
-        "recorded betas; it is not known where the square of the first reaches the second.",
+        "more than 10 times what learning rate and gradients allow. How far Adam can change it follows from the "
+        "recorded betas; it is not known where the square of the first reaches the second. How far SGD can change it "
+        "follows from the gradient norm after clipping. Never named with other optimizers.",
         "A bad update that was not recorded.",
         (
             "Restart from a checkpoint before this step.",
@@ -253,10 +288,11 @@ CAUSES = (
     ),
     CauseDocumentation(
         "frozen_parameters",
-        "The number of trained parameters changed just before.",
-        "Parameters were frozen or unfrozen within the 10 steps before.",
-        "Training in stages, on purpose.",
-        ("Check whether these parameters should be frozen.",),
+        "Nearly all parameters are frozen, or the number of trained parameters changed just before.",
+        "A loss that does not fall while 90 % of the model's values are frozen (possible) or 99 % (likely). Or "
+        "parameters were frozen or unfrozen within the 10 steps before.",
+        "Adapters, such as LoRA, and training in stages, on purpose.",
+        ("Check whether these parameters should be frozen: requires_grad, and what the optimizer was given.",),
     ),
 )
 CHECKS = (
@@ -281,5 +317,6 @@ CHECKS = (
         {Symptom.NON_FINITE: 60, Symptom.RISING: 10, Symptom.LARGE_UPDATES: 10},
         frozenset({"damaged_weights"}),
     ),
+    Check(frozen_check, {Symptom.STUCK: 5}, frozenset({"frozen_parameters"})),
     Check(damage_check, {Symptom.NON_FINITE: 70}, frozenset({"damaged_weights"})),
 )

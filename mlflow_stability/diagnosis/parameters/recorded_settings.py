@@ -20,7 +20,18 @@ OPTIMIZER = frozenset({"optimizer", "optimizer_name", "optimizer_type", "optim",
 ADAM = re.compile(r"adam|lamb", re.IGNORECASE)
 """Optimizers that divide by what they remember of the size of gradients."""
 BETAS = re.compile(r"[\[(]\s*(?P<first>\d*\.?\d+(?:e-?\d+)?)\s*,\s*(?P<second>\d*\.?\d+(?:e-?\d+)?)\s*[\])]$")
-OTHERS = re.compile(r"^(?:sgd|asgd|rmsprop|adagrad|rprop|lbfgs|lion|muon)\b", re.IGNORECASE)
+OTHERS = re.compile(r"^(?:sgd|asgd|rmsprop|adagrad|adadelta|rprop|lbfgs|lion|muon)\b", re.IGNORECASE)
+DEFAULT_RATES: tuple[tuple[re.Pattern[str], float], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), rate)
+    for pattern, rate in (
+        ("dadapt|prodigy|adadelta|lbfgs", 1.0),
+        ("muon", 2e-2),
+        ("rprop|adafactor|adagrad|rmsprop|asgd|^sgd$", 1e-2),
+        ("lion", 1e-4),
+        ("adam|lamb", 1e-3),
+    )
+)
+"""The learning rate that an optimizer is used with where nobody chooses another one, by its name; the first match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,8 @@ class RecordedSettings:
     """The norm that gradients are clipped to."""
     adam: bool | None
     """Whether any of its optimizers is of the Adam family."""
+    sgd: bool = False
+    """Whether all of its optimizers are known to be SGD."""
     betas: tuple[tuple[float, float], ...] | None = ()
     """Of all parameter groups, each pair once; empty: not recorded; None: they were changed while it trained."""
 
@@ -51,6 +64,7 @@ def settings_of(history: RunHistory) -> RecordedSettings:
         None if not decays or decay_changed else max(decays),
         None if not norms or clipping_changed else min(norms),
         is_adam(history),
+        is_sgd(history),
         None if betas_changed else _betas(history.params),
     )
 
@@ -75,13 +89,35 @@ def _betas(params: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
     return tuple(dict.fromkeys(each for each in found if max(each) < 1))
 
 
+def optimizers_of(history: RunHistory) -> list[str]:
+    """The optimizers that the run's parameters name."""
+    return [value for key, value in history.params.items() if _names_an_optimizer(key)]
+
+
+def default_rate(history: RunHistory) -> tuple[str, float] | None:
+    """The optimizer with the highest default learning rate, and that rate; None: the run names no known optimizer."""
+    found = [(name, _default_of(name)) for name in optimizers_of(history)]
+    known = [(name, rate) for name, rate in found if rate is not None]
+    return max(known, key=lambda each: each[1], default=None)
+
+
+def _default_of(name: str) -> float | None:
+    return next((rate for pattern, rate in DEFAULT_RATES if pattern.search(name)), None)
+
+
+def is_sgd(history: RunHistory) -> bool:
+    """Whether all optimizers are known to be SGD, with or without momentum."""
+    said = optimizers_of(history)
+    return bool(said) and all(each.lower() == "sgd" for each in said)
+
+
 def is_adam(history: RunHistory) -> bool | None:
     """Whether any optimizer is of the Adam family; None: the run does not say."""
-    said = [value for key, value in history.params.items() if _names_an_optimizer(key)]
+    said = optimizers_of(history)
     if any(map(ADAM.search, said)):
         return True
-    if said and all(map(OTHERS.search, said)):
-        return False
+    if said:
+        return False if all(map(OTHERS.search, said)) else None
     words = (*history.params.items(), *history.tags.items())  # some name it in the name of a run or of a file
     return True if any("adam" in f"{key} {value}".lower() for key, value in words) else None
 

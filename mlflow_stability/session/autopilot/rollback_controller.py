@@ -277,15 +277,18 @@ class RollbackController:
             self._past, self._ordered = carried_out(self._past, step), None
         self._modifier.rolled_back(done.easing)
         optimizers = done.parts.optimizers
+        # Of several, the one whose learning rate had jumped is named.
+        number = next((at for at, each in enumerate(optimizers) if _held_rate(done.easing, each) is not None), 0)
         return rollback_event(
             decision,
             step,
             seconds=time.perf_counter() - done.began,
             attempt=attempt,
             rollbacks=max(self.rollbacks, attempt),
-            learning_rate=done.easing.first_rate(optimizers[0]) if optimizers else math.nan,
+            learning_rate=done.easing.first_rate(optimizers[number]) if optimizers else math.nan,
             copies_left=done.plan.copies_left,
-            held=_held_rate(done.easing, optimizers[0]) if optimizers else None,
+            held=_held_rate(done.easing, optimizers[number]) if optimizers else None,
+            rate_of=f"optimizer_{number}" if len(optimizers) > 1 else "",
         )
 
     def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Event:

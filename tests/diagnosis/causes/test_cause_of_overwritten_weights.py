@@ -36,8 +36,8 @@ def cause_of(history: RunHistory) -> Cause | None:
 def test_weights_that_no_update_explains_were_overwritten(at: int) -> None:
     cause = cause_of(overwritten(at, 3000.0, ADAM))
     assert cause is not None
-    assert (cause.name, cause.certainty) == ("damaged_weights", "certain")
-    assert "other code or the device wrote to the weights" in cause.statement
+    assert (cause.name, cause.certainty) == ("damaged_weights", "likely")
+    assert "other code or the device probably wrote to the weights" in cause.statement
 
 
 @pytest.mark.parametrize(("times", "params"), [(3000.0, {}), (1.1, ADAM)])
@@ -60,8 +60,8 @@ def test_adam_that_forgets_squares_before_gradients_can_take_any_step(group: str
 def test_how_far_adam_can_change_weights_follows_from_its_betas(betas: str, at_most: str) -> None:
     cause = cause_of(overwritten(601, 3000.0, ADAM | {"stability.betas": betas}))
     assert cause is not None
-    assert (cause.name, cause.certainty) == ("damaged_weights", "certain")
-    assert f"The optimizer can change it by at most {at_most} in these steps" in cause.statement
+    assert (cause.name, cause.certainty) == ("damaged_weights", "likely")
+    assert f"allow a change of at most {at_most}:" in cause.statement
 
 
 def test_betas_that_were_changed_while_it_trained_tell_no_bound() -> None:
@@ -78,4 +78,4 @@ def test_gradients_that_grew_with_the_weights_are_no_excuse_under_sgd(at: int) -
     metrics = [each for each in run.metrics if each.meaning.quantity != "grad_norm"]
     cause = cause_of(replace(run, metrics=(*metrics, metric_of("grad_norm", norms))))
     assert cause is not None
-    assert (cause.name, cause.certainty) == ("damaged_weights", "certain")
+    assert (cause.name, cause.certainty) == ("damaged_weights", "likely")

@@ -80,11 +80,10 @@ def test_of_findings_that_are_equally_bad_the_first_whose_cause_is_known_decides
     assert deciding_of("healthy", []) is None
 
 
-def gradients_that_pile_up(*, events: bool) -> RunHistory:
-    """Gradients are summed from step 200 on; the loss is lost from 230 on, and at 400 the gradient breaks."""
+def rate_that_jumped(*, events: bool) -> RunHistory:
+    """The learning rate jumps at step 228; the loss is lost from 230 on, and at 400 the gradient breaks."""
     dice = np.random.default_rng(3)
     losses, norms = falling(COUNT), np.exp(dice.normal(0, 0.1, COUNT))
-    norms[200:230] = 1 + 0.3 * np.arange(30)
     norms[230:] = 10 * np.exp((np.arange(230, COUNT) - 230) / 20)
     losses[230:] *= np.exp(np.minimum(5, (np.arange(230, COUNT) - 229) / 25))
     norms[400:], losses[430:] = math.nan, math.nan
@@ -98,11 +97,13 @@ def gradients_that_pile_up(*, events: bool) -> RunHistory:
         ),
         *([origin] if events else []),
     ]
-    return run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=told)
+    rates = np.where(np.arange(COUNT) < 228, 1e-3, 0.1)
+    curves = metric_of("loss", losses), metric_of("grad_norm", norms), metric_of("learning_rate", rates)
+    return run_of(*curves, events=told)
 
 
 def test_what_a_nan_came_of_explains_it_before_what_is_seen_of_it_in_its_own_step() -> None:
-    found = diagnosis_of(gradients_that_pile_up(events=False))
+    found = diagnosis_of(rate_that_jumped(events=False))
     (nan,) = [each for each in found.episodes if each.kind == "nan_detected"]
     before = next(each for each in found.episodes if each.kind == "divergence")
     assert found.outcome == "broken"
@@ -110,10 +111,10 @@ def test_what_a_nan_came_of_explains_it_before_what_is_seen_of_it_in_its_own_ste
     assert nan.start - before.start > 100
     assert found.cause is not None
     assert found.cause == nan.cause
-    assert found.cause.name == before.cause.name == "gradients_not_cleared"
+    assert found.cause.name == before.cause.name == "learning_rate_jump"
 
 
 def test_what_was_seen_directly_explains_it_whatever_came_before() -> None:
-    found = diagnosis_of(gradients_that_pile_up(events=True))
+    found = diagnosis_of(rate_that_jumped(events=True))
     assert found.cause is not None
     assert (found.cause.name, found.cause.certainty) == ("bad_batch", "certain")

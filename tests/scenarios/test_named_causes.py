@@ -1,0 +1,268 @@
+"""What went wrong in small trainings is named, and what had no part in it is not blamed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from scenarios.flown_history import recorded
+from scenarios.flying import flying
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss, one_hot
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, Adadelta, Adam, Optimizer, Rprop
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result import Diagnosis
+
+pytestmark = pytest.mark.scenario
+CLASSES, COLUMNS = 5, 10
+AT = 401
+"""The step at which something changes."""
+Batch = tuple[Tensor, Tensor]
+Seeds = pytest.mark.parametrize("seed", [0, 1, 2])
+
+
+def diagnosed(folder: Path, training: Callable[[], None], **settings: object) -> Diagnosis:
+    with flying(folder, strict=False, **settings) as flown:
+        training()
+    return diagnosis_of(recorded(flown))
+
+
+def classifier(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(COLUMNS, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+def batch_of(generator: torch.Generator, count: int = 64) -> Batch:
+    centers = 1.5 * torch.randn(CLASSES, COLUMNS, generator=torch.Generator().manual_seed(99))
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    return centers[labels] + torch.randn(count, COLUMNS, generator=generator), labels
+
+
+def classify(
+    seed: int,
+    make: Callable[[nn.Module], Optimizer] = lambda model: Adam(model.parameters(), lr=1e-3),
+    *,
+    steps: int = 600,
+    changed: Callable[[Batch], Batch] | None = None,
+    before_step: Callable[[int, nn.Module, Optimizer], None] = lambda step, model, optimizer: None,
+    model: nn.Module | None = None,
+) -> None:
+    """Train a classifier; from step `AT` on its batches are changed."""
+    model = classifier(seed) if model is None else model
+    optimizer, generator = make(model), torch.Generator().manual_seed(seed + 1)
+    for step in range(1, steps + 1):
+        before_step(step, model, optimizer)
+        inputs, labels = batch_of(generator)
+        if changed is not None and step >= AT:
+            inputs, labels = changed((inputs, labels))
+        loss = cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def regress(seed: int, *, scaled: bool) -> None:
+    """Train a regression whose targets are other ones from step `AT` on."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer, generator = Adam(model.parameters(), lr=3e-3), torch.Generator().manual_seed(seed + 1)
+    for step in range(1, 601):
+        inputs = torch.randn(32, 8, generator=generator)
+        wanted = inputs[:, :1].sin() + inputs[:, 1:2] + 0.2 * torch.randn(32, 1, generator=generator)
+        loss = mse_loss(model(inputs), 3 * wanted - 2 if scaled and step >= AT else wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def other_labels(batch: Batch) -> Batch:
+    return batch[0], (batch[1] + 1) % CLASSES
+
+
+def no_labels(batch: Batch) -> Batch:
+    return batch[0], batch[1].flip(0)
+
+
+def about_the_rate(remedies: tuple[str, ...]) -> list[str]:
+    return [each for each in remedies if each.startswith(("Lower the learning rate", "Lengthen", "Warm up"))]
+
+
+def momentum(model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+@Seeds
+@pytest.mark.parametrize(
+    "training",
+    [
+        lambda seed: classify(seed, changed=other_labels),
+        lambda seed: classify(seed, changed=no_labels),
+        lambda seed: classify(seed, momentum, changed=no_labels),
+        lambda seed: regress(seed, scaled=True),
+    ],
+    ids=["other labels", "shuffled labels", "shuffled labels under SGD", "other targets"],
+)
+def test_a_loss_that_jumps_before_any_update_explains_it_is_changed_data(
+    tmp_path: Path, training: Callable[[int], None], seed: int
+) -> None:
+    found = diagnosed(tmp_path, lambda: training(seed))
+    assert found.cause is not None, found.cannot_tell
+    assert (found.cause.name, found.cause.since) == ("data_changed", AT)
+    assert "the step before was normal: loss" in str(found.cause.evidence)
+    assert about_the_rate(found.remedies) == [], "the same report says that the learning rate is not the cause"
+
+
+@Seeds
+def test_a_learning_rate_that_jumps_is_no_change_of_the_data(tmp_path: Path, seed: int) -> None:
+    def jump(step: int, _model: nn.Module, optimizer: Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] = 1e-3 if step < AT else 0.1
+
+    found = diagnosed(tmp_path, lambda: classify(seed, before_step=jump))
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.since) == ("learning_rate_jump", AT)
+
+
+def recurrent(seed: int) -> None:
+    """An RNN whose gradients are clipped up to step 300."""
+    torch.manual_seed(seed)
+    network, head = nn.RNN(4, 64, nonlinearity="relu", batch_first=True), nn.Linear(64, 1)
+    with torch.no_grad():
+        network.weight_hh_l0.copy_(1.02 * torch.eye(64) + 0.02 * torch.randn(64, 64))
+    parameters = [*network.parameters(), *head.parameters()]
+    optimizer, generator = SGD(parameters, lr=0.05), torch.Generator().manual_seed(seed + 1)
+    for step in range(1, 401):
+        inputs = torch.randn(16, 30, 4, generator=generator)
+        loss = mse_loss(head(network(inputs)[0][:, -1]), inputs[:, -5:, 0].sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        if step <= 300:
+            clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+
+
+@Seeds
+def test_steps_that_explode_where_clipping_ended_are_put_down_to_that_and_not_to_damage(
+    tmp_path: Path, seed: int
+) -> None:
+    found = diagnosed(tmp_path, lambda: recurrent(seed))
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.certainty, found.cause.since) == ("clipping_ended", "likely", 301)
+    assert found.remedies[0] == "Clip gradients at 0.5 again, as up to step 300."
+    named = {each.cause.name for each in found.episodes if each.cause is not None}
+    assert "damaged_weights" not in named
+
+
+def broken_at_once(seed: int, loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model = classifier(seed)
+    optimizer, generator = Adam(model.parameters(), lr=1e-3), torch.Generator().manual_seed(seed)
+    for _ in range(60):
+        inputs, labels = batch_of(generator)
+        loss = loss_of(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def of_an_empty_selection(outputs: Tensor, labels: Tensor) -> Tensor:
+    chosen = labels > CLASSES
+    return cross_entropy(outputs[chosen], labels[chosen])
+
+
+def of_a_logarithm(outputs: Tensor, labels: Tensor) -> Tensor:
+    shares = outputs.relu()
+    return -(one_hot(labels, CLASSES) * (shares / shares.sum(1, keepdim=True)).log()).sum(1).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "rollback", "cause"),
+    [
+        (of_an_empty_selection, False, "broken_from_start"),
+        (of_an_empty_selection, True, "broken_from_start"),
+        (of_a_logarithm, False, "broken_from_start"),
+        (of_a_logarithm, True, "loss_function"),
+    ],
+)
+def test_a_nan_before_any_update_is_never_the_fault_of_the_learning_rate(
+    tmp_path: Path, loss_of: Callable[[Tensor, Tensor], Tensor], rollback: bool, cause: str
+) -> None:
+    found = diagnosed(tmp_path, lambda: broken_at_once(0, loss_of), rollback=rollback)
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.since) == (cause, 1)
+    assert "learning rate: no optimizer step was taken before step 1" in found.cause.ruled_out
+    assert about_the_rate(found.remedies) == []
+
+
+@pytest.mark.parametrize("rate", [20.0, 100.0])
+@pytest.mark.parametrize("make", [SGD, Adam])
+def test_a_rate_of_20_or_100_is_far_too_high(tmp_path: Path, rate: float, make: type[Optimizer]) -> None:
+    found = diagnosed(tmp_path, lambda: classify(0, lambda model: make(model.parameters(), lr=rate), steps=120))
+    assert found.cause is not None
+    assert found.cause.name == "learning_rate_too_high"
+    assert "far too high" in found.cause.statement
+    assert found.remedies[0].startswith(f"Lower the learning rate from {rate:g} to about")
+
+
+@pytest.mark.parametrize("make", [Adadelta, Rprop], ids=["Adadelta", "Rprop"])
+def test_a_loss_that_is_stuck_at_the_default_rate_is_not_put_down_to_it(
+    tmp_path: Path, make: Callable[..., Optimizer]
+) -> None:
+    def shuffle(batch: Batch) -> Batch:
+        return batch[0], batch[1][torch.randperm(len(batch[1]))]
+
+    def training() -> None:
+        model = classifier(0)
+        optimizer, generator = make(model.parameters()), torch.Generator().manual_seed(1)
+        for _ in range(600):
+            inputs, labels = shuffle(batch_of(generator))
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+    found = diagnosed(tmp_path, training)
+    assert found.outcome == "stuck"
+    assert found.cause is not None
+    assert found.cause.name == "guessing"
+
+
+def test_a_loss_that_is_stuck_because_nearly_all_parameters_are_frozen_says_so(tmp_path: Path) -> None:
+    model = classifier(0).requires_grad_(requires_grad=False)
+    model[4].bias.requires_grad_()
+    found = diagnosed(tmp_path, lambda: classify(0, lambda model: Adadelta(model.parameters()), model=model, steps=600))
+    assert found.outcome == "stuck"
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.certainty) == ("frozen_parameters", "likely")
+    assert found.cause.statement == "Only 5 of 5,189 values of the model are trained; all others are frozen."
+    assert found.remedies[0].startswith("Check whether these parameters should be frozen")
+
+
+def test_the_text_of_a_jump_names_the_optimizer_whose_learning_rate_jumped(tmp_path: Path) -> None:
+    def adversaries() -> None:
+        torch.manual_seed(0)
+        maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        judge = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+        of_maker, of_judge = (Adam(each.parameters(), lr=1e-3, betas=(0.5, 0.999)) for each in (maker, judge))
+        logistic, ones, zeros = nn.BCEWithLogitsLoss(), torch.ones(64, 1), torch.zeros(64, 1)
+        for step in range(400):
+            if step == 300:
+                of_maker.param_groups[0]["lr"] = 0.3
+            made = maker(torch.randn(64, 4))
+            real = torch.randn(64, 2) + 2
+            loss = logistic(judge(real), ones) + logistic(judge(made.detach()), zeros)
+            of_judge.zero_grad()
+            loss.backward()
+            of_judge.step()
+            loss = logistic(judge(made), ones)
+            of_maker.zero_grad()
+            loss.backward()
+            of_maker.step()
+
+    found = diagnosed(tmp_path, adversaries)
+    assert found.cause is not None
+    assert found.cause.name == "learning_rate_jump"
+    assert found.cause.statement.startswith("The learning rate of optimizer_1 jumped from 0.001 to 0.3 at step 301")
+    assert math.isclose(found.cause.since or 0, 301)
