@@ -59,6 +59,11 @@ class LossHistory:
         if len(steps) > 2 * REMEMBERED:
             del steps[:REMEMBERED], losses[:REMEMBERED]
 
+    @property
+    def has_taken(self) -> bool:
+        """Whether any step was taken with a finite loss."""
+        return bool(self._losses)
+
     def around(self, state: int, place: str, proven_by: int) -> tuple[float, ...]:
         """What the weights of a state gave; `proven_by`: so many healthy steps have followed it."""
         if state in self._given:

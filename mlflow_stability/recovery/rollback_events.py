@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mlflow_stability.detectors.reported import DataChanged
+from mlflow_stability.detectors.reported import ENDED_TRAINING, DataChanged
 from mlflow_stability.probes.objects import ZERO
 from mlflow_stability.recovery.rollback_decisions import UNDONE_AT_MOST
 from mlflow_stability.recovery.rollback_state import Decision
@@ -27,6 +27,12 @@ IN_GENERAL = (
     "Lower the learning rate by a factor of 3 to 10, or lengthen the warm-up.",
     "Inspect the batches from the onset on, and the first finding before this one.",
 )
+FROM_THE_START = (
+    "Check that the first batch has targets, and is finite.",
+    "Check exponentials, logarithms, roots and divisions in the model and its loss function.",
+    "Check the initial weights.",
+)
+"""Where no step was ever taken: the learning rate has changed nothing yet."""
 OF_SCALE = ("Check whether the scale of the loss changed, such as that of rewards.",)
 """Where a loss that can be negative rose, and is still below that of the state that could be restored."""
 
@@ -169,14 +175,17 @@ def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: in
     )
 
 
-def what_to_change(origin: Event | None = None, *, overflowed_in_half: bool = False) -> tuple[str, ...]:
+def what_to_change(
+    origin: Event | None = None, *, overflowed_in_half: bool = False, no_step_taken: bool = False
+) -> tuple[str, ...]:
     """What goes against trouble that going back does not end, most useful first.
 
     Where it is known in which operation the first bad number was born, what goes against that; of the loss function it
     is not known whether it was an overflow.
     """
     half = IN_HALF if overflowed_in_half and (origin is None or "from.loss" in origin.evidence) else ()
-    return (*half, *(() if origin is None else origin.remedies), *IN_GENERAL)
+    general = FROM_THE_START if no_step_taken else IN_GENERAL
+    return (*half, *(() if origin is None else origin.remedies), *general)
 
 
 def level_ignored_event(decision: Decision, step: int, *, rollbacks: int) -> Event:
@@ -212,7 +221,11 @@ def give_up_event(
         GIVE_UP,
         Severity.CRITICAL if decision.final else Severity.WARNING,
         f"No rollback at step {step}: {decision.reason}{after}",
-        evidence={"onset": float(decision.onset), "rollbacks": float(rollbacks)},
+        evidence={
+            "onset": float(decision.onset),
+            "rollbacks": float(rollbacks),
+            **({ENDED_TRAINING: 1.0} if ends else {}),
+        },
         remedies=remedies,
         attempt=attempt,
         time=time,

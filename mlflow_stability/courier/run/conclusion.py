@@ -17,7 +17,7 @@ from mlflow_stability.courier.streams.run_summary import events_in_words
 from mlflow_stability.detectors.inside import SdrCollapse
 from mlflow_stability.detectors.reported import RepresentationSummary
 from mlflow_stability.diagnosis.run_card import run_card_of
-from mlflow_stability.diagnosis.verdict import training_outcome
+from mlflow_stability.diagnosis.verdict import ended_by_autopilot, reason_of_end, training_outcome
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
@@ -109,7 +109,7 @@ def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str,
     stopped = diagnosis.early_stopping_step
     tags = {
         tag_names.VERDICT: training_outcome(diagnosis),
-        tag_names.OUTCOME: _verdict(diagnosis)[:LONGEST_TAG],
+        tag_names.OUTCOME: _outcome(diagnosis),
         tag_names.CAUSE: card.cause,
         tag_names.FINDINGS: events_in_words(Counter(each.severity.name for each in diagnosis.episodes)),
         tag_names.FIRST_ISSUE_STEP: "" if card.onset is None else str(card.onset),
@@ -120,6 +120,13 @@ def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str,
     return {name: value for name, value in tags.items() if value}
 
 
+def _outcome(diagnosis: Diagnosis) -> str:
+    """The verdict; where the autopilot ended the training, that comes first, for the rest may be cut off."""
+    ended = ended_by_autopilot(diagnosis.episodes)
+    first = "" if ended is None else f"Ended with TrainingDiverged at step {ended.end}: {reason_of_end(ended)} "
+    return f"{first}{_verdict(diagnosis)}"[:LONGEST_TAG]
+
+
 def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page: str) -> str:
     """MLflow shows five lines before "Show more": what happened, why and what to do come first, and the rest after."""
     cause = diagnosis.cause
@@ -127,7 +134,10 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
     verdict, _, more = _verdict(diagnosis).partition(". ")
     first, *others = diagnosis.remedies[:FEW_ACTIONS] or ("",)
     why, _, evidence = cause.statement.partition(". ") if cause else ("", "", "")
+    ended = ended_by_autopilot(diagnosis.episodes)
+    stopped = "" if ended is None else f"TrainingDiverged at step {ended.end}. {reason_of_end(ended)}"
     lines = [
+        f"**Ended by mlflow-stability:** {markdown(stopped)}" if stopped else "",
         markdown(f"{verdict.rstrip('.')}."),
         f"**{HEADINGS[cause.certainty]}:** {markdown(why.rstrip('.'))}." if cause else "",
         f"**What to do:** {markdown(first)}" if first else "",
@@ -151,11 +161,16 @@ def _verdict(diagnosis: Diagnosis) -> str:
     _, verdict = run_phrases.headline(diagnosis)
     if diagnosis.cause is not None:
         verdict = verdict.replace(diagnosis.cause.statement, "").replace("  ", " ").strip()
+    ended = ended_by_autopilot(diagnosis.episodes)
+    if ended is not None:  # that has a line of its own
+        verdict = verdict.partition(" TrainingDiverged ended the training at step ")[0]
     return capitalised(verdict)
 
 
 def _end_of_process(history: RunHistory, diagnosis: Diagnosis) -> str:
-    """How the process ended, where it did not end by itself and the verdict does not say it."""
+    """How the process ended, where it did not end by itself and nothing else says it."""
+    if history.outcome == "stopped" and ended_by_autopilot(diagnosis.episodes) is not None:
+        return ""
     if history.outcome in ("", "finished", "running") or diagnosis.outcome == history.outcome:
         return ""
     detail = f": {history.outcome_detail}" if history.outcome_detail else ""

@@ -26,7 +26,7 @@ BEFORE = 32
 LEFT = 0.05
 """A loss that ended this share lower than where it stood still has left that plateau."""
 NON_FINITE = ("nan_detected", "inf_detected")
-REMARKS = frozenset({"model_lint", "not_measured", "configuration_changed"})
+REMARKS = frozenset({"model_lint", "not_measured", "configuration_changed", "give_up"})
 """Kinds of which each message is about something else, so that several at one step stay several."""
 RISING = frozenset({"divergence", "gradient_explosion", "loss_spike"})
 """Kinds that end when the curve is back where it was."""

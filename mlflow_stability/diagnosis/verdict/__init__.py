@@ -6,10 +6,18 @@ from mlflow_stability.diagnosis.verdict.coverage import limits_of, loss_that_sto
 from mlflow_stability.diagnosis.verdict.final_loss import final_loss, last_part
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed, noun_of
 from mlflow_stability.diagnosis.verdict.step_units import in_words_of_the_log
-from mlflow_stability.diagnosis.verdict.verdict import deciding_of, outcome_of, training_outcome, verdict_of
+from mlflow_stability.diagnosis.verdict.verdict import (
+    deciding_of,
+    ended_by_autopilot,
+    outcome_of,
+    reason_of_end,
+    training_outcome,
+    verdict_of,
+)
 
 __all__ = [
     "deciding_of",
+    "ended_by_autopilot",
     "final_loss",
     "in_words_of_the_log",
     "last_part",
@@ -18,6 +26,7 @@ __all__ = [
     "loss_that_stopped",
     "noun_of",
     "outcome_of",
+    "reason_of_end",
     "single_loss",
     "training_outcome",
     "verdict_of",

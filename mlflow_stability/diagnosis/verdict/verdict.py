@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
-from mlflow_stability.detectors.reported import DataChanged, EarlyStopping, GiveUp, Rollback
+from mlflow_stability.detectors.reported import ENDED_TRAINING, DataChanged, EarlyStopping, GiveUp, Rollback
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
 from mlflow_stability.diagnosis.findings.uncleared_gradients import persists
@@ -131,9 +131,22 @@ def verdict_of(
 
 def _stopped(episodes: Sequence[Episode]) -> str:
     """`` Stopped before step 74 was taken: loss is 0.0397 (stop_on=loss<0.05).``; empty where nothing stopped it."""
+    ended = ended_by_autopilot(episodes)
+    if ended is not None:
+        return f" TrainingDiverged ended the training at step {ended.end}: {reason_of_end(ended)}"
     stop = next((each for each in episodes if each.kind == EarlyStopping.kind), None)
     said = None if stop is None else re.match(r"Training stopped (.*? \(stop_on=.*?\)\.)", stop.message)
     return "" if said is None else f" Stopped {said[1]}"
+
+
+def ended_by_autopilot(episodes: Sequence[Episode]) -> Episode | None:
+    """The end of the rollbacks, where it ended the training with `TrainingDiverged`."""
+    return next((each for each in episodes if each.kind == GiveUp.kind and ENDED_TRAINING in each.evidence), None)
+
+
+def reason_of_end(episode: Episode) -> str:
+    """Why: its message without what is said around it."""
+    return re.sub(r"^No rollback at step \d+: | Training stopped with TrainingDiverged\.$", "", episode.message)
 
 
 def _training_sentence(

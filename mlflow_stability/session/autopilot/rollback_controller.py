@@ -319,7 +319,9 @@ class RollbackController:
         wanted = self._policy.on_give_up
         ends = decision.nothing_left if wanted is None else decision.final and self.ends_training
         origin = self.origin if self.origin is not None and self.origin.step >= decision.onset else None
-        remedies = OF_SCALE if decision.is_no_better else what_to_change(origin, overflowed_in_half=overflowed_in_half)
+        none_taken = not self._losses.has_taken
+        remedies = what_to_change(origin, overflowed_in_half=overflowed_in_half, no_step_taken=none_taken)
+        remedies = OF_SCALE if decision.is_no_better else remedies
         told = give_up_event(decision, step, attempt=0, rollbacks=self.rollbacks, ends=ends, remedies=remedies)
         self._emit(told)
         if self._snapshots.untracked is not None and self._snapshots.untracked.step == decision.target:

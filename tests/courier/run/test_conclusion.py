@@ -16,6 +16,8 @@ from mlflow_stability.courier.run import run_tags
 from mlflow_stability.courier.run.conclusion import conclusion_of
 from mlflow_stability.courier.run.description import live_description
 from mlflow_stability.courier.streams.run_summary import RunSummary
+from mlflow_stability.recovery.rollback_events import give_up_event
+from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.tag_names import READ_BY_PEOPLE
 from mlflow_stability.vocabulary import Closing, Event, Severity, StepReading
@@ -64,6 +66,20 @@ def test_a_broken_run_says_what_when_and_what_next_though_its_process_finished(r
     least = diagnosis.curves[0]
     assert f", lowest {least.best:.3g} at step {least.best_step} ·" in description
     assert f"/runs/{run_id}/artifacts/stability/report.html?workflowType=machine_learning)" in description
+
+
+def test_a_run_that_the_autopilot_ended_says_so_first(root: Path, sqlite_uri: str) -> None:
+    training = broken_training(root, sqlite_uri)
+    decision = Decision("give_up", "100 consecutive steps skipped since step 50.", 50, final=True, nothing_left=True)
+    training.journal.append(give_up_event(decision, 60, attempt=0, rollbacks=0, ends=True))
+    training.end(Closing("stopped", "100 consecutive steps skipped since step 50", 60))
+    (run_id,) = deliver_session(training.folder).run_ids
+    run = MlflowClient(sqlite_uri).get_run(run_id)
+    assert (run.info.status, run.data.tags["stability.ended"]) == ("FAILED", "stopped")
+    why = "TrainingDiverged at step 60{} 100 consecutive steps skipped since step 50."
+    assert run.data.tags["stability.outcome"].startswith(f"Ended with {why.format(':')}")
+    shown = run.data.tags["mlflow.note.content"].splitlines()
+    assert shown[2].rstrip() == f"**Ended by mlflow-stability:** {why.format('.')}"
 
 
 def test_a_run_has_its_report_at_its_end(root: Path, sqlite_uri: str) -> None:
