@@ -48,6 +48,10 @@ def default_detectors(*, experimental: bool = True) -> tuple[Detector, ...]:
     return tuple(each() for each in DETECTORS if experimental or not each.experimental)
 
 
+RENAMED = {"smallest_rise_of_players": ("smallest_rise_adversarial", "smallest_rise_without_level")}
+"""Thresholds of recordings made before, with what they are called today, the first that a detector has."""
+
+
 def named(names: Iterable[str]) -> tuple[Detector, ...]:
     """The detectors of these names, with their default thresholds."""
     return tuple(_by_name(name)() for name in names)
@@ -81,6 +85,9 @@ def documentation(name: str) -> FindingDocumentation:
 
 def _with(detector: type[Detector], thresholds: dict[str, Any]) -> Detector:
     known = {each.name for each in fields(detector)}
+    thresholds = {
+        next((new for new in RENAMED.get(name, ()) if new in known), name): value for name, value in thresholds.items()
+    }
     unknown = sorted(set(thresholds) - known)
     if unknown:
         raise SettingsError(f"{name_of(detector)} has no threshold {unknown[0]!r}; it has {', '.join(sorted(known))}.")

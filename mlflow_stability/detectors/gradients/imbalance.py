@@ -12,6 +12,7 @@ from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import LayerRound
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
+from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -25,15 +26,17 @@ class GradientImbalanceState:
     said: bool = False
     """Whether that was said."""
     falls: LossFalls = field(default_factory=LossFalls)
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
-class GradientImbalance(Detector):
+class GradientImbalance(JudgedByProgress):
     """Some layers get far larger gradients than others.
 
     What it sees: a layer whose gradient norm is less than a thousandth of the largest one of a layer, in 5 measurements
     in a row. Layers without any gradient do not count, nor does a loss below 1 % of its start. The finding ends when
-    there is no such layer.
+    there is no such layer. It is INFO while the
+    loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
 
     Why it matters: one learning rate does not suit all of them. Where it is right for the large ones, the small ones
     barely learn.
@@ -68,7 +71,11 @@ class GradientImbalance(Detector):
     )
     state_type = GradientImbalanceState
 
-    def step(self, state: GradientImbalanceState, point: Point) -> tuple[GradientImbalanceState, Event | None]:
+    def goes_on(self, state: GradientImbalanceState) -> bool:
+        """Whether a place is still bad."""
+        return state.said
+
+    def look(self, state: GradientImbalanceState, point: Point) -> tuple[GradientImbalanceState, Event | None]:
         """Look at the next loss, or norm of a layer; layers are compared when the next measurement begins."""
         layers = state.round.take(point, "grad_norm")
         if point.quantity == "loss" and point.finite:

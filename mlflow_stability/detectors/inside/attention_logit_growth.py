@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from mlflow_stability.detectors.engine.detector import Detector, Point
+from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.detectors.engine.layer_values import Heads, and_others, head_of
+from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.result.event import Event
 
 
+@dataclass(slots=True)
+class AttentionLogitGrowthState:
+    """What has been seen so far."""
+
+    heads: Heads = field(default_factory=Heads)
+    progress: Progress = field(default_factory=Progress)
+
+
 @dataclass(frozen=True, slots=True)
-class AttentionLogitGrowth(Detector):
+class AttentionLogitGrowth(JudgedByProgress):
     """The attention logits have grown too large.
 
     What it sees: in 2 measurements in a row, a head whose largest logit before the softmax is above 100 and twice its
     first value. Or one above 50 and ten times its first value. The head with the largest logit is named, each layer
-    once until its logits are lower.
+    once until its logits are lower. It is INFO while the
+    loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
 
     Why it matters: logits that grow keep growing. The softmax saturates, gradients vanish or jump, and in half
     precision the logits overflow.
@@ -54,22 +64,27 @@ class AttentionLogitGrowth(Detector):
         "Clip the weights of queries and keys when logits are too large (QK-clip).",
         "Lower the learning rate, or lengthen the warm-up.",
     )
-    state_type = Heads
+    state_type = AttentionLogitGrowthState
 
-    def step(self, state: Heads, point: Point) -> tuple[Heads, Event | None]:
+    def goes_on(self, state: AttentionLogitGrowthState) -> bool:
+        """Whether a place is still bad."""
+        return bool(state.heads.well)
+
+    def look(self, found: AttentionLogitGrowthState, point: Point) -> tuple[AttentionLogitGrowthState, Event | None]:
         """Look at the next largest score of a head; layers are judged when the step is complete."""
-        layers = state.take(point, "attention_max_logit")
-        if not layers:
-            return state, None
+        layers = found.heads.take(point, "attention_max_logit")
+        return found, self._judged(found.heads, layers) if layers else None
+
+    def _judged(self, state: Heads, layers: dict[str, list[Point]]) -> Event | None:
         largest = {layer: max(heads, key=lambda each: each.value) for layer, heads in layers.items()}
         wrong = [layer for layer, heads in layers.items() if any(self._grown(state, each) for each in heads)]
         told = state.lasting(layers, wrong, self.rounds)
         if not told:
-            return state, None
+            return None
         layer = max(told, key=lambda each: largest[each].value)
         head = max((each for each in layers[layer] if self._grown(state, each)), key=lambda each: each.value)
         start = state.starts[head.place]
-        return state, finding(
+        return finding(
             self,
             head._replace(place=layer),
             self.severities[-1],

@@ -6,10 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
-from mlflow_stability.detectors.engine.detector import Detector, Point
+from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
+from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -19,6 +20,7 @@ class DeadUnitsState:
 
     streaks: StreakByPlace = field(default_factory=StreakByPlace)
     falls: LossFalls = field(default_factory=LossFalls)
+    progress: Progress = field(default_factory=Progress)
     before: dict[str, deque[float]] = field(default_factory=dict)
     """The last shares of each layer, before the one that is looked at."""
     died: set[str] = field(default_factory=set)
@@ -28,14 +30,15 @@ class DeadUnitsState:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadUnits(Detector):
+class DeadUnits(JudgedByProgress):
     """Most units of a layer are never active.
 
     What it sees: a ReLU layer of which more than half of the units, or channels, are exactly zero for the whole batch,
     in 3 measurements in a row. Where the loss has fallen to half of its start, or can be negative, 90 % is the
     threshold instead. A layer that loses half of its units between two measurements keeps the threshold of 50 %.
     Nothing is reported once the loss is below 1 % of its start. Of layers found together the first is named. The
-    finding ends when all are better.
+    finding ends when all are better. It is INFO while the
+    loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
 
     Why it matters: a unit that is zero for every input gets no gradient and cannot recover. The layer is only as wide
     as its active units.
@@ -76,7 +79,11 @@ class DeadUnits(Detector):
     )
     state_type = DeadUnitsState
 
-    def step(self, state: DeadUnitsState, point: Point) -> tuple[DeadUnitsState, Event | None]:
+    def goes_on(self, state: DeadUnitsState) -> bool:
+        """Whether a place is still bad."""
+        return state.streaks.said is not None
+
+    def look(self, state: DeadUnitsState, point: Point) -> tuple[DeadUnitsState, Event | None]:
         """Look at the next loss, or share of dead units of a layer."""
         if not point.finite:
             return state, None

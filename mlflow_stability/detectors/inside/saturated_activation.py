@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
-from mlflow_stability.detectors.engine.detector import Detector, Point
+from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
+from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -18,15 +19,17 @@ class SaturatedActivationState:
 
     streaks: StreakByPlace = field(default_factory=StreakByPlace)
     falls: LossFalls = field(default_factory=LossFalls)
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
-class SaturatedActivation(Detector):
+class SaturatedActivation(JudgedByProgress):
     """Most outputs of a tanh or sigmoid are saturated.
 
     What it sees: a tanh, a sigmoid, or their hard variants with more than half of the values in the flat part (tanh
     beyond 0.999, sigmoid within 0.001 of 0 or 1), in 3 measurements in a row. Nothing is reported once the loss is
-    below 1 % of its start. Of modules found together the first is named. The finding ends when all are better.
+    below 1 % of its start. Of modules found together the first is named. The finding ends when all are better. It is
+    INFO while the loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
 
     Why it matters: in the flat part almost no gradient passes through.
 
@@ -57,7 +60,11 @@ class SaturatedActivation(Detector):
     )
     state_type = SaturatedActivationState
 
-    def step(self, state: SaturatedActivationState, point: Point) -> tuple[SaturatedActivationState, Event | None]:
+    def goes_on(self, state: SaturatedActivationState) -> bool:
+        """Whether a place is still bad."""
+        return state.streaks.said is not None
+
+    def look(self, state: SaturatedActivationState, point: Point) -> tuple[SaturatedActivationState, Event | None]:
         """Look at the next loss, or share of pinned values of a module."""
         if not point.finite:
             return state, None

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
-from mlflow_stability.detectors.engine.detector import Detector, Point
+from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
+from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -29,6 +30,7 @@ class UpdateRatioHighState:
     """... its highest so far, ..."""
     risen_at: dict[str, int] = field(default_factory=dict)
     """... and the step of that."""
+    progress: Progress = field(default_factory=Progress)
 
     def take_rate(self, point: Point) -> None:
         """Take a learning rate in."""
@@ -47,13 +49,14 @@ class UpdateRatioHighState:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRatioHigh(Detector):
+class UpdateRatioHigh(JudgedByProgress):
     """The updates are large relative to the weights.
 
     What it sees: updates that are a large share of the weight norm, of the whole model in 3 measurements in a row, or
     of a layer in 10. The threshold is 0.1 in the warm-up: in the first 100 steps, and while a learning rate rises. Then
     it is 0.06, and 0.03 in the decay, once every learning rate is below half of its highest. The first 10 steps do not
-    count. The finding ends when all are smaller.
+    count. The finding ends when all are smaller. It is INFO while the
+    loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
 
     Why it matters: such a step overwrites much of what the weights hold. About 0.001 is healthy.
 
@@ -91,7 +94,7 @@ class UpdateRatioHigh(Detector):
     noun = "large updates"
     symptom = Symptom.LARGE_UPDATES
     order = 180
-    quantities = ("learning_rate", "update_ratio")
+    quantities = ("loss", "learning_rate", "update_ratio")
     across_places = True
     remedies = (
         "Lower the learning rate by a factor of 5 to 10.",
@@ -99,8 +102,14 @@ class UpdateRatioHigh(Detector):
     )
     state_type = UpdateRatioHighState
 
-    def step(self, state: UpdateRatioHighState, point: Point) -> tuple[UpdateRatioHighState, Event | None]:
+    def goes_on(self, state: UpdateRatioHighState) -> bool:
+        """Whether a place is still bad."""
+        return state.whole.said is not None or state.layers.said is not None
+
+    def look(self, state: UpdateRatioHighState, point: Point) -> tuple[UpdateRatioHighState, Event | None]:
         """Look at the next learning rate or ratio."""
+        if point.quantity == "loss":
+            return state, None
         if point.quantity == "learning_rate":
             if point.finite:
                 state.take_rate(point)
@@ -152,15 +161,17 @@ class UpdateRatioLowState:
     rate: float = 0.0
     highest_rate: float = 0.0
     falls: LossFalls = field(default_factory=LossFalls)
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRatioLow(Detector):
+class UpdateRatioLow(JudgedByProgress):
     """The updates are too small to change the weights.
 
     What it sees: updates below 1e-7 of the weight norm, of the whole model or of a layer, in 5 measurements in a row.
     Only while the learning rate is at least 1 % of its highest and the loss at least 1 % of its start. A layer that was
-    not updated at all does not count. The finding ends when all are larger.
+    not updated at all does not count. The finding ends when all are larger. It is INFO while the
+    loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
 
     Why it matters: such updates are lost to rounding in most number formats; in bf16 they change nothing.
 
@@ -191,7 +202,11 @@ class UpdateRatioLow(Detector):
     )
     state_type = UpdateRatioLowState
 
-    def step(self, state: UpdateRatioLowState, point: Point) -> tuple[UpdateRatioLowState, Event | None]:
+    def goes_on(self, state: UpdateRatioLowState) -> bool:
+        """Whether a place is still bad."""
+        return state.small.said is not None
+
+    def look(self, state: UpdateRatioLowState, point: Point) -> tuple[UpdateRatioLowState, Event | None]:
         """Look at the next loss, learning rate or ratio."""
         if not point.finite:
             return state, None

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mlflow_stability.detectors.consequence import SINCE
 from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
@@ -56,7 +57,8 @@ def episodes_of(
         group.sort(key=lambda event: event.step)
         runs: list[list[Event]] = []
         for event in group:
-            if runs and event.step - runs[-1][-1].step <= gap:
+            since = event.evidence.get(SINCE, event.step)  # of one that became worse: where it was found first
+            if runs and since - runs[-1][-1].step <= gap:
                 runs[-1].append(event)
             else:
                 runs.append([event])

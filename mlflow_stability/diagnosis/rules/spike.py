@@ -35,8 +35,8 @@ class SpikeRule(Rule):
     never count, nor does one point below 20 % once a very noisy loss is below 5 %. The reported step is the first one
     above a quarter of the height. A log that ends in a single high point has a spike there, in several a divergence.
     A single point that recovered is INFO. It is a warning where the points after it keep a quarter of its rise, where
-    it is one of three spikes within 1,000 points, or where it undid a tenth of all progress made until then (from
-    256 points on: all of it).
+    it is one of three spikes within 1,000 points, or where it undid a tenth of all progress made until then. From
+    256 points on, it must be at 1.25 times its threshold in σ and undo a quarter of the progress, in nats.
 
     Why it matters: a spike is a bad batch or a step that was too large; the next one may not recover.
 
@@ -107,9 +107,13 @@ class SpikeRule(Rule):
     """A spike within this share of the run that recovered is a start-up transient, and INFO only."""
     huge: float = 100.0
     """Ratio to the level before from which a spike is critical."""
-    lost_progress: tuple[float, float] = (0.1, 1.0)
+    lost_progress: tuple[float, float] = (0.1, 0.25)
     """Rise of a single point that recovered, as a share of the progress until then, from which it is a warning: for
-    curves of fewer than 256 points, each of which may stand for many steps, and for longer ones."""
+    curves of fewer than 256 points, each of which may stand for many steps, and for longer ones, in nats."""
+    times_beyond_noise: float = 1.25
+    """Minimum multiple of its threshold in σ for that, in longer curves; also where nothing had been learnt."""
+    learnt: float = math.log(2)
+    """Minimum progress in nats for that, in longer curves; below it the rise must undo all of the progress."""
     kept_rise: float = 0.25
     """Share of the rise that the points after a spike keep where it made the loss worse."""
     fewest_after: int = 3
@@ -246,9 +250,13 @@ class SpikeRule(Rule):
         rise = float(jumps.x[peak] - np.median(before))
         if len(after) >= self.fewest_after and float(np.median(after) - np.median(before)) >= self.kept_rise * rise:
             return True
-        learnt = float(np.median(jumps.values[:3])) - jumps.value_of(beside)
-        least = self.lost_progress[0 if self._share(jumps) < 1.0 else 1]
-        return float(jumps.values[peak]) - jumps.value_of(beside) >= least * learnt
+        start, level, top = float(np.median(jumps.values[:3])), jumps.value_of(beside), float(jumps.values[peak])
+        if self._share(jumps) < 1.0:
+            return top - level >= self.lost_progress[0] * (start - level)
+        if float(jumps.z[peak]) < self.times_beyond_noise * self._limit(jumps):
+            return False
+        learnt = math.log(start / level) if start > 0 and level > 0 else 0.0
+        return top >= start or (learnt >= self.learnt and math.log(top / level) >= self.lost_progress[1] * learnt)
 
     def _episode(
         self, curve: Curve, jumps: Jumps, first: int, last: int, beside: float, count: int, *, often: bool

@@ -139,8 +139,11 @@ def test_a_layer_that_is_measured_at_every_step_is_not_dead_after_five() -> None
 def test_large_updates_of_the_whole_model_are_said_once_for_all_layers() -> None:
     high = np.where(np.arange(200) < 50, 1e-3, 0.3)
     series = {"update_ratio": high, **layered("update_ratio", a=high, b=high)}
-    (event,) = judged("update_ratio_high", **series)
-    assert (event.step, event.place, event.severity) == (52, "", Severity.WARNING)
+    event, worse = judged("update_ratio_high", loss=np.full(200, 2.3), **series)
+    assert (event.step, event.place, event.severity) == (52, "", Severity.INFO)
+    assert (worse.step, worse.severity) == (99, Severity.WARNING)
+    (falls,) = judged("update_ratio_high", loss=np.linspace(2.3, 0.5, 200), **series)
+    assert (falls.step, falls.severity) == (52, Severity.INFO)
     assert "1e-3 to 1e-2 is common" in event.message
 
 
@@ -157,8 +160,9 @@ def test_first_steps_from_weights_at_zero_are_no_large_updates() -> None:
 def test_small_updates_at_a_learning_rate_that_is_meant_to_be_small_are_none() -> None:
     rate = np.r_[np.full(100, 1e-3), np.full(100, 1e-8)]
     assert judged("update_ratio_low", learning_rate=rate, update_ratio=rate) == []
-    (event,) = judged("update_ratio_low", learning_rate=np.full(200, 1e-3), update_ratio=np.full(200, 1e-9))
-    assert (event.step, event.severity) == (4, Severity.WARNING)
+    flat = {"learning_rate": np.full(200, 1e-3), "update_ratio": np.full(200, 1e-9)}
+    found = judged("update_ratio_low", loss=np.full(200, 2.3), **flat)
+    assert [(each.step, each.severity) for each in found] == [(4, Severity.INFO), (99, Severity.WARNING)]
 
 
 def test_a_layer_that_was_not_updated_at_all_has_no_small_updates_but_a_whole_model_has() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,3 +87,10 @@ def test_a_jump_of_the_gradient_that_the_loss_did_not_answer_is_only_mentioned_i
         diagnosis = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms)))
         jumps = [each for each in diagnosis.episodes if each.kind == "gradient_explosion"]
         assert [each.severity for each in jumps] == [severity]
+
+
+def test_a_finding_that_became_a_warning_later_begins_where_it_was_found_first() -> None:
+    first = event_at(120, "update_ratio_high", Severity.INFO)
+    worse = replace(first, step=300, severity=Severity.WARNING, message="worse", evidence={"since": 120.0})
+    (episode,) = episodes_of(falling(400), first, worse)
+    assert (episode.start, episode.severity, episode.message) == (120, Severity.WARNING, "worse")

@@ -18,7 +18,7 @@ def spikes_of(losses: np.ndarray, every: int = 1) -> list[Episode]:
     return [each for each in diagnosis_of(history).episodes if each.kind == "loss_spike"]
 
 
-@pytest.mark.parametrize("factor", [1.6, 2.0])
+@pytest.mark.parametrize("factor", [1.2, 1.3])
 def test_one_high_loss_of_a_long_log_is_information(factor: float) -> None:
     losses = falling(1000)
     losses[600] *= factor
@@ -27,9 +27,10 @@ def test_one_high_loss_of_a_long_log_is_information(factor: float) -> None:
     assert diagnosis_of(run_named(loss=losses)).outcome == "healthy"
 
 
-def test_one_high_loss_that_undid_all_progress_is_a_warning_though_it_recovered() -> None:
+@pytest.mark.parametrize("factor", [1.6, 5.0])
+def test_one_high_loss_that_undid_much_of_the_progress_is_a_warning_though_it_recovered(factor: float) -> None:
     losses = falling(1000)
-    losses[600] *= 5
+    losses[600] *= factor
     assert [each.severity for each in spikes_of(losses)] == [Severity.WARNING]
 
 
@@ -51,19 +52,19 @@ def test_one_point_of_a_short_log_that_undid_much_of_the_progress_is_a_warning()
 
 def test_one_high_loss_after_which_the_loss_stays_higher_is_a_warning() -> None:
     losses = falling(1000)
-    losses[600] *= 1.4
+    losses[600] *= 1.25
     losses[601:610] *= 1.12
     assert Severity.WARNING in {each.severity for each in spikes_of(losses)}
 
 
 def test_three_single_spikes_are_warnings() -> None:
     losses = falling(2000)
-    losses[[600, 1100, 1500]] *= 1.8
+    losses[[600, 1100, 1500]] *= 1.25
     assert [(each.start, each.severity) for each in spikes_of(losses)] == [
         (step, Severity.WARNING) for step in (600, 1100, 1500)
     ]
     losses = falling(4000)
-    losses[[900, 2100, 3400]] *= 1.5
+    losses[[900, 2100, 3400]] *= 1.25
     assert [each.severity for each in spikes_of(losses)] == [Severity.INFO] * 3
 
 

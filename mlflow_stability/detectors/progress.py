@@ -1,0 +1,123 @@
+"""Whether a training is visibly doing badly, which decides how severe a finding about its inside is.
+
+In: the losses of a training, and what a detector finds in its layers. Out: the same finding, as information while the
+loss falls; as a warning once it has not fallen, or is above its lowest level, while the trouble goes on.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from math import inf
+from statistics import median
+from typing import Any, ClassVar
+
+from mlflow_stability.detectors.consequence import SINCE
+from mlflow_stability.detectors.engine.detector import Detector, Point
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+FIRST_LOSSES = 20
+"""Number of first losses whose median is the start."""
+FEWEST_LOSSES = 100
+"""Number of losses before which it is not known whether they fall."""
+WEIGHT = 0.05
+"""Weight of the newest loss in the running mean."""
+FALLEN = 0.9
+"""Share of its start below which a loss has fallen."""
+RISEN = 1.3
+"""Ratio to the lowest running mean above which a loss has risen; noise of 30 % does not reach it."""
+
+
+@dataclass(slots=True)
+class LossProgress:
+    """The running mean of one loss."""
+
+    first: list[float] = field(default_factory=list)
+    count: int = 0
+    mean: float = 0.0
+    lowest: float = inf
+
+    def take(self, loss: float) -> None:
+        """Take a finite loss in."""
+        self.count += 1
+        if len(self.first) < FIRST_LOSSES:
+            self.first.append(loss)
+            self.mean = median(self.first)
+            return
+        self.mean += WEIGHT * (loss - self.mean)
+        self.lowest = min(self.lowest, self.mean)
+
+    def trouble(self) -> str:
+        """What is wrong with the loss; empty where nothing is, or nothing is known yet."""
+        if self.lowest == inf or self.lowest <= 0:
+            return ""
+        if self.mean > RISEN * self.lowest:
+            return f"loss {self.mean:.4g}, {self.mean / self.lowest:.3g} times its lowest level"
+        start = median(self.first)
+        falls = self.count < FEWEST_LOSSES or self.mean <= FALLEN * start
+        return "" if falls else f"loss at {self.mean / start:.0%} of its start"
+
+
+@dataclass(slots=True)
+class Progress:
+    """The losses of a recording, and a finding that is information as long as they fall."""
+
+    losses: dict[str, LossProgress] = field(default_factory=dict)
+    waiting: Event | None = None
+    """A finding that was information so far."""
+
+    def take(self, point: Point) -> None:
+        """Take a loss in; one without a level tells nothing."""
+        if point.finite and point.has_level:
+            self.losses.setdefault(point.place, LossProgress()).take(point.value)
+
+    def judged(self, event: Event | None, point: Point, *, goes_on: bool) -> Event | None:
+        """The finding, as severe as the training is bad; later the one before, where it has become a warning."""
+        waiting = self.waiting = self.waiting if goes_on else None
+        if event is None and (waiting is None or point.quantity == "loss"):
+            return None
+        trouble = next((said for each in self.losses.values() if (said := each.trouble())), "")
+        if event is not None:
+            self.waiting = None if trouble else event
+            return event if trouble else replace(event, severity=Severity.INFO)
+        if waiting is None or not trouble:
+            return None
+        self.waiting = None
+        return replace(
+            waiting,
+            step=point.step,
+            message=f"{waiting.message} Since then: {trouble}.",
+            evidence={**waiting.evidence, SINCE: float(waiting.step)},
+            attempt=point.attempt,
+            time=point.time,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedByProgress(Detector):
+    """A detector whose findings are information while the loss falls; its state has a `progress`."""
+
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO, Severity.WARNING)
+
+    @abstractmethod
+    def look(self, state: Any, point: Point) -> tuple[Any, Event | None]:
+        """Look at the next point, as `step` of another detector does."""
+
+    @abstractmethod
+    def goes_on(self, state: Any) -> bool:
+        """Whether the trouble that was found last is not over."""
+
+    def after_rollback(self, state: Any) -> Any:
+        """Keep the losses."""
+        begun = self.begin()
+        begun.progress = Progress(state.progress.losses)
+        return begun
+
+    def step(self, state: Any, point: Point) -> tuple[Any, Event | None]:
+        """Look at the next point."""
+        if point.quantity == "loss":
+            state.progress.take(point)
+        state, event = self.look(state, point)
+        if event is None and state.progress.waiting is None:
+            return state, None
+        return state, state.progress.judged(event, point, goes_on=self.goes_on(state))

@@ -1,0 +1,51 @@
+"""A finding about the inside of a training is a warning only where the training does badly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from detectors.series import judged
+
+from mlflow_stability.vocabulary import Severity
+
+STEPS = 300
+FALLS = np.linspace(7.5, 0.25, STEPS)
+INSIDE = {
+    "dead_units": {"activation_dead@a": np.full(STEPS, 0.95)},
+    "saturated_activation": {"activation_saturation@a": np.full(STEPS, 0.8)},
+    "attention_logit_growth": {"attention_max_logit@a.head_0": np.r_[np.full(50, 5.0), np.full(STEPS - 50, 200.0)]},
+    "gradient_imbalance": {
+        f"grad_norm@{name}": np.full(STEPS, size) for name, size in zip("abc", (1e-6, 1.0, 1.0), strict=True)
+    },
+    "update_ratio_high": {"learning_rate": np.full(STEPS, 1e-3), "update_ratio": np.full(STEPS, 0.3)},
+    "update_ratio_low": {"learning_rate": np.full(STEPS, 1e-3), "update_ratio": np.full(STEPS, 1e-9)},
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_it_is_information_while_the_loss_falls(kind: str) -> None:
+    found = judged(kind, loss=FALLS, **INSIDE[kind])
+    assert [each.severity for each in found] == [Severity.INFO]
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+@pytest.mark.parametrize("losses", [np.full(STEPS, 2.3), np.linspace(2.3, 2.2, STEPS)], ids=["flat", "hardly falling"])
+def test_it_is_a_warning_where_the_loss_does_not_fall(kind: str, losses: np.ndarray) -> None:
+    assert judged(kind, loss=losses, **INSIDE[kind])[-1].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_it_becomes_a_warning_where_the_loss_rises_again(kind: str) -> None:
+    losses = np.r_[np.linspace(7.5, 1.0, 150), np.full(150, 3.0)]
+    first, worse = judged(kind, loss=losses, **INSIDE[kind])
+    assert (first.severity, worse.severity) == (Severity.INFO, Severity.WARNING)
+    assert worse.step > 150
+    assert worse.evidence["since"] == first.step
+    assert worse.message.startswith(first.message)
+    assert "times its lowest level" in worse.message
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_noise_of_a_falling_loss_is_no_rise(kind: str) -> None:
+    losses = FALLS * np.exp(np.random.default_rng(0).normal(0, 0.3, STEPS))
+    assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
