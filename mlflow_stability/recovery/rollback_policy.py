@@ -38,9 +38,10 @@ class RollbackPolicy:
     """Skip steps with non-finite loss or gradients. `"late"` never waits for the device: a broken step is taken,
     and the newest state is restored after it."""
     skip_gradients_above: float | None = field(default=100.0, metadata=number(above=1, optional=True))
-    """Skip steps too whose gradient norm exceeds this multiple of the usual norm, and ten times the largest of the
-    last 256 that were not zero. Where at least one in 1000 steps is as large, three are skipped and the next are taken.
-    None: skip only non-finite steps."""
+    """Skip steps too whose gradient norm exceeds this multiple of the usual norm and ten times the largest of all steps
+    taken since the first one or the last rollback, where the loss is ten times its largest as well; else the norm must
+    be ten times as large. Where at least one in 1000 steps is as large, three are skipped and the next are taken. None:
+    skip only non-finite steps."""
     rollback: bool = field(default=True, metadata=yes_or_no())
     """Restore a good state when the training diverges; False: only skip broken steps."""
 

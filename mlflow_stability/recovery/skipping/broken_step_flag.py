@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.tensors import gradients_of, total_norm
 
 
-def is_sound(losses: Sequence[Tensor | float], norm: Tensor, largest: float | None) -> bool:
+def is_sound(losses: Sequence[Tensor | float], norm: Tensor, largest: float | Tensor | None) -> bool:
     """Whether the host knows, without waiting, that all of these are finite and the norm is not too large."""
     if not norm.is_cpu:
         return False
@@ -25,11 +25,14 @@ def is_sound(losses: Sequence[Tensor | float], norm: Tensor, largest: float | No
         if isinstance(each, Tensor) or not math.isfinite(each):
             return False
     value = norm.item()
-    return math.isfinite(value) and (largest is None or value <= largest)
+    return math.isfinite(value) and (largest is None or value <= float(largest))
 
 
 def broken_flag(
-    losses: Sequence[Tensor | float], norm: Tensor | None, optimizers: Sequence[Optimizer], largest: float | None = None
+    losses: Sequence[Tensor | float],
+    norm: Tensor | None,
+    optimizers: Sequence[Optimizer],
+    largest: float | Tensor | None = None,
 ) -> Tensor | None:
     """1.0 on the device where anything is not finite, else 0.0; None where there is nothing to ask.
 
@@ -47,7 +50,7 @@ def broken_flag(
             return None
         if all(each.is_cpu for each in asked):  # nobody waits for a value that is here
             values = [each.item() for each in asked]
-            absurd = norm is not None and largest is not None and values[len(losses)] > largest
+            absurd = norm is not None and largest is not None and values[len(losses)] > float(largest)
             return torch.tensor(float(absurd or not all(map(math.isfinite, values))), dtype=torch.float32)
         # Gradients say on which device it is wanted; a loss may have been moved to the host.
         device = asked[-1].device
@@ -57,8 +60,12 @@ def broken_flag(
         row = torch.stack([each.to(device, wide, non_blocking=True) for each in asked])
         sound = torch.isfinite(row).all()
         if norm is not None and largest is not None:
-            sound = sound & (row[len(losses)] <= largest)
+            sound = sound & (row[len(losses)] <= _beside(largest, row))
         return 1.0 - sound.to(torch.float32)
+
+
+def _beside(largest: float | Tensor, row: Tensor) -> float | Tensor:
+    return largest.to(row.device, row.dtype, non_blocking=True) if isinstance(largest, Tensor) else largest
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ class StepGuard:
         losses: Sequence[Tensor | float] = (),
         norm: Tensor | None = None,
         companions: Iterable[Optimizer] = (),
-        largest: float | None = None,
+        largest: float | Tensor | None = None,
     ) -> Verdict:
         """Judge a capture at its first optimizer step, and hold this optimizer to the verdict.
 
@@ -214,7 +214,7 @@ class StepGuard:
         optimizers: Sequence[Optimizer],
         losses: Sequence[Tensor | float],
         norm: Tensor | None,
-        largest: float | None,
+        largest: float | Tensor | None,
     ) -> None:
         """Ask whether anything is not finite, and join it to what was found before in this capture."""
         alone = self._vote is None and self._on_device is None and len(optimizers) == 1 and not self._skip_next

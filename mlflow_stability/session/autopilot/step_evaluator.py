@@ -67,7 +67,7 @@ class StepEvaluator:
             self.loss = seen.loss
         in_a_row = 0
         if not facts.asked_for:
-            self._modifier.read(facts, seen.norm, seen.given, seen.skipped_by)
+            self._modifier.read(facts, seen.norm, seen.given, seen.skipped_by, seen.loss)
             in_a_row = self._count_skip(seen, reading, events)
         if not self._decides:
             return Orders()

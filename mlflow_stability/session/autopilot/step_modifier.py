@@ -115,8 +115,8 @@ class StepModifier:
             self._skip_next, self._skipping = False, capture
         if not self.guards and capture is not self._skipping:
             return
-        largest = self._limit(facts.place).largest if self.guards else None
         losses = capture.sure_losses if self.guards else []
+        largest = self._limit(facts.place).largest_for(losses) if self.guards else None
         verdict = self.guard.before_step(optimizer, capture, losses, norm, companions, largest)
         if verdict.broken is not False:
             self._take_note(verdict, optimizer, capture, facts, still_open)
@@ -158,9 +158,9 @@ class StepModifier:
             self.easing.step_ended(optimizer)
         return self.guard.step_ended(optimizer)
 
-    def read(self, facts: StepFacts, norm: float, given: float, skipped_by: str) -> None:
+    def read(self, facts: StepFacts, norm: float, given: float, skipped_by: str, loss: float = math.nan) -> None:
         """Learn from a step that was read: its norm, and the one that its optimizers were given."""
-        self._limit(facts.place).step(norm, skipped=skipped_by == "guard")
+        self._limit(facts.place).step(norm, skipped=skipped_by == "guard", loss=loss)
         clip = self._policy.easing_clip
         if clip is not None and not skipped_by and not self._is_clipping(facts.step) and math.isfinite(given):
             self._easing_clip(facts.place, clip).take(given)

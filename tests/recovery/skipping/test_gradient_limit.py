@@ -25,6 +25,29 @@ def test_the_limit_is_a_multiple_of_the_usual_norm_and_far_above_the_largest() -
     assert after([1.0] * 59 + [50.0]).largest == 500.0
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_where_the_loss_is_not_absurd_the_gradient_must_be_ten_times_as_large(on_device: bool) -> None:
+    limit = GradientLimit(100.0)
+    for _ in range(60):
+        limit.step(1.0, skipped=False, loss=2.0)
+
+    def largest(*losses: float) -> float:
+        found = limit.largest_for([torch.tensor(each) if on_device else each for each in losses])
+        assert found is not None
+        return float(found)
+
+    assert largest(2.0, 2.0) == 1000.0
+    assert largest(2.0, 21.0) == 100.0
+    assert largest(-21.0) == 100.0
+    assert largest(float("nan")) == 1000.0
+    assert largest() == 1000.0
+
+
+def test_a_norm_that_was_survived_before_is_never_absurd() -> None:
+    learnt = [10.0 * 0.98**step + 1e-4 for step in range(2000)]
+    assert all(taken_of([*learnt, 5.0, *learnt[-100:], 12.0])), "one hard sample of a training that knows the others"
+
+
 @pytest.mark.parametrize(
     "limit", [after([1.0] * 49), after([float("nan")] * 60), after([1.0] * 60, None)], ids=["few", "nan", "off"]
 )
@@ -39,7 +62,7 @@ def test_absurd_norms_that_keep_coming_are_let_through_and_are_usual_then() -> N
         largest = limit.largest
         skipped = largest is not None and largest < 1000.0
         taken += not skipped
-        limit.step(1000.0, skipped=skipped)
+        limit.step(1000.0, skipped=skipped, loss=1e9)
     assert taken == 20 - MOST_SKIPPED
 
 
@@ -49,7 +72,7 @@ def taken_of(norms: Iterable[float]) -> list[bool]:
     for each in norms:
         largest = limit.largest
         taken.append(largest is None or each <= largest)
-        limit.step(each, skipped=not taken[-1])
+        limit.step(each, skipped=not taken[-1], loss=1e9 * each)
     return taken
 
 
