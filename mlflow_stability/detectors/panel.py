@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, TypeAlias
 
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.engine.baseline import Baseline
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.layer_values import is_wanted
 from mlflow_stability.detectors.engine.loss_level import LossLevels
+from mlflow_stability.detectors.micro_batches import UsualCount, pairs_of
 from mlflow_stability.vocabulary.measured import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.measured.observation import Observation, StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -53,6 +54,9 @@ class _SignalDetectors:
         """Whether it shows if the losses have a level."""
 
 
+_Layout: TypeAlias = tuple[tuple[Signal, ...], list[_SignalDetectors | None], list[tuple[int, int, str]]]
+
+
 class Panel:
     """The detectors of one recording, each with what it has seen so far."""
 
@@ -63,8 +67,10 @@ class Panel:
         self._wanted = frozenset({*wanted, "loss", LOSS_LEVEL})  # which tell whether the loss has a level
         self._signals: dict[Signal, _SignalDetectors] = {}
         self._states: dict[tuple[int, str], _DetectorState] = {}
-        self._layouts: dict[int, tuple[tuple[Signal, ...], list[_SignalDetectors | None]]] = {}
+        self._layouts: dict[int, _Layout] = {}
         """The detectors of each tuple of signals, by its identity; what is kept here gives its number to no other."""
+        self._counts: dict[str, UsualCount] = {}
+        """The usual number of micro-batches of each training."""
         self._level = level
         """What is known about the level of the losses from outside."""
         self._levels = LossLevels(level)
@@ -84,8 +90,21 @@ class Panel:
             known = self._layouts[id(reading.signals)] = (
                 reading.signals,
                 [self._detectors_of(each) for each in reading.signals],
+                pairs_of([(each.quantity, each.place) for each in reading.signals]),
             )
-        return _judged(known[1], self._levels, reading.values, reading.step, reading.attempt, reading.time)
+        values = self._evened(known[2], reading.values) if known[2] else reading.values
+        return _judged(known[1], self._levels, values, reading.step, reading.attempt, reading.time)
+
+    def _evened(self, pairs: Sequence[tuple[int, int, str]], values: Sequence[float]) -> Sequence[float]:
+        """The values, with the loss of a step of fewer micro-batches than usual as it would be with all of them."""
+        for loss, count, place in pairs:
+            usual = self._counts.get(place)
+            if usual is None:
+                usual = self._counts[place] = UsualCount()
+            factor = usual.factor(values[count])
+            if factor != 1.0:
+                values = (*values[:loss], values[loss] * factor, *values[loss + 1 :])
+        return values
 
     def observe(self, observation: Observation) -> list[Event]:
         """Judge one value."""
@@ -96,6 +115,7 @@ class Panel:
     def begin_anew(self) -> None:
         """Forget everything: another start of the training follows."""
         self._states.clear()
+        self._counts.clear()
         self._levels = LossLevels(self._level)
         self.reset()
 

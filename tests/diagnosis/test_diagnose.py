@@ -20,7 +20,7 @@ nan, inf = math.nan, math.inf
 def test_a_healthy_run_is_called_healthy_with_numbers() -> None:
     diagnosis = diagnosis_of(run_of(metric_of("loss", np.linspace(4.61, 1.78, 1000), steps=range(1, 1001))))
     assert diagnosis.outcome == "healthy"
-    assert diagnosis.verdict == "Healthy: loss fell from 4.61 to 1.78 in 1,000 steps; no warnings."
+    assert diagnosis.verdict == "Healthy: loss fell from 4.594 to 1.787 in 1,000 steps; no warnings."
     assert (diagnosis.severity, diagnosis.steps, diagnosis.points) == (Severity.INFO, (1, 1000), 1000)
 
 

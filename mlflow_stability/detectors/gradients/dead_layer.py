@@ -32,6 +32,8 @@ class DeadLayerState:
     dead: set[str] = field(default_factory=set)
     """Those that have been dead for long enough."""
     falls: LossFalls = field(default_factory=LossFalls)
+    loss_step: int = -1
+    """The last step with a loss: without one nothing was passed backward, and no layer could get a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class DeadLayer(Detector):
 
     What it sees: a layer whose gradient norm is exactly zero in 5 measurements in a row over at least 400 steps, while
     its weights change by an even decay at most. Nothing is reported once the loss is below 1 % of its start: then small
-    gradients are normal. Of layers that are dead together the first found is named. The finding ends when all get a
-    gradient again.
+    gradients are normal. Steps without a loss do not count. Of layers that are dead together the first found is named.
+    The finding ends when all get a gradient again.
 
     Why it matters: the layer does not learn. It is disconnected from the loss, frozen by mistake, or all of its units
     are dead.
@@ -83,6 +85,7 @@ class DeadLayer(Detector):
         if not point.finite:
             return state, None
         if point.quantity == "loss":
+            state.loss_step = point.step
             state.falls.take(point.place, point.value)
             return state, None
         layer = state.silent.get(point.place)
@@ -93,7 +96,7 @@ class DeadLayer(Detector):
                 layer.rounds = 0
                 state.dead.discard(point.place)
             return state, None
-        if point.value != 0.0 or state.falls.learnt():
+        if point.value != 0.0 or state.falls.learnt() or state.loss_step != point.step:
             layer.rounds = 0
             state.dead.discard(point.place)
             return state, None

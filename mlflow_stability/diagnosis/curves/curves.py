@@ -22,6 +22,7 @@ from mlflow_stability.detectors.engine import (
     least_that_matters,
     take_turns,
 )
+from mlflow_stability.detectors.micro_batches import evened
 from mlflow_stability.vocabulary.measured import LOSS_LEVEL, LossLevel, NoLevel, level_of_code, of_the_whole
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
@@ -213,7 +214,7 @@ def _curves(
         level = HAS_LEVEL if quantity == "grad_norm" else _level(recorded, named, place in sides)
         part = whole and place != "" and place not in sides
         for start, chosen in _pieces(metric, starts):
-            steps, values = metric.series.steps[chosen], decoded(metric.series.values[chosen])
+            steps, values = metric.series.steps[chosen], _evened(history, metric, decoded(metric.series.values))[chosen]
             signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)
             known = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
             found.append(Curve(metric.name, quantity, place, start, steps, values, part, known))
@@ -221,6 +222,17 @@ def _curves(
     summed = {curve.attempt for curve in sums}
     parts = [replace(each, part=True) if each.attempt in summed and each.has_level else each for each in found]
     return (*sums, *parts)
+
+
+def _evened(history: RunHistory, metric: Metric, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The losses, as if each step had accumulated the usual number of micro-batches, where that was recorded."""
+    if metric.meaning.quantity != "loss" or metric.of_the_script:
+        return losses
+    for counted in history.of("micro_batches"):
+        series = counted.series
+        if counted.meaning.place == metric.meaning.place and np.array_equal(series.steps, metric.series.steps):
+            return evened(losses, series.values)
+    return losses
 
 
 def _is_policy(metric: Metric) -> bool:

@@ -35,7 +35,7 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     left_out = BETTER_SEEN_WHOLE if history.format == "recorded" else BETTER_SEEN_WHOLE | OF_SINGLE_STEPS
     unlevelled = next((curve.level for curve in curves.losses if not curve.has_level), recorded_level(history))
     panel = Panel([each for each in asked if each.kind not in left_out], level=unlevelled)
-    wanted = {quantity for each in panel.detectors for quantity in each.quantities}
+    wanted = {"micro_batches", *(quantity for each in panel.detectors for quantity in each.quantities)}
     every = (*curves.losses, *curves.validations)
     by_step = {each.name for each in every if each.has_level or each.level.reason is NoLevel.SIGNED}
     left = {each.name for each in every if each.part or each.name not in by_step}

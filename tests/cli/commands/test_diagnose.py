@@ -124,7 +124,7 @@ def test_an_unknown_kind_gives_the_nearest(capsys: pytest.CaptureFixture[str]) -
 
 def test_how_bad_it_has_to_be_can_be_said() -> None:
     losses = falling()
-    losses[300] *= 1.5
+    losses[300:303] *= 1.5
     write_log(Path("spike.jsonl"), losses)
     assert run(["diagnose", "spike.jsonl"]) == 1
     assert run(["diagnose", "spike.jsonl", "--fail-on", "critical"]) == 0

@@ -126,6 +126,11 @@ def test_a_layer_that_few_batches_reach_is_not_dead() -> None:
     assert every_hundred("dead_layer", loss=np.full(2001, 2.0), **layers) == []
 
 
+def test_steps_without_a_loss_say_nothing_about_a_layer() -> None:
+    layers = {**layered("param_norm", a=np.full(21, 3.0)), **layered("grad_norm", a=np.zeros(21))}
+    assert every_hundred("dead_layer", **layers) == []
+
+
 def test_several_dead_layers_are_one_finding() -> None:
     layers = layered("grad_norm", a=np.zeros(21), b=np.zeros(21), c=np.zeros(21))
     (event,) = every_hundred("dead_layer", loss=np.full(2001, 2.0), **layers)

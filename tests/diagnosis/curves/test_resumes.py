@@ -36,12 +36,12 @@ def test_without_another_rate_the_rate_is_not_blamed() -> None:
     assert cause is None or "learning_rate" not in cause.name
 
 
-def test_a_resume_at_the_same_level_is_healthy_and_told_to_its_last_value() -> None:
+def test_a_resume_at_the_same_level_is_healthy_and_told_to_its_last_level() -> None:
     history = resumed(1.0)
     diagnosis = diagnosis_of(history)
     last = float(history.metrics[0].series.values[-1])
     assert diagnosis.outcome == "healthy"
-    assert f"to {last:.4g} in 2,000 steps" in diagnosis.verdict
+    assert f"to {diagnosis.curves[0].last_level:.4g} in 2,000 steps" in diagnosis.verdict
     assert (diagnosis.curves[0].last_step, diagnosis.curves[0].last) == (1999, last)
     assert diagnosis.sketches[0].steps[-1] > 1900
     assert any("the verdict is that of the last start" in note for note in diagnosis.notes)
