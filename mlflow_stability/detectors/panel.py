@@ -17,7 +17,7 @@ from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.layer_values import is_wanted
 from mlflow_stability.detectors.engine.loss_level import LossLevels
 from mlflow_stability.detectors.micro_batches import UsualCount, pairs_of
-from mlflow_stability.vocabulary.measured import LOSS_LEVEL, LossLevel, NoLevel
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.measured.observation import Observation, StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event

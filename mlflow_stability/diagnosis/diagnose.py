@@ -48,7 +48,7 @@ from mlflow_stability.diagnosis.verdict import (
     single_loss,
     verdict_of,
 )
-from mlflow_stability.vocabulary.measured import reason_words
+from mlflow_stability.vocabulary.loss_level import reason_words
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Episode
 from mlflow_stability.vocabulary.run import RunHistory
 

@@ -173,6 +173,9 @@ class BaseProbe:
         """What was measured: the capture is over."""
         return ()
 
+    def close(self) -> None:
+        """The recording ends: leave the models alone."""
+
 
 class PeriodicProbe(BaseProbe):
     """A probe that is due every so many steps."""

@@ -197,6 +197,9 @@ class ProbeScheduler:
     def close(self) -> None:
         """Leave the models alone."""
         self._leave()
+        for each in self._probes:
+            if each.close is not None:
+                each.close()
         if self._forward is not None:
             self._forward.finish()
 
@@ -294,6 +297,7 @@ class _GuardedProbe:
         self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step", guard)
         self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step", guard)
         self.blocks: Callable[[int], Sequence[Block] | None] | None = _own(probe, "blocks", guard)
+        self.close: Callable[[], Any] | None = _own(probe, "close", guard) if isinstance(probe, BaseProbe) else None
 
 
 def _own(probe: Probe, name: str, guard: Guard) -> Callable[..., Any] | None:

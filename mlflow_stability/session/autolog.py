@@ -51,6 +51,8 @@ def autolog(
     journal_dir: str | os.PathLike[str] | None = None,
     detectors: Iterable[Any] | None = None,
     sensitivity: Literal["low", "normal", "high"] = "normal",
+    loss: Literal["supervised", "adversarial", "bootstrapped", "self_distillation", "policy", "preference", "signed"]
+    | None = None,
     rule: Literal["robust", "classic"] = "robust",
     loss_spike_threshold: float | None = None,
     gradient_explosion_threshold: float | None = None,
@@ -105,6 +107,10 @@ def autolog(
             thresholds such as `LossSpike(z=10)`. Default: all of `mlflow-stability explain`.
         sensitivity: "low" finds less with fewer false alarms, "high" finds more. Moves the thresholds of all
             detectors except those with your own thresholds.
+        loss: What the level of your loss means. "supervised": a lower loss is progress, and its level is judged.
+            "bootstrapped" (DQN, SAC, TD3), "policy" (PPO, actor-critic), "self_distillation" (BYOL, DINO, MoCo),
+            "adversarial" (GANs), "preference" (DPO) and "signed": it is not, and only non-finite values, a growth by a
+            factor of 1,000, gradients, weights and layers are judged. Default: as observed in the training.
         rule: "classic" judges spikes, gradient explosions and divergences by the rules in general use: a loss 3
             standard deviations above its mean of 100 steps, a gradient norm above 100 or 3 standard deviations, a loss
             of twice its mean in 3 steps in a row. Finds more, with more false alarms.

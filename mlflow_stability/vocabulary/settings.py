@@ -24,6 +24,7 @@ from mlflow_stability.vocabulary.argument import (
     yes_or_no,
 )
 from mlflow_stability.vocabulary.judging_rule import JUDGING_RULES, ROBUST
+from mlflow_stability.vocabulary.loss_level import LOSS_WORDS
 from mlflow_stability.vocabulary.presets import PRESET
 from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
 
@@ -82,6 +83,8 @@ class Settings:
     """Which detectors look: names (``loss_spike``, ``loss_spike:classic``) or detectors; None: all of the catalog."""
     sensitivity: str = field(default="normal", metadata=one_of(*SENSITIVITIES))
     """How little evidence is enough for a finding of the detectors that are named or usual: low, normal, high."""
+    loss: str | None = field(default=None, metadata=one_of(*LOSS_WORDS, optional=True))
+    """What the level of the loss means: ``supervised``, ``bootstrapped``, …; None: what is observed."""
     rule: str = field(default=ROBUST, metadata=one_of(*JUDGING_RULES))
     """By which rule spikes, explosions and divergences are judged: robust, classic."""
     loss_spike_threshold: float | None = field(default=None, metadata=number(above=0, what="of σ", optional=True))

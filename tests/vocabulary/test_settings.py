@@ -24,6 +24,7 @@ WRONG: dict[str, list[Any]] = {
     "names": [3, True, b"loss_spike", {"loss_spike": 1}],
     "'research'": ["prod", "Production", 3, True, ["research"]],
     "'robust'": ["robst", "Classic", None, 0, True, ["classic"]],
+    "'supervised'": ["dqn", "Policy", 0, True, ["policy"]],
     "'low'": ["lower", "High", None, 0, True, ["low"]],
 }
 """Values that are refused, by how the words of the settings that refuse them begin."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from mlflow_stability.detectors.engine.finding_type import FindingType
-from mlflow_stability.vocabulary.measured import NoLevel
+from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result.event import Event
 
 ALL, WHOLE, LAYERS = "all", "whole", "layers"

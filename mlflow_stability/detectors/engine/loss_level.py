@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from mlflow_stability.vocabulary.measured import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
 
 RISE = 10.0
 """Minimum ratio of a gradient norm to its baseline where the loss has no level, and of a loss of adversarial training:
@@ -22,8 +22,18 @@ LEAST_SIZE = 10.0
 """Minimum size of a loss without a level that has diverged: sparse rewards make a loss of 1e-6 grow a thousandfold."""
 STRETCH = 12
 """Number of losses of one sign in a row that make a stretch."""
-STRETCHES = 4
-"""Number of stretches, of alternating signs, from which a loss is signed: a density that crosses zero has two."""
+STRETCHES = 6
+"""Number of stretches, of alternating signs, from which a loss is signed: a density that crosses zero has two, and up
+to four where noise takes it back."""
+WINDOW = 64
+"""Number of losses in one window, ..."""
+MIXED_WINDOWS = 8
+"""... of which so many in a row hold both signs where a loss is noise around zero."""
+MIXED_SHARE = 0.2
+"""Minimum share of the rarer sign in each of them."""
+STEADY = 0.05
+"""Maximum change of the share of negative losses from the first half of them to the second: a density that crosses
+zero changes it."""
 
 
 @dataclass(slots=True)
@@ -50,7 +60,7 @@ def take_turns(spans: Iterable[tuple[int, int]]) -> bool:
 
 @dataclass(slots=True)
 class Signs:
-    """The stretches of one sign that a loss has had."""
+    """The signs of a loss: whether long stretches of both alternate, or both are mixed for long."""
 
     negative: bool | None = None
     """The sign of the current run of losses; None before the first negative one."""
@@ -59,15 +69,22 @@ class Signs:
     stretches: int = 0
     last: bool | None = None
     """The sign of the last stretch."""
-
-    @property
-    def keep_changing(self) -> bool:
-        """Whether the loss is signed."""
-        return self.stretches >= STRETCHES
+    count: int = 0
+    """Number of losses in the current window, ..."""
+    below: int = 0
+    """... and how many of them are negative."""
+    shares: list[float] = field(default_factory=list)
+    """The share of negative losses in the last windows, which are mixed."""
+    keep_changing: bool = False
+    """Whether the loss is signed."""
 
     def take(self, value: float) -> None:
         """See the next loss."""
         negative = value < 0
+        self.count += 1
+        self.below += negative
+        if self.count == WINDOW:
+            self._end_window()
         if negative is not self.negative:
             self.negative, self.run = negative, 1
             return
@@ -75,6 +92,19 @@ class Signs:
         if self.run == STRETCH and negative is not self.last:
             self.stretches += 1
             self.last = negative
+            self.keep_changing = self.keep_changing or self.stretches >= STRETCHES
+
+    def _end_window(self) -> None:
+        share = self.below / self.count
+        self.count = self.below = 0
+        if not MIXED_SHARE <= share <= 1 - MIXED_SHARE:
+            self.shares.clear()
+            return
+        self.shares = [*self.shares[1 - MIXED_WINDOWS :], share]
+        half = MIXED_WINDOWS // 2
+        if len(self.shares) == MIXED_WINDOWS:
+            change = abs(sum(self.shares[:half]) - sum(self.shares[half:])) / half
+            self.keep_changing = self.keep_changing or change <= STEADY
 
 
 def keeps_changing_sign(values: Iterable[float]) -> bool:

@@ -22,7 +22,7 @@ from mlflow_stability.detectors.engine.loss_fall import FirstValues
 from mlflow_stability.detectors.engine.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
 from mlflow_stability.detectors.score import severity_of
-from mlflow_stability.vocabulary.measured import NoLevel
+from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.sensitivity import SCORE
 from mlflow_stability.vocabulary.text.phrases import risen as rise_words

@@ -12,7 +12,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves
 from mlflow_stability.detectors.engine.loss_level import RISE
 from mlflow_stability.detectors.score import severity_of
-from mlflow_stability.vocabulary.measured import NoLevel
+from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 

@@ -19,7 +19,7 @@ from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import FirstValues
 from mlflow_stability.detectors.engine.loss_level import RISE
 from mlflow_stability.detectors.score import severity_of
-from mlflow_stability.vocabulary.measured import NoLevel
+from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 

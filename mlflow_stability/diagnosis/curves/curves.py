@@ -23,7 +23,8 @@ from mlflow_stability.detectors.engine import (
     take_turns,
 )
 from mlflow_stability.detectors.micro_batches import evened
-from mlflow_stability.vocabulary.measured import LOSS_LEVEL, LossLevel, NoLevel, level_of_code, of_the_whole
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
+from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 LARGEST_STORED = 1.79e308

@@ -20,7 +20,7 @@ from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
 from mlflow_stability.diagnosis.rules.overfitting import OverfittingRule
 from mlflow_stability.diagnosis.rules.plateau import PlateauRule
 from mlflow_stability.diagnosis.rules.spike import SpikeRule
-from mlflow_stability.vocabulary.measured import reason_words
+from mlflow_stability.vocabulary.loss_level import reason_words
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted
 

@@ -32,6 +32,7 @@ from mlflow_stability.probes.hooks.foreign_optimizers import ForeignOptimizers
 from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.probes.hooks.training_thread import TrainingThread, is_cuda_used
 from mlflow_stability.probes.hooks.uncompiled import uncompiled_hook
+from mlflow_stability.probes.loss_level.policy_samples import POLICY_SAMPLES
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step.step_meter import StepMeter
 
@@ -97,6 +98,7 @@ class TorchWatch:
         counts: Counts | None = None,
         on_signs: Callable[[], None] = lambda: None,
     ) -> None:
+        self._guard = guard
         self._thread = TrainingThread(on_foreign_thread)
         self._handles = HookHandles()
         self._counts = Counts() if counts is None else counts
@@ -153,6 +155,7 @@ class TorchWatch:
             ("join_ends", partial(self._around_join, False)),
         ):
             self._patch(name, around)
+        POLICY_SAMPLES.install(handles, self._guard)
         self._watch_fsdp()
         self._foreign.look()
 

@@ -30,7 +30,8 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import DeferredDetection
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
-from mlflow_stability.vocabulary.measured import AttentionMap, NoLevel, Signal, SignalType, StepReading, one_layout
+from mlflow_stability.vocabulary.loss_level import NoLevel
+from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, StepReading, one_layout
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Note, Opening, Reset, Returned
 

@@ -21,15 +21,6 @@ from mlflow_stability.vocabulary.measured.layers_beside import (
     LayersBeside,
     own_columns,
 )
-from mlflow_stability.vocabulary.measured.loss_level import (
-    LOSS_LEVEL,
-    LOSS_WORDS,
-    LossLevel,
-    NoLevel,
-    level_of_code,
-    level_said,
-    reason_words,
-)
 from mlflow_stability.vocabulary.measured.observation import Series, StepReading
 from mlflow_stability.vocabulary.measured.signal import TRACK, Signal, of_the_whole, one_layout
 from mlflow_stability.vocabulary.measured.signal_type import Combined, SignalType, modules_with, signal_types, type_of
@@ -37,8 +28,6 @@ from mlflow_stability.vocabulary.measured.signal_type import Combined, SignalTyp
 __all__ = [
     "BINS",
     "LEVELS",
-    "LOSS_LEVEL",
-    "LOSS_WORDS",
     "OUTSIDE",
     "PERCENTILES",
     "QUARTILES_OF_NORMAL",
@@ -52,8 +41,6 @@ __all__ = [
     "Farthest",
     "LayerTable",
     "LayersBeside",
-    "LossLevel",
-    "NoLevel",
     "Series",
     "Shape",
     "Signal",
@@ -62,14 +49,11 @@ __all__ = [
     "arrays_of",
     "condition_in",
     "layer_table_of",
-    "level_of_code",
-    "level_said",
     "map_of",
     "modules_with",
     "of_the_whole",
     "one_layout",
     "own_columns",
-    "reason_words",
     "shape_of",
     "signal_types",
     "type_of",

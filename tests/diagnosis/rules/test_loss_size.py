@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.rules.loss_size import LossSizeRule
-from mlflow_stability.vocabulary.measured import LOSS_LEVEL, LossLevel, NoLevel
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves, run_curves
 from mlflow_stability.diagnosis.rules.frozen import FrozenRule
 from mlflow_stability.diagnosis.rules.plateau import PlateauRule
-from mlflow_stability.vocabulary.measured import LossLevel, NoLevel
+from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
 from mlflow_stability.vocabulary.result.episode import Episode
 
 Floats = NDArray[np.float64]

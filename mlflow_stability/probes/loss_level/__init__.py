@@ -1,0 +1,1 @@
+"""Recognises trainings whose loss has no level that measures progress."""

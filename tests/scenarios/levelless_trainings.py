@@ -1,0 +1,485 @@
+"""Small trainings as public tutorials write them: some whose loss has no level, and their supervised look-alikes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Categorical, Independent, MixtureSameFamily, Normal
+from torch.nn import functional
+
+Training = Callable[[int], object]
+"""Takes the number of steps to train; gives something to compare."""
+
+
+def mlp(inputs: int, outputs: int, width: int = 32) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def state_of(*modules: nn.Module) -> list[Tensor]:
+    return [each.detach().clone() for module in modules for each in module.state_dict().values()]
+
+
+def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+@torch.no_grad()
+def average(target: nn.Module, online: nn.Module, share: float) -> None:
+    for mean, now in zip(target.parameters(), online.parameters(), strict=True):
+        mean.mul_(1 - share).add_(now, alpha=share)
+
+
+def images(seed: int = 0, count: int = 512) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 16, generator=generator)
+    return inputs, (inputs @ torch.randn(16, 4, generator=generator)).argmax(1)
+
+
+def dqn(steps: int) -> object:
+    """CleanRL's loop: hard copies every 50 updates."""
+    torch.manual_seed(1)
+    env = gymnasium.make("CartPole-v1")
+    online, target = mlp(4, 2), mlp(4, 2)
+    optimizer = torch.optim.Adam(online.parameters(), lr=2.5e-4)
+    target.load_state_dict(online.state_dict())
+    replay: list[tuple[Tensor, int, float, Tensor, float]] = []
+    state, _ = env.reset(seed=1)
+    for updates in range(-30, steps):
+        for _ in range(4):
+            observed = torch.tensor(state)
+            greedy = torch.rand(()) > 0.3
+            action = int(online(observed).argmax()) if greedy else int(torch.randint(2, ()))
+            state, reward, over, cut, _ = env.step(action)
+            replay.append((observed, action, float(reward), torch.tensor(state), float(over)))
+            if over or cut:
+                state, _ = env.reset()
+        if updates < 0:
+            continue
+        drawn = [replay[int(at)] for at in torch.randint(len(replay), (64,))]
+        states, followed = torch.stack([each[0] for each in drawn]), torch.stack([each[3] for each in drawn])
+        actions = torch.tensor([each[1] for each in drawn])
+        rewards, overs = torch.tensor([each[2] for each in drawn]), torch.tensor([each[4] for each in drawn])
+        with torch.no_grad():
+            best = target(followed).max(1).values
+            wanted = rewards + 0.99 * best * (1 - overs)
+        step(optimizer, functional.mse_loss(online(states).gather(1, actions[:, None]).squeeze(1), wanted))
+        if updates % 50 == 0:
+            target.load_state_dict(online.state_dict())
+    return state_of(online)
+
+
+class Actor(nn.Module):
+    """A policy and a value estimate."""
+
+    def __init__(self, actions: int = 2) -> None:
+        super().__init__()
+        self.actor, self.critic = mlp(4, actions), mlp(4, 1)
+
+    def value(self, states: Tensor) -> Tensor:
+        return self.critic(states).squeeze(-1)
+
+
+def ppo(steps: int) -> object:
+    """CleanRL's loop: roll out without gradients, then 4 epochs of minibatches."""
+    torch.manual_seed(2)
+    env, agent = gymnasium.make("CartPole-v1"), Actor()
+    optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5)
+    state, _ = env.reset(seed=2)
+    done = 0
+    while done < steps:
+        rows = []
+        for _ in range(64):
+            observed = torch.tensor(state)
+            with torch.no_grad():
+                chances = Categorical(logits=agent.actor(observed))
+                action = chances.sample()
+                rows.append([observed, action, chances.log_prob(action), agent.value(observed)])
+            state, reward, over, cut, _ = env.step(int(action))
+            rows[-1] += [torch.tensor(float(reward)), torch.tensor(float(over or cut))]
+            if over or cut:
+                state, _ = env.reset()
+        observations, actions, old, values, rewards, overs = (torch.stack(each) for each in zip(*rows, strict=True))
+        returns, kept = torch.zeros(64), torch.zeros(())
+        for at in reversed(range(64)):
+            kept = rewards[at] + 0.99 * kept * (1 - overs[at])
+            returns[at] = kept
+        for _ in range(4):
+            for chosen in torch.randperm(64).split(16):
+                advantage = returns[chosen] - values[chosen]
+                advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+                now = Categorical(logits=agent.actor(observations[chosen]))
+                ratio = (now.log_prob(actions[chosen]) - old[chosen]).exp()
+                policy = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+                error = 0.5 * (agent.value(observations[chosen]) - returns[chosen]).pow(2).mean()
+                optimizer.zero_grad()
+                (policy - 0.01 * now.entropy().mean() + 0.5 * error).backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+                optimizer.step()
+                done += 1
+    return state_of(agent)
+
+
+def actor_critic(steps: int, rate: float = 3e-2) -> object:
+    """The loop of pytorch/examples: one step for each episode; without a critic this is REINFORCE."""
+    torch.manual_seed(3)
+    env, agent = gymnasium.make("CartPole-v1"), Actor()
+    optimizer = torch.optim.Adam(agent.parameters(), lr=rate)
+    for episode in range(steps):
+        state, _ = env.reset(seed=episode)
+        chances, values, rewards = [], [], []
+        for _ in range(100):
+            observed = torch.tensor(state)
+            choice = Categorical(agent.actor(observed).softmax(-1))
+            action = choice.sample()
+            chances.append(choice.log_prob(action))
+            values.append(agent.value(observed))
+            state, reward, over, _, _ = env.step(action.item())
+            rewards.append(float(reward))
+            if over:
+                break
+        kept, returns = 0.0, []
+        for reward in reversed(rewards):
+            kept = reward + 0.99 * kept
+            returns.insert(0, kept)
+        wanted = torch.tensor(returns)
+        wanted = (wanted - wanted.mean()) / (wanted.std() + 1e-6)
+        advantage = wanted - torch.stack(values).detach()
+        errors = functional.smooth_l1_loss(torch.stack(values), wanted, reduction="sum")
+        step(optimizer, -(torch.stack(chances) * advantage).sum() + errors)
+    return state_of(agent)
+
+
+def reinforce_continuous(steps: int) -> object:
+    """A Gaussian policy on a bandit, the actions are stored and scored later."""
+    torch.manual_seed(4)
+    policy = mlp(3, 2)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    for _ in range(steps):
+        states = torch.randn(64, 3)
+        choice = Independent(Normal(policy(states), 0.3), 1)
+        actions = choice.sample()
+        rewards = -(actions - states[:, :2]).pow(2).sum(1)
+        step(optimizer, -(choice.log_prob(actions) * (rewards - rewards.mean())).mean())
+    return state_of(policy)
+
+
+def sac(steps: int) -> object:
+    """Two critics with averaged targets, an actor and a temperature: three optimizers, targets called by parts."""
+    torch.manual_seed(5)
+
+    class Critics(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = mlp(4, 1), mlp(4, 1)
+
+        def lower(self, states: Tensor, actions: Tensor) -> Tensor:
+            inputs = torch.cat([states, actions], 1)
+            return torch.min(self.first(inputs), self.second(inputs))
+
+    actor, critics = mlp(3, 2), Critics()
+    target = copy.deepcopy(critics)
+    log_alpha = torch.zeros(1, requires_grad=True)
+    of_critics = torch.optim.Adam(critics.parameters(), lr=1e-3)
+    of_actor, of_alpha = torch.optim.Adam(actor.parameters(), lr=1e-3), torch.optim.Adam([log_alpha], lr=1e-3)
+
+    def act(states: Tensor) -> tuple[Tensor, Tensor]:
+        mean, width = actor(states).chunk(2, 1)
+        normal = Normal(mean, width.clamp(-5, 2).exp())
+        drawn = normal.rsample()
+        return drawn.tanh(), normal.log_prob(drawn) - (1 - drawn.tanh().pow(2) + 1e-6).log()
+
+    for _ in range(steps):
+        states, actions = torch.randn(64, 3), torch.rand(64, 1) * 2 - 1
+        rewards, following = -(states[:, :1] - actions).pow(2), states + 0.1 * torch.randn(64, 3)
+        with torch.no_grad():
+            chosen, chance = act(following)
+            wanted = rewards + 0.9 * (target.lower(following, chosen) - log_alpha.exp() * chance)
+        inputs = torch.cat([states, actions], 1)
+        errors = functional.mse_loss(critics.first(inputs), wanted) + functional.mse_loss(
+            critics.second(inputs), wanted
+        )
+        step(of_critics, errors)
+        chosen, chance = act(states)
+        step(of_actor, (log_alpha.exp().detach() * chance - critics.lower(states, chosen)).mean())
+        step(of_alpha, (-log_alpha.exp() * (chance.detach() - 1)).mean())
+        average(target, critics, 0.005)
+    return state_of(actor, critics)
+
+
+def td3(steps: int) -> object:
+    """A deterministic actor whose updates come every second step."""
+    torch.manual_seed(6)
+    actor, critic = mlp(3, 1), mlp(4, 1)
+    actor_target, critic_target = copy.deepcopy(actor), copy.deepcopy(critic)
+    of_actor, of_critic = torch.optim.Adam(actor.parameters(), lr=1e-3), torch.optim.Adam(critic.parameters(), lr=1e-3)
+    for number in range(steps):
+        states, actions = torch.randn(64, 3), torch.rand(64, 1) * 2 - 1
+        rewards, following = -(states[:, :1] - actions).pow(2), states + 0.1 * torch.randn(64, 3)
+        with torch.no_grad():
+            chosen = (actor_target(following).tanh() + 0.2 * torch.randn(64, 1)).clamp(-1, 1)
+            wanted = rewards + 0.9 * critic_target(torch.cat([following, chosen], 1))
+        step(of_critic, functional.mse_loss(critic(torch.cat([states, actions], 1)), wanted))
+        if number % 2 == 0:
+            step(of_actor, -critic(torch.cat([states, actor(states).tanh()], 1)).mean())
+            average(actor_target, actor, 0.005)
+            average(critic_target, critic, 0.005)
+    return state_of(actor, critic)
+
+
+def byol(steps: int) -> object:
+    """The target is the online network without its predictor, averaged."""
+    torch.manual_seed(7)
+
+    class Online(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.projector, self.predictor = mlp(16, 32), mlp(32, 8), mlp(8, 8)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.predictor(self.projector(self.encoder(inputs)))
+
+    online = Online()
+    encoder, projector = copy.deepcopy(online.encoder), copy.deepcopy(online.projector)
+    optimizer = torch.optim.SGD(online.parameters(), lr=0.05, momentum=0.9)
+    inputs, _ = images()
+    for _ in range(steps):
+        chosen = inputs[torch.randint(len(inputs), (64,))]
+        one, two = (chosen + 0.3 * torch.randn_like(chosen) for _ in range(2))
+        with torch.no_grad():
+            wanted = projector(encoder(two))
+        step(optimizer, 2 - 2 * functional.cosine_similarity(online(one), wanted).mean())
+        average(encoder, online.encoder, 0.01)
+        average(projector, online.projector, 0.01)
+    return state_of(online)
+
+
+def moco(steps: int) -> object:
+    """One module holds both encoders, all of its parameters are in the optimizer, and those of the keys are frozen."""
+    torch.manual_seed(8)
+
+    class Contrast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = mlp(16, 8)
+            self.key = copy.deepcopy(self.query).requires_grad_(False)
+            self.register_buffer("queue", functional.normalize(torch.randn(256, 8), dim=1))
+
+        def forward(self, one: Tensor, two: Tensor) -> Tensor:
+            asked = functional.normalize(self.query(one), dim=1)
+            with torch.no_grad():
+                average(self.key, self.query, 0.01)
+                keys = functional.normalize(self.key(two), dim=1)
+            logits = torch.cat([(asked * keys).sum(1, keepdim=True), asked @ self.queue.T.clone()], 1)
+            self.queue = torch.cat([keys, self.queue])[:256]
+            return functional.cross_entropy(logits / 0.1, torch.zeros(len(one), dtype=torch.long))
+
+    model = Contrast()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    inputs, _ = images()
+    for _ in range(steps):
+        chosen = inputs[torch.randint(len(inputs), (64,))]
+        one, two = (chosen + 0.3 * torch.randn_like(chosen) for _ in range(2))
+        step(optimizer, model(one, two))
+    return state_of(model)
+
+
+def mean_teacher(steps: int) -> object:
+    torch.manual_seed(9)
+    student = mlp(16, 4)
+    teacher = copy.deepcopy(student)
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
+    inputs, labels = images()
+    for _ in range(steps):
+        chosen = torch.randint(len(inputs), (32,))
+        noisy = inputs[chosen] + 0.3 * torch.randn(32, 16)
+        with torch.no_grad():
+            wanted = teacher(inputs[chosen]).softmax(1)
+        answers = student(noisy)
+        loss = functional.cross_entropy(answers, labels[chosen])
+        step(optimizer, loss + functional.mse_loss(answers.softmax(1), wanted))
+        average(teacher, student, 0.01)
+    return state_of(student)
+
+
+def dpo(steps: int) -> object:
+    """Direct preference optimisation by hand: a frozen copy of the start is the reference."""
+    torch.manual_seed(10)
+    policy = nn.Sequential(nn.Embedding(20, 16), nn.Flatten(), nn.Linear(64, 20))
+    reference = copy.deepcopy(policy).eval().requires_grad_(False)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    for _ in range(steps):
+        prompts, better = torch.randint(20, (32, 4)), torch.randint(10, (32, 1))
+        worse = better + 10
+        own = policy(prompts).log_softmax(1)
+        with torch.no_grad():
+            its = reference(prompts).log_softmax(1)
+        margin = (own - its).gather(1, better) - (own - its).gather(1, worse)
+        step(optimizer, -functional.logsigmoid(0.1 * margin).mean())
+    return state_of(policy)
+
+
+def classifier_with_average(steps: int) -> object:
+    """An average of the weights is kept, and evaluated after each epoch of 8 steps."""
+    torch.manual_seed(11)
+    model = mlp(16, 4)
+    mean = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    inputs, labels = images()
+    for number in range(steps):
+        chosen = torch.randint(len(inputs), (64,))
+        step(optimizer, functional.cross_entropy(model(inputs[chosen]), labels[chosen]))
+        average(mean, model, 0.01)
+        if number % 8 == 7:
+            with torch.no_grad():
+                for part, wanted in zip(inputs.split(64), labels.split(64), strict=True):
+                    functional.cross_entropy(mean(part), wanted)
+    return state_of(model)
+
+
+def distillation(steps: int) -> object:
+    """The teacher is of the same class, was trained before and stays as it is."""
+    torch.manual_seed(12)
+    teacher, student = mlp(16, 4), mlp(16, 4)
+    teacher.eval().requires_grad_(False)
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
+    inputs, _ = images()
+    for _ in range(steps):
+        chosen = inputs[torch.randint(len(inputs), (64,))]
+        with torch.no_grad():
+            wanted = teacher(chosen).softmax(1)
+        step(optimizer, functional.kl_div(student(chosen).log_softmax(1), wanted, reduction="batchmean"))
+    return state_of(student)
+
+
+def vae(steps: int) -> object:
+    """Its likelihood and its divergence are taken with torch.distributions."""
+    torch.manual_seed(13)
+    encoder, decoder = mlp(16, 8), mlp(4, 16)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)
+    inputs = (images()[0] > 0).float()
+    for _ in range(steps):
+        chosen = inputs[torch.randint(len(inputs), (64,))]
+        mean, width = encoder(chosen).chunk(2, 1)
+        coded, prior = Normal(mean, width.exp()), Normal(torch.zeros(4), torch.ones(4))
+        drawn = coded.rsample()
+        fit = Bernoulli(logits=decoder(drawn)).log_prob(chosen).sum(1)
+        step(optimizer, -(fit - (coded.log_prob(drawn) - prior.log_prob(drawn)).sum(1)).mean())
+    return state_of(encoder, decoder)
+
+
+def flow(steps: int) -> object:
+    """A normalising flow whose negative log-likelihood falls from above zero to below; it draws samples to look at."""
+    torch.manual_seed(14)
+
+    class Affine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(2))
+
+    model = Affine()
+    base = Normal(torch.zeros(2), torch.ones(2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
+    data = 0.05 * torch.randn(1024, 2) + 0.5
+    for _ in range(steps):
+        chosen = data[torch.randint(len(data), (64,))]
+        coded = (chosen - model.shift) * model.scale
+        step(optimizer, -(base.log_prob(coded) + model.scale.abs().log()).sum(1).mean())
+        with torch.no_grad():
+            base.log_prob(base.sample((8,)))
+    return state_of(model)
+
+
+def mixture_density(steps: int) -> object:
+    """A mixture of normals that is drawn from after each step, to be looked at."""
+    torch.manual_seed(15)
+    model = mlp(1, 9)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        inputs = torch.rand(64, 1) * 6
+        data = inputs.sin().squeeze(1) + 0.1 * torch.randn(64)
+        logits, mean, width = model(inputs).chunk(3, 1)
+        density = MixtureSameFamily(Categorical(logits=logits), Normal(mean, width.exp() + 1e-2))
+        step(optimizer, -density.log_prob(data).mean())
+        density.sample()
+    return state_of(model)
+
+
+def contrastive(steps: int) -> object:
+    """SimCLR: both views pass through the same network."""
+    torch.manual_seed(16)
+    model = mlp(16, 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    inputs, _ = images()
+    for _ in range(steps):
+        chosen = inputs[torch.randint(len(inputs), (64,))]
+        one, two = (functional.normalize(model(chosen + 0.3 * torch.randn_like(chosen)), dim=1) for _ in range(2))
+        step(optimizer, functional.cross_entropy(one @ two.T / 0.5, torch.arange(64)))
+    return state_of(model)
+
+
+def lazy_accuracy(steps: int) -> object:
+    """The accuracy on the batch is computed by a second pass, after each step."""
+    torch.manual_seed(17)
+    model = mlp(16, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    inputs, labels = images()
+    for _ in range(steps):
+        chosen = torch.randint(len(inputs), (64,))
+        step(optimizer, functional.cross_entropy(model(inputs[chosen]), labels[chosen]))
+        with torch.no_grad():
+            (model(inputs[chosen]).argmax(1) == labels[chosen]).float().mean()
+    return state_of(model)
+
+
+def language_model(steps: int) -> object:
+    """Tied weights; text is generated every 20 steps, by a distribution that also tells how likely each token was."""
+    torch.manual_seed(18)
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.mixing = nn.Embedding(20, 16), nn.Linear(16, 16)
+            self.output = nn.Linear(16, 20, bias=False)
+            self.output.weight = self.embedding.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.output(self.mixing(self.embedding(tokens)).tanh())
+
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number in range(steps):
+        tokens = (torch.arange(9) + torch.randint(20, (32, 1))) % 20
+        step(optimizer, functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()))
+        if number % 20 == 10:
+            with torch.no_grad():
+                last = torch.zeros(1, dtype=torch.long)
+                for _ in range(10):
+                    choice = Categorical(logits=model(last))
+                    last = choice.sample()
+                    choice.log_prob(last)
+    return state_of(model)
+
+
+WITHOUT_LEVEL: dict[str, Training] = {
+    each.__name__: each
+    for each in (dqn, ppo, actor_critic, reinforce_continuous, sac, td3, byol, moco, mean_teacher, dpo)
+}
+WITH_LEVEL: dict[str, Training] = {
+    each.__name__: each
+    for each in (
+        classifier_with_average,
+        distillation,
+        vae,
+        flow,
+        mixture_density,
+        contrastive,
+        lazy_accuracy,
+        language_model,
+    )
+}

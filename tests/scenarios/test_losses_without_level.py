@@ -1,0 +1,97 @@
+"""Trainings whose loss has no level are recognised in their first steps, and supervised look-alikes are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from scenarios.flown_history import recorded
+from scenarios.flying import QUICK, Flown, flying
+from scenarios.levelless_trainings import WITH_LEVEL, WITHOUT_LEVEL, Training, classifier_with_average, dqn
+from torch import Tensor
+from torch.distributions import Categorical, Normal
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result.event import Severity
+
+POLICIES = ("actor_critic", "ppo", "reinforce_continuous")
+RECOGNISED_BY = 8
+"""Steps after which each is recognised: detectors compare with a baseline from the 33rd on."""
+
+
+def facts(flown: Flown) -> dict[int, LossLevel | None]:
+    """What was recorded about the level of the loss, by step."""
+    readings = (each for each in flown.records if isinstance(each, StepReading))
+    return {
+        each.step: level_of_code(value)
+        for each in readings
+        for signal, value in zip(each.signals, each.values, strict=True)
+        if signal.quantity == LOSS_LEVEL
+    }
+
+
+def warnings_of(flown: Flown) -> list[str]:
+    return [each.message for each in flown.events() if each.severity >= Severity.WARNING]
+
+
+def patched() -> list[object]:
+    """What is changed in torch to see calls and samples."""
+    return [Normal.sample, Normal.log_prob, Categorical.sample, torch.nn.Module.__call__.__code__]
+
+
+def is_same(one: object, other: object) -> bool:
+    assert isinstance(one, Sequence)
+    assert isinstance(other, Sequence)
+    assert all(isinstance(each, Tensor) for each in (*one, *other))
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", WITHOUT_LEVEL)
+def test_a_training_without_a_level_is_recognised_judged_by_other_signs_and_left_alone(
+    tmp_path: Path, name: str
+) -> None:
+    train = WITHOUT_LEVEL[name]
+    bare = train(80)
+    with flying(tmp_path, rollback=QUICK) as flown:
+        watched = train(80)
+    ((step, fact),) = facts(flown).items()
+    assert step <= RECOGNISED_BY
+    assert fact == LossLevel(NoLevel.POLICY if name in POLICIES else NoLevel.BOOTSTRAPPED)
+    assert warnings_of(flown) == []
+    assert is_same(bare, watched)
+    diagnosis = diagnosis_of(recorded(flown))
+    assert diagnosis.outcome == "healthy"
+    assert "The level of loss was not judged: " in diagnosis.verdict
+
+
+@pytest.mark.parametrize("name", WITH_LEVEL)
+def test_a_supervised_training_that_looks_alike_keeps_its_level(tmp_path: Path, name: str) -> None:
+    with flying(tmp_path) as flown:
+        WITH_LEVEL[name](120)
+    assert facts(flown) == {}
+    assert "was not judged" not in diagnosis_of(recorded(flown)).verdict
+
+
+def test_the_user_may_say_that_a_loss_has_a_level_or_has_none(tmp_path: Path) -> None:
+    said: list[tuple[Training, str, NoLevel | None]] = [
+        (dqn, "supervised", None),
+        (classifier_with_average, "bootstrapped", NoLevel.BOOTSTRAPPED),
+    ]
+    for train, word, reason in said:
+        with flying(tmp_path / word, loss=word) as flown:
+            train(20)
+        assert facts(flown) == {1: LossLevel(reason, by_user=True)}
+        verdict = diagnosis_of(recorded(flown)).verdict
+        assert (f'loss="{word}" was set' in verdict) is (reason is not None)
+
+
+def test_nothing_is_left_in_torch_and_in_the_models_afterwards(tmp_path: Path) -> None:
+    before = patched()
+    with flying(tmp_path):
+        WITHOUT_LEVEL["td3"](2)
+        assert all(now is not then for now, then in zip(patched()[:3], before[:3], strict=True))
+    assert all(now is then for now, then in zip(patched(), before, strict=True))
