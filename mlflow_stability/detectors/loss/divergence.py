@@ -18,7 +18,7 @@ from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
-from mlflow_stability.detectors.engine.loss_fall import FirstValues
+from mlflow_stability.detectors.engine.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.engine.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
 from mlflow_stability.detectors.score import severity_of
@@ -57,7 +57,8 @@ class Divergence(Detector):
     steps lies at least 4 % and 7 standard errors above the lowest mean of the 512 steps before, and still rises.
     Correlated noise and long runs raise that threshold of 7. High losses are a warning, and critical where 12 of them
     are 6σ and 15 % above their baseline. A slow rise is critical from 50 % on. Losses below 1 % of the first loss never
-    count. The finding ends after 64 steps without a high loss, or when the higher level has become the baseline.
+    count, and a rise to less than 5 % of the start is INFO. The finding ends after 64 steps without a high loss, or
+    when the higher level has become the baseline.
 
     Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
 
@@ -99,6 +100,8 @@ class Divergence(Detector):
     """Minimum ratio of a slow rise to the lowest mean."""
     slow_critical_rise: float = 1.5
     """Ratio from which a slow rise is critical."""
+    kept: float = 0.05
+    """Share of the start below which a rise is INFO: nearly all progress is kept."""
     calm_steps: int = 64
     """Number of steps without a high loss that end the finding."""
 
@@ -110,7 +113,7 @@ class Divergence(Detector):
     order = 40
     quantities = ("loss", "learning_rate")
     compared = ("loss",)
-    severities = (Severity.WARNING, Severity.CRITICAL)
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "threshold": "times",
         "threshold_of_differences": "times",
@@ -222,7 +225,7 @@ class Divergence(Detector):
         evidence[SCORE] = sorted(state.beyond)[-self.high_steps]
         if state.onset is not None:
             evidence["onset"] = float(state.onset)
-        severity = severity_of(self, evidence)
+        severity = Severity.INFO if self._costs_little(state, point, point.value) else severity_of(self, evidence)
         if not state.episode_filter.speaks(severity):
             return None
         state.onset = point.step - self.of_steps if state.onset is None else state.onset
@@ -234,6 +237,10 @@ class Divergence(Detector):
             f"above the threshold ({threshold:g}σ) in {many} of the last {self.of_steps} steps.",
             evidence,
         )
+
+    def _costs_little(self, state: DivergenceState, point: Point, loss: float) -> bool:
+        """Whether the loss is still far below where it began, so that nearly all progress is kept."""
+        return point.has_level and not state.signed and loss < self.kept * began_at(state.begun.first)
 
     def _creep(self, state: DivergenceState, point: Point) -> Event | None:
         """Judge the newest mean, every 8 steps."""
@@ -263,7 +270,7 @@ class Divergence(Detector):
         share = math.expm1(min(risen, 700.0))  # beyond, it is no number any more
         evidence = {"loss": now, "level": then, "rise": share, **evidence}
         worst = Severity.CRITICAL if risen >= math.log(self.slow_critical_rise) else Severity.WARNING
-        severity = severity_of(self, evidence, worst)
+        severity = Severity.INFO if self._costs_little(state, point, now) else severity_of(self, evidence, worst)
         if not state.episode_filter.speaks(severity):
             return None
         return finding(

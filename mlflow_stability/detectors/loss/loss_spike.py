@@ -16,7 +16,7 @@ from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
-from mlflow_stability.detectors.engine.loss_fall import FirstValues
+from mlflow_stability.detectors.engine.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.engine.loss_level import RISE
 from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.loss_level import NoLevel
@@ -51,7 +51,8 @@ class LossSpike(Detector):
     count; of other losses whose level does not measure progress, only those whose sign keeps changing. A single high
     loss is INFO. It becomes a warning when 3 of the 16 steps from it on are high (4σ, or half of a raised threshold),
     when the median of the 16 steps after it is 2σ and 10 % above the baseline, or when it is the third spike in 1,000
-    steps. A loss at 100 times its baseline is critical at once. The finding ends after 8 steps below 4σ.
+    steps. Below 5 % of the start of the loss it stays INFO. A loss at 100 times its baseline is critical at once. The
+    finding ends after 8 steps below 4σ.
 
     Why it matters: most spikes pass. Frequent spikes, or one that does not recover, usually mean that a step was too
     large; what was learnt before can be lost.
@@ -93,6 +94,8 @@ class LossSpike(Detector):
     """Median of the losses after a spike, in σ above their baseline, from which on it made the loss worse."""
     worse_rise: float = 1.1
     """Minimum ratio of that median to the baseline; unused where the loss can be negative."""
+    kept: float = 0.05
+    """Share of the start below which a spike stays INFO: nearly all progress is kept."""
     returns: int = 3
     """Number of spikes within `returns_within` steps from which on each is a warning: what the noise reaches once in
     100,000 steps does not come so often."""
@@ -225,9 +228,10 @@ class LossSpike(Detector):
             high = high and point.value >= abs(point.center) * least
         watch.take(point, high=high)
         what = ""
-        if watch.high >= self.lasting_steps:
+        kept = point.has_level and 0 <= watch.evidence["loss"] < self.kept * began_at(state.begun.first)
+        if not kept and watch.high >= self.lasting_steps:
             what = f"; high in {watch.high} of {watch.steps + 1} steps"
-        elif watch.steps >= self.watched_steps:
+        elif not kept and watch.steps >= self.watched_steps:
             what = self._worse(state, watch, point)
         if what or watch.steps >= self.watched_steps or state.restart.excuses(point.step):
             state.watch = None

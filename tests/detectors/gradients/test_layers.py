@@ -127,8 +127,9 @@ def test_a_layer_that_few_batches_reach_is_not_dead() -> None:
 
 
 def test_steps_without_a_loss_say_nothing_about_a_layer() -> None:
-    layers = {**layered("param_norm", a=np.full(21, 3.0)), **layered("grad_norm", a=np.zeros(21))}
-    assert every_hundred("dead_layer", **layers) == []
+    layers = {**layered("param_norm", a=np.full(900, 3.0)), **layered("grad_norm", a=np.zeros(900))}
+    assert judged("dead_layer", **layers) == []
+    assert len(judged("dead_layer", loss=np.full(900, 2.0), **layers)) == 1
 
 
 def test_several_dead_layers_are_one_finding() -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from detectors.series import Floats, decaying, judged, noise
 
+from mlflow_stability.vocabulary import Severity
+
 MEASURED = 12
 """So many measurements of a layer, one every 20 steps."""
 
@@ -36,7 +38,7 @@ def test_units_are_dead_by_what_the_loss_does_without_them(share: float, loss: F
     quiet["activation_dead@a"] = [
         each if step >= first else None for step, each in enumerate(quiet["activation_dead@a"])
     ]
-    assert [each.kind for each in judged("dead_units", **quiet)] == kinds
+    assert sorted({each.kind for each in judged("dead_units", **quiet)}) == kinds
 
 
 def test_units_that_die_at_once_are_dead_and_those_that_a_layer_learns_to_do_without_are_not() -> None:
@@ -109,3 +111,11 @@ def test_a_loss_that_crosses_zero_says_nothing_of_repeated_batches() -> None:
     loss = np.sin(np.arange(1500) / 300) + noise(8, 1500, 0.05)
     loss[1200:] = loss[1199] + 1e-4 * np.arange(300)
     assert judged("repeated_data", loss=loss) == []
+
+
+def test_a_rise_far_below_the_start_is_information_until_it_costs_more() -> None:
+    loss = np.geomspace(2, 0.002, 800) * np.exp(noise(0, 800, 0.1))
+    loss[600:700] = 0.05
+    assert {each.severity for each in judged("divergence loss_spike", loss=loss)} == {Severity.INFO}
+    loss[620:700] = 0.5
+    assert max(each.severity for each in judged("divergence", loss=loss)) is Severity.CRITICAL
