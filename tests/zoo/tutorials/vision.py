@@ -144,7 +144,7 @@ class StyleTransfer:
 
 
 def style_transfer_lbfgs() -> Outcome:
-    """The tutorial's loop: LBFGS on the pixels, which are clamped at each evaluation; no model is trained."""
+    """The tutorial's loop: LBFGS on the pixels, which are clamped in the end; no model is trained."""
     transfer = StyleTransfer()
     input_img = transfer.content.clone().requires_grad_(requires_grad=True)
     optimizer = LBFGS([input_img])
@@ -153,8 +153,6 @@ def style_transfer_lbfgs() -> Outcome:
     while run[0] <= 200:
 
         def closure() -> Tensor:
-            with torch.no_grad():
-                input_img.clamp_(0, 1)
             optimizer.zero_grad()
             style_score, content_score = transfer.losses(input_img)
             loss = style_score * 1e5 + content_score
