@@ -47,6 +47,9 @@ def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) 
     if past.gave_up:
         return _replace_broken_weights(policy, past, situation)
     past = with_findings(policy, _with_loss(policy, past, situation), situation)
+    if past.on_trial and not situation.has_level:
+        reason = "The loss of this training has no level: that it rose does not mean that the weights are worse."
+        return _cleared(past, situation, Decision("undo", reason, past.rollbacks[-1].first_seen), wanted=True)
     if past.on_trial and len(past.losses) == policy.recovery_patience:
         past, decision = _judge_rollback(past, situation)
         if decision.action != "nothing":
@@ -120,7 +123,7 @@ def _rollback(
         limit=limit,
         losses=(),
         first=(),
-        on_trial=limit is not None and bool(given) and of_level,
+        on_trial=limit is not None and bool(given) and of_level and not trouble.is_absurd,
         share=share,
         given=given,
         left=situation.recent,
@@ -211,6 +214,8 @@ def _periodic(past: RollbackHistory, trouble: Trouble, period: int) -> Decision:
 
 def _with_loss(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
     """What was done, with the loss of this step, while it is watched whether the restored state holds."""
+    if not now.has_level:
+        past = replace(past, suspected=None, limit=past.limit if past.on_trial else None)
     if past.limit is None or now.step <= past.rollbacks[-1].at:  # read late: a loss of the weights that were left
         return past
     if now.step > past.rollbacks[-1].at + WATCHED:
@@ -241,26 +246,35 @@ def _judge_rollback(past: RollbackHistory, now: Situation) -> tuple[RollbackHist
     Where they are clearly higher than the restored state gave, the data or the loss function has changed. On the
     changed data, whichever weights have the lower loss have learnt more of it, or have been damaged less.
     """
-    past, last = replace(past, on_trial=False), past.rollbacks[-1]
-    is_there = now.set_aside == last.at and len(past.left) > len(past.losses) // 2
+    last, enough = past.rollbacks[-1], len(past.left) > len(past.losses) // 2
     loss, level = past.first[0] if past.first else math.nan, median(past.given)
     did_not_hold = past.limit is not None and fmean(past.losses) > past.limit
     if did_not_hold and gives_more(past.given, past.first, past.losses, past.limit or 0.0):
-        wanted = is_there and fmean(past.left) <= fmean(past.losses)
+        wanted = enough and fmean(past.left) <= fmean(past.losses)
         reason = (
             f"The weights of step {last.to} give a loss of {loss:.4g} where they gave {level:.4g}: "
             f"the data or the loss function changed at about step {last.first_seen}."
         )
         decision = Decision("data_changed", reason, last.first_seen, loss=loss, level=level)
     elif gives_no_less(past.given, past.left, past.first, past.losses):
-        wanted = is_there
+        wanted = enough
         reason = (
             f"The weights of step {last.to} give a loss of {fmean(past.losses):.4g}, those of step {last.at} gave "
             f"{fmean(past.left):.4g}: older weights do not lower the loss."
         )
         decision = Decision("undo", reason, last.first_seen, loss=loss, level=level)
     else:
-        return past, Decision()
+        return replace(past, on_trial=False), Decision()
+    return _cleared(past, now, decision, wanted)
+
+
+def _cleared(
+    past: RollbackHistory, now: Situation, decision: Decision, wanted: bool
+) -> tuple[RollbackHistory, Decision]:
+    """The last rollback does not count; `wanted`: whether to put the weights from before it back, if they are there."""
+    last = past.rollbacks[-1]
+    wanted = wanted and now.set_aside == last.at
+    past = replace(past, on_trial=False)
     returns = (*past.rollbacks[:-1], replace(last, cleared=True, undone=wanted))
     ignores = sum(each.cleared for each in returns) >= UNDONE_AT_MOST
     past = replace(past, rollbacks=returns, limit=None, losses=(), first=(), given=(), waiting=None, why_waiting="")

@@ -43,6 +43,8 @@ class Situation:
     """The losses of the last steps, this one among them."""
     set_aside: int | None = None
     """The step of the state from before the last rollback, where it is still there."""
+    has_level: bool = True
+    """Whether the level of the loss says how good the weights are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,11 @@ class Trouble:
         return self.event is not None
 
     @property
+    def is_absurd(self) -> bool:
+        """Whether the loss is so high that it matters whatever the loss measures."""
+        return self.event is not None and rise_of(self.event) >= ABSURD_RISE
+
+    @property
     def is_slow(self) -> bool:
         """Whether the loss rose over many steps, so that states shortly before the finding may be no better."""
         return self.event is not None and "rise" in self.event.evidence

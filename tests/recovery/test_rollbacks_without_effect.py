@@ -174,3 +174,17 @@ def test_the_limit_after_a_rollback_allows_for_what_the_state_gave_first() -> No
     for step, loss in enumerate(early, 401):
         past, decision = decide(POLICY, past, Situation(step, loss=loss, good=good, set_aside=400))
         assert decision == Decision(), step
+
+
+def test_a_rollback_of_a_loss_that_turns_out_to_have_no_level_is_reverted_at_once() -> None:
+    good = (GoodState(400, 2.2, around=AROUND),)
+    event = divergence(500, loss=4.0, level=2.0, onset=490)
+    past, _ = decide(POLICY, RollbackHistory(), Situation(500, (event,), 4.0, good=good, recent=(4.0,) * 10))
+    now = Situation(501, loss=2.2, good=good, set_aside=500, has_level=False)
+    past, decision = decide(POLICY, past, now)
+    assert (decision.action, decision.target) == ("undo", 500)
+    assert past.rollbacks[0].cleared
+    event = divergence(600, loss=4000.0, level=2.0, onset=590)
+    past, decision = decide(POLICY, past, Situation(600, (event,), 4000.0, good=good, has_level=False))
+    assert decision.action == "rollback"
+    assert decide(POLICY, past, Situation(601, loss=2.2, good=good, set_aside=600, has_level=False))[1] == Decision()

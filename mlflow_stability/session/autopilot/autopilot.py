@@ -34,6 +34,7 @@ from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
 from mlflow_stability.session.autopilot.step_modifier import BufferWatch, StepFacts, StepModifier
 from mlflow_stability.session.autopilot.used_rate import with_used_rate
 from mlflow_stability.session.recording import Recording, ScriptMetric
+from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Event
 
@@ -97,7 +98,9 @@ class Autopilot:
             plan.memory_budget,
             1 if context.vote is None else context.vote.ranks_here,
         )
-        self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._emit)
+        self._controller = RollbackController(
+            plan.policy, self._modifier, self._snapshots, self._emit, self._loss_has_level
+        )
         self._controller.stale.first_step = self.step
         guard, self._batches = context.guard, context.batches
         adjustment = StepAdjustment(plan.policy, self._modifier, self._emit)
@@ -472,6 +475,11 @@ class Autopilot:
 
     def _silence(self) -> None:
         raise ConnectionError(f"{self._consensus.silent}; no step is skipped or rolled back from here on")
+
+    def _loss_has_level(self) -> bool:
+        """Whether the level of the loss says how good the weights are; jumps of a signed loss, and of a GAN's, do."""
+        jumps = (None, NoLevel.ADVERSARIAL, NoLevel.SIGNED)
+        return self._recording is None or self._recording.no_level in jumps
 
     def _emit_checkpoint_events(self) -> None:
         for event in self._snapshots.events():

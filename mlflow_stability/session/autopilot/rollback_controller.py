@@ -80,12 +80,18 @@ class RollbackController:
     """The decisions about one training, and what they do."""
 
     def __init__(
-        self, policy: RollbackPolicy, modifier: StepModifier, snapshots: SnapshotManager, emit: Callable[[Event], None]
+        self,
+        policy: RollbackPolicy,
+        modifier: StepModifier,
+        snapshots: SnapshotManager,
+        emit: Callable[[Event], None],
+        has_level: Callable[[], bool] = lambda: True,
     ) -> None:
         self._policy = policy
         self._modifier = modifier
         self._snapshots = snapshots
         self._emit = emit
+        self._has_level = has_level
         self._past = self._before = RollbackHistory()
         """What was done so far, and what that was before the last decision to go back."""
         self._losses = LossHistory()
@@ -132,6 +138,7 @@ class RollbackController:
             outcome.place,
             self._losses.last(outcome.step, self._policy.recovery_patience, _place_of(outcome)),
             None if self._snapshots.untracked is None else self._snapshots.untracked.step,
+            self._has_level(),
         )
         before = self._past
         self._past, decision = decide(self._policy, before, situation)
