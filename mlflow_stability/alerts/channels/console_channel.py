@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mlflow_stability.alerts.channels.channel import ChannelError
 from mlflow_stability.alerts.message import AlertMessage
+from mlflow_stability.vocabulary.text import to_new_row
 
 
 def console_file() -> str:
@@ -47,7 +48,7 @@ class ConsoleChannel:
         try:
             console = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                os.write(console, f"{text}\n".encode(errors="replace"))
+                os.write(console, f"{to_new_row(console)}{text}\n".encode(errors="replace"))
             finally:
                 os.close(console)
         except OSError as error:

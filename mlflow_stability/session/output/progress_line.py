@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from mlflow_stability.session.output.progress_bars import new_row
+
 _shown_now: ProgressLine | None = None
 
 
@@ -34,7 +36,7 @@ class ProgressLine:
             return
         self._next = now + EVERY_SECONDS
         line = f"mlflow-stability: delivering to MLflow: {left} ({now - self._began:.0f} s)"[:79]
-        sys.stderr.write("\r" + line.ljust(self._shown))
+        sys.stderr.write(("" if self._shown else new_row(sys.stderr)) + "\r" + line.ljust(self._shown))
         sys.stderr.flush()
         self._shown = len(line)
         _set_shown(self)

@@ -27,6 +27,7 @@ from mlflow_stability.vocabulary.text.phrases import (
     times,
 )
 from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, SECTIONS, chart_of, read_key, topic_of
+from mlflow_stability.vocabulary.text.terminal_row import to_new_row
 
 __all__ = [
     "COARSE",
@@ -55,6 +56,7 @@ __all__ = [
     "sentence",
     "sigmas",
     "times",
+    "to_new_row",
     "topic_of",
     "unique_share_in",
     "visible",

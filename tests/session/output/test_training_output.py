@@ -313,3 +313,38 @@ def test_there_is_no_progress_where_it_is_silent_or_no_terminal(silent: bool, mo
     monkeypatch.setattr("time.monotonic", lambda: 1e9)
     line("metrics")
     assert shown.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("form", "before"),
+    [
+        ("%(message)s", "mlflow-stability: "),
+        ("%(asctime)s %(levelname)s - %(message)s", " WARNING - mlflow-stability: "),
+        ("%(levelname)s:%(filename)s:%(message)s", "WARNING:log_line.py:mlflow-stability: "),
+        ("[%(name)s] %(message)s", "[mlflow_stability] "),
+        ("{name} | {message}", "mlflow_stability | "),
+    ],
+)
+def test_a_line_names_its_sender_once_whatever_the_format_is(form: str, before: str) -> None:
+    written = StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter(form, style="{" if "{" in form else "%"))
+    with no_logging_set_up():
+        logging.getLogger().addHandler(handler)
+        TrainingOutput(silent=False).warn("%d %% of memory", 97)
+    line = written.getvalue()
+    assert line.endswith(f"{before}97 % of memory\n")
+    assert line.lower().replace("_", "-").count("mlflow-stability") == 1
+
+
+def test_a_filter_and_a_level_of_the_scripts_handlers_hold() -> None:
+    kept, filtered = StringIO(), StringIO()
+    handlers = [logging.StreamHandler(kept), logging.StreamHandler(filtered)]
+    handlers[0].setLevel(logging.WARNING)
+    handlers[1].addFilter(lambda record: "steps" not in record.getMessage())
+    with no_logging_set_up():
+        logging.getLogger().handlers = list(handlers)
+        output = TrainingOutput(silent=False)
+        output.info("%d steps", 3)
+        output.warn("4 steps")
+    assert (kept.getvalue(), filtered.getvalue()) == ("mlflow-stability: 4 steps\n", "")
