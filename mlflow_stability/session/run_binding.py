@@ -15,6 +15,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -226,6 +227,16 @@ class RunBinding:
         if self._folder is None or self._recording_link is None:
             return DeliveredRun()
         return self._recording_link.run(self._folder)
+
+    def tell_beginning(self, output: TrainingOutput) -> None:
+        """Have the output know where the recording in progress goes."""
+        if self._folder is None or self._recording_link is None:
+            return
+        link = self._recording_link
+        where = f"into {strip_credentials(self._recording_address)}; the run is being created."
+        if link.offline:
+            where = f"offline in {link.folder.parent}."
+        output.recording_begins(where, partial(link.run, self._folder))
 
     def await_run_id(self) -> str | None:
         """The run's id, for who can wait for it: the courier makes the run."""

@@ -239,6 +239,7 @@ class Session:
             self._binding.recording.settle()
 
     def _announce(self) -> None:
+        self._binding.tell_beginning(self._output)
         announce(self._binding.recorded_run(self._output, self._bring_all_in))
 
     def _cell_ended(self, closing: Closing) -> None:

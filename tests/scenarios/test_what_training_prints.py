@@ -39,6 +39,7 @@ for step in range(700 if trouble == "rollback" else 400):  # the loss has come d
         os.kill(os.getpid(), signal.SIGINT)
 """
 PREFIX = "mlflow-stability: "
+BEGINNING = ("Recording ", "The run is ")
 
 
 def printed(folder: Path, *arguments: str) -> list[str]:
@@ -68,17 +69,18 @@ def printed(folder: Path, *arguments: str) -> list[str]:
 
 def last_line(lines: list[str]) -> str:
     """How the training went; where it is recorded is said once, as soon as that is known, or not at all."""
-    recorded = [line for line in lines if line.startswith("Record")]
-    assert len(recorded) <= 1
-    for line in recorded:
-        assert re.fullmatch(r"Recording run [\w-]+: `mlflow ui --backend-store-uri \S+` shows it\.", line)
+    recorded = [line for line in lines if line.startswith(BEGINNING)]
+    shown = r"[\w-]+: `mlflow ui --backend-store-uri \S+` shows it\."
+    early = r"Recording into \S+/mlflow\.db; the run is being created\."
+    assert re.fullmatch(rf"(Recording run {shown}|{early}(\nThe run is {shown})?)?", "\n".join(recorded))
+    assert lines[: len(recorded[:1])] == recorded[:1], "it comes before anything that was found"
     end = re.fullmatch(r"(.*) Report: `mlflow-stability open [0-9a-f]{32}`", lines[-1])
     assert end, lines
     return end[1]
 
 
 def findings(lines: list[str]) -> list[str]:
-    return [line for line in lines[:-1] if not line.startswith("Recording run ")]
+    return [line for line in lines[:-1] if not line.startswith(BEGINNING)]
 
 
 def test_a_healthy_training_prints_where_it_is_recorded_and_how_it_went(tmp_path: Path) -> None:

@@ -72,16 +72,16 @@ def _handle(handler: logging.Handler, record: logging.LogRecord) -> None:
     The handler is locked before the bars are: handlers that print through tqdm do so as well.
     """
     stream = getattr(handler, "stream", sys.stderr)
-    screen = stand_in(stream) if type(handler) is logging.StreamHandler else stream
     handler.acquire()
     try:
-        if screen is stream:
-            with bars_removed(stream):
-                if isinstance(handler, logging.StreamHandler):
-                    _write(stream, new_row(stream))
-                handler.handle(record)
-        elif handler.filter(record):
-            _write(screen, handler.format(record) + handler.terminator)
+        if type(handler) is logging.StreamHandler and stand_in(stream) is not stream:
+            if handler.filter(record):
+                _write(stand_in(stream), handler.format(record) + handler.terminator)
+            return
+        with bars_removed(stream):
+            if isinstance(handler, logging.StreamHandler):
+                _write(stream, new_row(stream))
+            handler.handle(record)
     finally:
         handler.release()
 

@@ -101,6 +101,10 @@ class TrainingOutput:
         """The step of the last change of the data that was said."""
         self._begun: set[str] = set()
         """Runs whose beginning was said."""
+        self._unsaid: tuple[str, Callable[[], DeliveredRun]] | None = None
+        """A recording whose beginning was not said yet: where it goes, and what is known of its run by now."""
+        self._said_early = False
+        """Whether its beginning was said before its run was known."""
 
     def warn(self, message: str, *args: Any, if_silent: bool = False) -> None:
         """Write a line about something that needs attention; ``if_silent``: also in a silent session, because recorded
@@ -114,17 +118,33 @@ class TrainingOutput:
         if not self.silent:
             write_line(logging.INFO, message, *args)
 
+    def recording_begins(self, where: str, run: Callable[[], DeliveredRun]) -> None:
+        """Take note of a recording: `where` it goes, and what tells its run, as soon as it was created."""
+        with self._lock:
+            self._unsaid, self._said_early = (where, run), False
+
     def begins(self, run: DeliveredRun) -> bool:
         """Say once which run is recorded and where to look at it; False while that is not known."""
         if not run.run_id or not (run.url or run.command):
             return False
-        if run.run_id not in self._begun:
-            if self._begun:  # else they are this run's: its page may be known later than its first findings
-                self._troubles = Troubles()
-            self._begun.add(run.run_id)
-            where = run.url or f"`{run.command}` shows it."
-            self.info("Recording run %s: %s", run.called, where)
+        with self._lock:
+            self._unsaid = None
+            if run.run_id not in self._begun:
+                if self._begun:  # else they are this run's: its page may be known later than its first findings
+                    self._troubles = Troubles()
+                self._begun.add(run.run_id)
+                where = run.url or f"`{run.command}` shows it."
+                self.info("The run is %s: %s" if self._said_early else "Recording run %s: %s", run.called, where)
         return True
+
+    def _begins_before_trouble(self) -> None:
+        """Say that a recording has begun before anything is said of what was found in it."""
+        if self._unsaid is None:
+            return
+        where, run = self._unsaid
+        if not self.begins(run()):
+            self._unsaid, self._said_early = None, True
+            self.info("Recording %s", where)
 
     def found(self, event: Event, may_act: bool = False) -> None:
         """Say a finding, if it is news; `may_act`: only when it is known that nothing is done about it."""
@@ -143,6 +163,7 @@ class TrainingOutput:
                 self._forget_held()
                 self._troubles.answered(event.step)
                 if "steps_regained" not in event.evidence or event.step > self._changed_at + 1:
+                    self._begins_before_trouble()
                     self.warn("%s", said)  # else `data_changed` has said so
             elif event.kind == "give_up":  # it says what was found, too
                 self._forget_held()
@@ -239,6 +260,7 @@ class TrainingOutput:
         remedies = event.remedies if origin is None or not origin.remedies else origin.remedies
         if self._is_of_uncleared(event):
             remedies = MissingZeroGrad.remedies
+        self._begins_before_trouble()
         self.warn("%s: %s%s", event.kind, message, f" {remedies[0]}" if remedies else "")
 
     def _is_of_uncleared(self, event: Event) -> bool:

@@ -103,6 +103,39 @@ def test_the_beginning_is_said_once_and_not_before_the_run_is_known(caplog: pyte
     assert caplog.messages == [f"Recording run kind-otter-7: {RUN.url}"]
 
 
+@pytest.mark.parametrize("trouble", [SPIKE, ROLLBACK])
+def test_the_beginning_is_said_before_any_trouble_also_when_the_run_is_created_late(
+    trouble: Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    known = [DeliveredRun()]
+    output = TrainingOutput(silent=False)
+    output.recording_begins("into sqlite:///mlflow.db; the run is being created.", lambda: known[0])
+    output.found(trouble)
+    assert caplog.messages[0] == "Recording into sqlite:///mlflow.db; the run is being created."
+    assert trouble.message in caplog.messages[1]
+    known[0] = RUN
+    output.found(replace(SPIKE, kind="memory_pressure"))
+    assert len(caplog.messages) == 3
+    assert output.begins(RUN)
+    assert output.begins(RUN)
+    assert caplog.messages[3:] == [f"The run is kind-otter-7: {RUN.url}"]
+
+
+def test_a_trouble_found_when_the_run_is_known_already_is_said_after_its_beginning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    output = TrainingOutput(silent=False)
+    output.recording_begins("into sqlite:///mlflow.db; the run is being created.", lambda: RUN)
+    output.found(SPIKE)
+    assert output.begins(RUN)
+    assert [line.split(":")[0] for line in caplog.messages] == ["Recording run kind-otter-7", "loss_spike"]
+    output.recording_begins("into sqlite:///mlflow.db; the run is being created.", lambda: DeliveredRun())
+    output.found(replace(SPIKE, kind="memory_pressure"))
+    assert caplog.messages[2].startswith("Recording into"), "the next recording is another one"
+
+
 def test_a_finding_that_a_rollback_answers_is_told_by_the_rollback_alone(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.found(SPIKE, may_act=True)
