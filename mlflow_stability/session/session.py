@@ -77,9 +77,13 @@ class Session:
         self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle, self._announce)
         self._objects = ObjectMemory()
         self._meter = self._new_meter()
-        self._unseen = UnseenTraining(lambda message: self._warn("%s", message))
-        self._watch = self._new_watch()
         self._ending = EndingWatch()
+        self._unseen = UnseenTraining(
+            lambda message: self._warn("%s", message),
+            self._ending.install,
+            lambda: self._ending.closing.outcome != "finished",
+        )
+        self._watch = self._new_watch()
         self._exit_number = 0
         """By which the end of the process knows us; 0 before the first step."""
         self._thread_end = ThreadEnd(self._guard("the end of the training's thread", self._returned))

@@ -72,10 +72,44 @@ def healthy() -> None:
         optimizer.step()
 
 
-def crashed() -> None:
+def begin() -> None:
+    """What most scripts have done when something fails before their first step."""
     torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.01)
-    loss_of(nn.Linear(4, 1))
+    for _ in range(4):
+        loss_of(nn.Linear(4, 1)).backward()
+
+
+def crashed() -> None:
+    begin()
     raise RuntimeError("before the first step")
+
+
+def exited() -> None:
+    begin()
+    try:
+        raise RuntimeError("before the first step")
+    except RuntimeError as error:
+        print(error)
+    sys.exit(1)
+
+
+def left() -> None:
+    """As Lightning leaves after Ctrl-C."""
+    begin()
+    exit(1)
+
+
+def interrupted() -> None:
+    begin()
+    raise KeyboardInterrupt
+
+
+def evaluation() -> None:
+    """Forget `no_grad`, and make an optimizer that takes no step."""
+    model = nn.Linear(4, 1)
+    torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(600):
+        loss_of(model)
 
 
 def by_hand() -> None:
@@ -95,7 +129,11 @@ def prediction() -> None:
 
 
 KINDS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (own_optimizer, compiled_step, by_torch_func, healthy, crashed, by_hand, prediction)
+    each.__name__: each
+    for each in (
+        *(own_optimizer, compiled_step, by_torch_func, healthy, by_hand),
+        *(crashed, exited, left, interrupted, evaluation, prediction),
+    )
 }
 
 if __name__ == "__main__":

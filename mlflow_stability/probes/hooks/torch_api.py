@@ -143,6 +143,7 @@ SYMBOLS: dict[str, Symbol] = {
     "DeviceContext": Symbol("torch.utils._device:DeviceContext", _AGAIN),
     "tree_map": Symbol("torch.utils._pytree:tree_map", _AGAIN),
     "current_autograd_node": Symbol("torch._C:_current_autograd_node", _ORIGIN),
+    "current_graph_task_id": Symbol("torch._C:_current_graph_task_id", "detection of torch.func trainings", lambda: -1),
     "get_sequence_nr": Symbol(
         "torch._C:_autograd._get_sequence_nr",
         (

@@ -1,13 +1,14 @@
 """The end of the process for all its sessions: how it ended, and one wait for pending delivery.
 
-Outcomes: an uncaught exception in any thread, `TrainingDiverged` among them, Ctrl-C, ``sys.exit(3)``, the normal end; a
-killed process is reported by the courier. Children of `multiprocessing` run no exit functions; their own end
-calls the same code.
+Outcomes: an uncaught exception in any thread, `TrainingDiverged` among them, Ctrl-C, ``sys.exit(3)`` or ``exit(3)``,
+also after an exception that the script or a trainer caught and exits for, the normal end; a killed process is reported
+by the courier. Children of `multiprocessing` run no exit functions; their own end calls the same code.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import multiprocessing
 import multiprocessing.util
 import os
@@ -26,7 +27,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 class EndingWatch:
-    """Listens at ``sys.excepthook`` and ``sys.exit`` without changing what they do."""
+    """Listens at ``sys.excepthook``, ``sys.exit`` and ``exit`` without changing what they do."""
 
     def __init__(self) -> None:
         self.closing = Closing("finished")
@@ -36,8 +37,14 @@ class EndingWatch:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Begin to listen."""
+        """Begin to listen; once more does nothing."""
+        if self._undo:
+            return
         excepthook, leave, thread_hook = sys.excepthook, sys.exit, threading.excepthook
+        quitter: Any = type(
+            getattr(builtins, "exit", None)
+        )  # a program may run without the module `site`, which has it
+        leave_by_builtin = vars(quitter).get("__call__")
 
         def watched_excepthook(
             kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -45,13 +52,20 @@ class EndingWatch:
             self.closing = closing_of(error)
             excepthook(kind, error, traceback)
 
-        def watched_exit(*status: Any) -> NoReturn:
-            code = status[0] if status else None
+        def exits(name: str, code: Any = None, *_: Any) -> None:
             if code not in (None, 0):
-                handled = sys.exc_info()[1]  # a script that catches `TrainingDiverged` and exits for it
-                exited = Closing("exited", f"sys.exit({code!r})")
-                self.closing = closing_of(handled) if isinstance(handled, TrainingDiverged) else exited
+                handled = sys.exc_info()[1]  # Lightning catches Ctrl-C, and scripts catch `TrainingDiverged`, to exit
+                told = isinstance(handled, TrainingDiverged | KeyboardInterrupt)
+                self.closing = closing_of(handled) if handled and told else Closing("exited", f"{name}({code!r})")
+
+        def watched_exit(*status: Any) -> NoReturn:
+            exits("sys.exit", *status)
             leave(*status)
+
+        def watched_builtin(builtin: Any, *status: Any) -> None:
+            exits("exit", *status)
+            if leave_by_builtin is not None:
+                leave_by_builtin(builtin, *status)
 
         def watched_thread_hook(said: threading.ExceptHookArgs) -> None:
             if said.exc_value is not None:
@@ -65,7 +79,11 @@ class EndingWatch:
                 sys.excepthook = excepthook
             if sys.exit is watched_exit:
                 sys.exit = leave
+            if leave_by_builtin is not None and vars(quitter).get("__call__") is watched_builtin:
+                quitter.__call__ = leave_by_builtin
 
+        if leave_by_builtin is not None:
+            quitter.__call__ = watched_builtin
         sys.excepthook, sys.exit, threading.excepthook = watched_excepthook, watched_exit, watched_thread_hook
         self._undo.append(undo)
 

@@ -2,7 +2,8 @@
 
 In: what `TorchWatch` counts. Out: one sentence with the remedy: at 200 backward passes, at the end of the script's
 MLflow run, or at the end of the process, whichever comes first. Guarantees: nothing is said of a process that made no
-graph, of one whose steps were seen, or of one that an exception ended.
+graph, of one whose steps were seen, of one that computed no gradients, or of one that an exception, Ctrl-C or an exit
+with an error has ended.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
+
+import torch
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import BACKWARDS_WITHOUT_STEP, Counts
@@ -21,7 +24,7 @@ FEWEST_BACKWARDS = 2
 WARM_UP = 16
 """So many steps are trained at most before a whole step is captured in a CUDA graph; torch's manual says 3."""
 FEWEST_NODES = 1000
-"""So many nodes of graphs are a sign of training even where neither an optimizer nor a backward pass was seen."""
+"""So many nodes of graphs are a sign of training where no backward pass was seen, but gradients were computed."""
 GRAPHS = (
     "not recorded where they train: what a CUDA graph computes runs no hooks. Capture the forward and backward pass "
     "alone and call optimizer.step() after the replay, or use `with mlflow_stability.attach(model, optimizer) as "
@@ -37,14 +40,24 @@ WHY_AND_REMEDY = (
 class UnseenTraining:
     """What was seen of a training in one session."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        warn: Callable[[str], None],
+        signs_seen: Callable[[], None] = lambda: None,
+        failed: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`signs_seen`: runs at the first signs of a training; `failed`: whether the process ends by an error."""
         self.counts = Counts()
         self._warn = warn
+        self._signs_seen = signs_seen
+        self._failed = failed
         self._said = self._installed = False
         self._recorded = False
         """Whether any step was ever recorded: then gradients may be computed for other reasons than training."""
         self._pid = os.getpid()
         self._nodes = torch_api.get_sequence_nr()
+        self._gradients = 0
+        """How many times gradients were computed in this process, when that was counted last."""
         self._run_end = RunEndWatch(self._run_ends)
 
     def install(self) -> None:
@@ -65,6 +78,7 @@ class UnseenTraining:
     def look(self) -> None:
         """Runs at the first signs of a training, and when backward passes are so many that a step is overdue."""
         self._run_end.install()
+        self._signs_seen()
         if self.counts.backwards >= BACKWARDS_WITHOUT_STEP:
             self._say(f"autolog() saw {self.counts.backwards} backward passes")
         self._say_of_graphs()
@@ -89,7 +103,7 @@ class UnseenTraining:
         self._nodes, self._said = torch_api.get_sequence_nr(), False
 
     def _say_at_end(self) -> None:
-        if sys.exc_info()[1] is None and getattr(sys, "last_value", None) is None:
+        if sys.exc_info()[1] is None and getattr(sys, "last_value", None) is None and not self._failed():
             self._say(self._signs())
 
     def _say(self, signs: str) -> None:
@@ -102,9 +116,12 @@ class UnseenTraining:
         counts, nodes = self.counts, torch_api.get_sequence_nr() - self._nodes
         if counts.backwards >= FEWEST_BACKWARDS and not self._recorded:
             return f"autolog() saw {counts.backwards} backward passes"
-        if counts.optimizers and (nodes > 0 or torch_api.has_compiled()):
-            return "autolog() saw a new optimizer, forward passes"
-        return "autolog() saw forward passes with gradients" if nodes >= FEWEST_NODES and not self._recorded else ""
+        if counts.optimizers and torch_api.has_compiled():
+            return "autolog() saw a new optimizer, compiled code"
+        if nodes < FEWEST_NODES or self._recorded:
+            return ""
+        before, self._gradients = self._gradients, _gradients_computed()
+        return "autolog() saw forward passes with gradients" if self._gradients - before > FEWEST_BACKWARDS else ""
 
     def _say_of_graphs(self) -> None:
         """A training that was captured as a whole, after a few steps that warm it up, has no more steps to be seen."""
@@ -114,3 +131,19 @@ class UnseenTraining:
             self._said = True
             since = f"since step {counts.steps} " if counts.steps else ""
             self._warn(f"autolog() saw {counts.replays} replays of CUDA graphs {since}and no optimizer step: {GRAPHS}")
+
+
+def _gradients_computed() -> int:
+    """How many times autograd has computed gradients in this process, for whomever; 0 where torch does not tell.
+
+    The number of a computation is known only within one: here it is that of a number alone.
+    """
+    computations: list[int] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.ones((), device="cpu", requires_grad=True)
+        product = leaf * 1
+        product.register_hook(  # type: ignore[no-untyped-call]
+            lambda _: computations.append(torch_api.current_graph_task_id())
+        )
+        torch.autograd.grad(product, leaf)
+    return computations[0] + 1 if computations else 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from io import StringIO
 
 import pytest
 
@@ -59,6 +60,31 @@ def test_sys_exit_leaves_as_it_would_and_is_heard(
     assert ending.closing.outcome == outcome
 
 
+@pytest.mark.parametrize(("status", "outcome"), [((), "finished"), ((0,), "finished"), ((3,), "exited")])
+def test_the_exit_of_python_itself_is_heard_too(
+    ending: EndingWatch, status: tuple[object, ...], outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO())  # it closes the standard input
+    with pytest.raises(SystemExit) as left:
+        exit(*status)
+    assert left.value.code == (status[0] if status else None)
+    assert ending.closing.outcome == outcome
+
+
+@pytest.mark.parametrize("by_sys", [True, False])
+def test_an_exit_after_ctrl_c_that_was_caught_is_an_interruption(
+    by_sys: bool, ending: EndingWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO())
+    leave = sys.exit if by_sys else exit
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(SystemExit):
+            leave(1)
+    assert ending.closing.outcome == "interrupted"
+
+
 def test_an_exit_that_somebody_caught_was_not_the_end(ending: EndingWatch) -> None:
     with pytest.raises(SystemExit):
         sys.exit(3)
@@ -67,12 +93,16 @@ def test_an_exit_that_somebody_caught_was_not_the_end(ending: EndingWatch) -> No
 
 
 def test_afterwards_sys_is_as_it_was() -> None:
-    before = sys.excepthook, sys.exit, threading.excepthook
+    def hooks() -> tuple[object, ...]:
+        return sys.excepthook, sys.exit, threading.excepthook, type(exit).__call__, repr(exit)
+
+    before = hooks()
     watch = EndingWatch()
-    watch.install()
+    for _ in range(2):
+        watch.install()
     assert sys.exit is not before[1]
     watch.remove()
-    assert (sys.excepthook, sys.exit, threading.excepthook) == before
+    assert hooks() == before
 
 
 def test_a_hook_of_somebody_else_on_top_stays(monkeypatch: pytest.MonkeyPatch) -> None:

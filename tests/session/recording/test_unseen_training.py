@@ -20,10 +20,13 @@ SAID = "and no optimizer step, so nothing is recorded"
 SCRIPT = Path(unseen.__file__)
 
 
-def output_of(kind: str, folder: Path) -> str:
+FAILED = {"crashed": 1, "exited": 1, "left": 1, "interrupted": 130}
+
+
+def output_of(kind: str, folder: Path, *runner: str) -> str:
     environment = {**os.environ, "MLFLOW_STABILITY_OFFLINE": "1"}  # nothing is read from a run
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), kind, str(folder / "journals")],
+        [*(runner or [sys.executable]), str(SCRIPT), kind, str(folder / "journals")],
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -31,7 +34,7 @@ def output_of(kind: str, folder: Path) -> str:
         timeout=120,
         check=False,
     )
-    assert done.returncode == (1 if kind == "crashed" else 0), done.stderr
+    assert done.returncode % 256 in (FAILED.get(kind, 0), 254 if kind == "interrupted" else 0), done.stderr
     return done.stderr
 
 
@@ -54,9 +57,15 @@ def test_a_training_that_nobody_sees_says_so_once_at_the_end_of_the_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["crashed", "by_hand", "prediction", "compiled_step"])
+@pytest.mark.parametrize("kind", [*FAILED, "by_hand", "evaluation", "prediction", "compiled_step"])
 def test_nothing_is_said_of_what_is_recorded_broke_off_or_trains_nothing(tmp_path: Path, kind: str) -> None:
     assert SAID not in output_of(kind, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["crashed", "exited"])
+def test_nothing_is_said_by_the_command_either_of_a_script_that_failed(tmp_path: Path, kind: str) -> None:
+    assert SAID not in output_of(kind, tmp_path, sys.executable, "-m", "mlflow_stability", "run")
 
 
 @pytest.fixture
