@@ -41,9 +41,7 @@ class EndingWatch:
         if self._undo:
             return
         excepthook, leave, thread_hook = sys.excepthook, sys.exit, threading.excepthook
-        quitter: Any = type(
-            getattr(builtins, "exit", None)
-        )  # a program may run without the module `site`, which has it
+        quitter: Any = type(getattr(builtins, "exit", None))  # Python may run without `site`, which has it
         leave_by_builtin = vars(quitter).get("__call__")
 
         def watched_excepthook(
