@@ -75,7 +75,15 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     readings = tuple(reading for curve in shown if (reading := reading_of(curve)) is not None)
     measured = any(curve.has_level for curve in drawn) or bool(drawn and curves.norms)
     silence = loss_that_stopped(history)
-    outcome = outcome_of(episodes, readings, history.outcome, measured=measured and not silence, last_attempt=resumed)
+    levelled = {curve.name for curve in shown if curve.has_level}
+    outcome = outcome_of(
+        episodes,
+        readings,
+        history.outcome,
+        measured=measured and not silence,
+        last_attempt=resumed,
+        main=readings[0] if readings and readings[0].metric in levelled and not silence else None,
+    )
     episodes = with_lines(with_affected_layers(episodes, history, starts_of(history)), history, starts_of(history))
     episodes = with_fitting_remedies(with_causes(episodes, history, curves), history)
     cause, undecided = deciding_cause(outcome, episodes, history, curves)

@@ -62,6 +62,8 @@ LOUD = 0.05
 """A loss that varies by more than this share is told by its course, not by its first and last value."""
 NEAR_ITS_LEVEL = 1.25
 """A loss has recovered that ended at most at so many times its level before the trouble."""
+RISEN = 1.1
+"""A loss rose that ended at so many times the level where it began, or more."""
 RECOVERED = "recovered"
 """The outcome of a run that was rolled back and trained on well."""
 ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
@@ -74,8 +76,9 @@ def outcome_of(
     *,
     measured: bool,
     last_attempt: int | None = None,
+    main: CurveReading | None = None,
 ) -> str:
-    """The one word; ``measured``: whether there is a loss that says how well the training goes.
+    """The one word; ``measured``: whether there is a loss that says how well the training goes; ``main``: that loss.
 
     ``last_attempt``: the one that a run which was resumed ended in; None where attempts are runs of their own.
     """
@@ -94,11 +97,11 @@ def outcome_of(
     if "overfitting" in lasting:
         return "overfitted"
     if bad and _rescued(episodes):
-        main = readings[0] if measured and readings else None
         return RECOVERED if main is None or _is_back(main, bad) else "diverged" if _rose(main) else "unstable"
     if bad:
         return "unstable"
-    return "healthy" if measured and any(each.points >= FEWEST for each in readings) else "cannot_tell"
+    enough = measured and any(each.points >= FEWEST for each in readings)
+    return "healthy" if enough and not (main is not None and _rose(main)) else "cannot_tell"
 
 
 def training_outcome(diagnosis: Diagnosis) -> str:
@@ -159,7 +162,9 @@ def _training_sentence(
 ) -> str:
     main = readings[0] if readings else None
     if outcome == "cannot_tell":
-        return f"Cannot tell: {silence or _too_little(main, points)}."
+        rose = main is not None and main.metric not in without_level and _rose(main)
+        why = f"{_moved(main)}, but its noise is as large" if rose and main is not None else _too_little(main, points)
+        return f"Cannot tell: {silence or why}."
     bad = [each for each in episodes if each.severity >= Severity.WARNING]
     measures = main is None or main.metric not in without_level
     course = _course(main, bad, silence) if main is None or measures else _size(main)
@@ -242,7 +247,7 @@ def _is_back(reading: CurveReading, bad: Sequence[Episode]) -> bool:
 def _rose(reading: CurveReading) -> bool:
     """Whether the loss ended clearly above where it began."""
     began, ended = reading.first_level, reading.last_level
-    return began is not None and ended is not None and 0 < NEAR_ITS_LEVEL * began < ended
+    return reading.best > 0 and began is not None and ended is not None and RISEN * began <= ended
 
 
 def _back(episodes: Sequence[Episode]) -> str:
@@ -335,6 +340,8 @@ def _moved(reading: CurveReading) -> str:
     if _is_noisy(reading):
         name, about = f"{name} (noisy)", "about "
         first, last = f"{reading.first_level:.3g}", f"{reading.last_level:.3g}"
+    if float(first) < float(last) < RISEN * float(first):
+        return f"{name} stayed between {about}{first} and {last} for {steps:,} steps"
     if first == last:
         return f"{name} stayed at {about}{last} for {steps:,} steps"
     return f"{name} {'fell' if float(last) < float(first) else 'rose'} from {about}{first} to {last} in {steps:,} steps"

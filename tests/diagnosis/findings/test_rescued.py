@@ -37,12 +37,13 @@ def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "expected"), [(0.5, "recovered"), (0.61, "recovered"), (0.9, "unstable"), (8.3e64, "diverged")]
+    ("ended", "expected"),
+    [(0.5, "recovered"), (0.61, "recovered"), (0.9, "unstable"), (2.3, "diverged"), (8.3e64, "diverged")],
 )
 def test_a_training_has_recovered_whose_loss_is_near_its_level_before(ended: float, expected: str) -> None:
     level = replace(DIVERGED, metric="loss", evidence={"level": 0.5})
     reading = replace(READING, first_level=2.0, last_level=ended)
-    assert outcome_of([level, BACK], [reading], "", measured=True) == expected
+    assert outcome_of([level, BACK], [reading], "", measured=True, main=reading) == expected
 
 
 def test_a_noisy_loss_has_its_last_value_beside_its_course() -> None:

@@ -55,3 +55,16 @@ def test_a_verdict_names_levels_and_not_the_first_or_the_last_step(noise: float)
     verdict = diagnosis_of(run_named(loss=losses)).verdict
     assert " fell from about 7." in verdict
     assert " to 5.5" in verdict
+
+
+def test_a_loss_that_rose_within_its_noise_is_not_called_healthy() -> None:
+    losses = np.linspace(3.65, 5.55, 40) * np.exp(np.random.default_rng(1).normal(0, 0.4, 40))
+    diagnosis = diagnosis_of(run_named(loss=losses))
+    assert diagnosis.outcome == "cannot_tell"
+    assert diagnosis.verdict.startswith("Cannot tell: loss (noisy) rose from about ")
+    assert diagnosis.verdict.endswith(", but its noise is as large.")
+
+
+def test_a_verdict_of_a_loss_that_hardly_moved_does_not_say_that_it_rose() -> None:
+    losses = 0.69 * np.linspace(1, 1.04, 300) * np.exp(np.random.default_rng(0).normal(0, 0.1, 300))
+    assert "loss (noisy) stayed between about 0.682 and 0.693 for" in diagnosis_of(run_named(loss=losses)).verdict
