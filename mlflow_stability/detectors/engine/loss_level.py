@@ -14,8 +14,11 @@ from itertools import pairwise
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
 
 RISE = 10.0
-"""Minimum ratio of a gradient norm to its baseline where the loss has no level, and of a loss of adversarial training:
-a GAN whose learning rate is far too high has losses at 10 to 100 times their baseline, and nothing else shows it."""
+"""Minimum ratio of a loss, or of a gradient norm, to its baseline in adversarial training: a GAN whose learning rate is
+far too high has losses at 10 to 100 times their baseline, and nothing else shows it."""
+GRADIENT_RISE = 100.0
+"""Minimum ratio of a gradient norm where the loss has no level for another reason: when a DQN copies its target, errors
+and gradients rise up to fifteenfold for some steps."""
 LOSS_RISE = 1000.0
 """Minimum ratio of a loss without a level to its size in the first steps: above it, it has diverged all the same."""
 LEAST_SIZE = 10.0

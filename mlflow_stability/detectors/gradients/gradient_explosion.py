@@ -17,8 +17,9 @@ from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.loss_fall import FirstValues
-from mlflow_stability.detectors.engine.loss_level import RISE
+from mlflow_stability.detectors.engine.loss_level import GRADIENT_RISE, RISE
 from mlflow_stability.detectors.score import severity_of
+from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
@@ -44,8 +45,9 @@ class GradientExplosion(Detector):
     Or three norms in a row at least 4σ above it and 5 times as high, unless norms of 0 are usual. Heavy-tailed noise
     raises both σ. The baseline is the run's own, so a healthy norm of 300 is fine. Norms below 1 % of the first norm
     never count. A single high norm is INFO; it is a warning where three are in a row, or where it is the third finding
-    in 1,000 steps. Critical from 1000 on, if that is 100 times the baseline. Where the loss has no level, as in
-    a GAN, the ratio is 10. The finding ends after 8 steps below 4σ.
+    in 1,000 steps. Critical from 1000 on, if that is 100 times the baseline. In
+    adversarial training, such as a GAN, the ratio is 10; where the loss has no level for another reason, as in
+    reinforcement learning, it is 100. The finding ends after 8 steps below 4σ.
 
     Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
     infinity does.
@@ -73,8 +75,10 @@ class GradientExplosion(Detector):
     """The same as `share_of_tail` for norms in a row."""
     row_smallest_rise: float = 5.0
     """Minimum ratio to the baseline for norms in a row."""
-    smallest_rise_without_level: float = RISE
-    """Minimum ratio where the level of the loss does not measure progress, as in a GAN."""
+    smallest_rise_adversarial: float = RISE
+    """Minimum ratio in adversarial training, such as a GAN."""
+    smallest_rise_without_level: float = GRADIENT_RISE
+    """Minimum ratio of other trainings whose loss has no level, as in reinforcement learning."""
     returns: int = 3
     """Number of findings within `returns_within` steps from which on each is a warning."""
     returns_within: int = 1000
@@ -159,7 +163,8 @@ class GradientExplosion(Detector):
             return self.threshold if point.z >= self.threshold else None
         row_rise, rise = self.row_smallest_rise, self.smallest_rise
         if not point.has_level:
-            row_rise = rise = self.smallest_rise_without_level
+            adversarial = point.reason is NoLevel.ADVERSARIAL
+            row_rise = rise = self.smallest_rise_adversarial if adversarial else self.smallest_rise_without_level
         limit = max(self.row_threshold, self.row_share_of_tail * point.tail)
         high = point.logarithmic and point.z >= limit and point.value >= point.center * row_rise
         state.high = state.high + 1 if high else 0

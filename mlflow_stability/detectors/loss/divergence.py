@@ -68,8 +68,8 @@ class Divergence(Detector):
     When it is wrong: harder data from some step on (a curriculum, a new mixture), or a loss term that is switched on.
     The 200 steps after a learning-rate restart are ignored. Losses that have been negative are judged by jumps only,
     at twice the threshold. In adversarial training, such as a GAN, one loss rises as the other model learns: there only
-    losses at 10 times their baseline count. Of other losses whose level does not measure progress, as in reinforcement
-    learning, only those above 10 and at 1,000 times the size of the first 20 count; they are critical.
+    positive losses at 10 times their baseline count. Of other losses whose level does not measure progress, as in
+    reinforcement learning, only those above 10 and at 1,000 times the size of the first 20 count; they are critical.
 
     Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
     """
@@ -144,14 +144,15 @@ class Divergence(Detector):
             state.restart.see(point.value, point.step)
             return None
         state.begun.take(point.value)
+        state.signed = state.signed or point.value < 0
         if not point.has_level:
-            by_noise = point.reason in (NoLevel.ADVERSARIAL, NoLevel.SIGNED)
+            by_ratio = point.reason is NoLevel.ADVERSARIAL and point.logarithmic and not state.signed
+            by_noise = by_ratio or point.reason is NoLevel.SIGNED
             if not by_noise or abs(point.value) >= self._limit(state)[1]:
                 return self._without_level(state, point)
         if state.restart.excuses(point.step):
             state.high, state.slow, state.risen_from = 0, SlowRise(judged=state.slow.judged), None
             return None
-        state.signed = state.signed or point.value < 0
         logarithmic = point.logarithmic and not state.signed
         threshold = self.threshold if logarithmic else self.threshold_of_differences
         beyond = self._beyond(point, threshold)

@@ -158,7 +158,7 @@ class LossSpike(Detector):
             return state, self._with_gradient(state, point)
         state.waiting, state.episode_filter.calm = None, 0
         adversarial = point.reason is NoLevel.ADVERSARIAL
-        if not (point.has_level or adversarial or point.reason is NoLevel.SIGNED):
+        if not (point.has_level or (adversarial and point.logarithmic) or point.reason is NoLevel.SIGNED):
             return state, None
         if self.threshold_alone:
             return state, self._spike(state, point, None) if z >= self.threshold else None

@@ -40,6 +40,8 @@ REWARD_WORDS = re.compile(
     r"(?:^|[^a-z])(?:rewards?|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?)(?:$|[^a-z])"
 )
 """Parts of a name that only a reinforcement learner logs."""
+RETURN_WORDS = re.compile(r"(?:^|[^a-z])(?:rewards?|returns?|ep_rew_mean)(?:$|[^a-z])")
+"""Parts of a name that say: this is what a policy earns, and more is better."""
 SCORE_WORDS = re.compile(r"(?:^|[^a-z])(?:m?ap|acc|accuracy|f1|recall|precision|m?iou|dice)(?:$|[^a-z])")
 """Parts of a name that say: this is a share of right answers."""
 
@@ -116,6 +118,8 @@ class RunCurves:
     """Accuracies and the like, which rise from 0 to 1."""
     skips: tuple[Curve, ...] = ()
     """How many steps have been skipped so far."""
+    returns: tuple[Curve, ...] = ()
+    """What a policy earns, as the script logged it."""
     averages: tuple[Curve, ...] = ()
     """Means over epochs of losses that are logged by steps as well, one step in many: each sees what the other does
     not."""
@@ -126,12 +130,14 @@ def run_curves(history: RunHistory) -> RunCurves:
     starts = starts_of(history)
     named = [metric for metric in history.metrics if not metric.meaning.known and not metric.meaning.bookkeeping]
     scores = {metric.meaning.quantity: None for metric in named if SCORE_WORDS.search(metric.name.lower())}
+    returns = {metric.meaning.quantity: None for metric in named if RETURN_WORDS.search(metric.name.lower())}
     return RunCurves(
         curves_of(history, "loss", starts),
         curves_of(history, "val_loss", starts),
         curves_of(history, "grad_norm", starts),
         tuple(curve for quantity in list(scores)[:MOST_SCORES] for curve in curves_of(history, quantity, starts)),
         curves_of(history, "skipped_steps", starts),
+        tuple(curve for quantity in list(returns)[:MOST_SCORES] for curve in curves_of(history, quantity, starts)),
         tuple(curve for quantity in ("loss", "val_loss") for curve in _averages(history, quantity, starts)),
     )
 
