@@ -287,6 +287,8 @@ class OpenRecording:
             self._say_no_report(error)
 
     def _say_no_report(self, error: Exception) -> None:
+        if not self._delivered.verdict:
+            self._delivered.verdict = f"No verdict: the report could not be made ({type(error).__name__})."
         _logger.warning(
             "No report of run %s: %s, %s. `mlflow-stability diagnose` makes one.",
             self.writer.run_id,

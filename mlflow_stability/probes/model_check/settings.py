@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,27 +44,46 @@ class ModelCheckLimits:
 
 
 def model_lint(
-    models: Sequence[Module], optimizers: Sequence[Optimizer], step: int, limits: ModelCheckLimits | None = None
+    models: Sequence[Module],
+    optimizers: Sequence[Optimizer],
+    step: int,
+    limits: ModelCheckLimits | None = None,
+    trained: Container[int] = (),
 ) -> list[Event]:
-    """The findings as events of a training. All are at INFO: the optimizers of later steps are not known yet."""
+    """The findings as events of a training, asked for when gradients are complete.
+
+    All are at INFO: the optimizers of later steps are not known yet. `trained`: parameters that were trained before, by
+    identity; they are not frozen.
+    """
     return [
         Event(step, ModelLint.kind, Severity.INFO, each.message, each.place, each.evidence, each.remedies)
-        for each in settings_found(models, optimizers, limits)
+        for each in settings_found(models, optimizers, limits, trained)
     ]
 
 
 def settings_found(
-    models: Sequence[Module], optimizers: Sequence[Optimizer] | None, limits: ModelCheckLimits | None = None
+    models: Sequence[Module],
+    optimizers: Sequence[Optimizer] | None,
+    limits: ModelCheckLimits | None = None,
+    trained_before: Container[int] | None = None,
 ) -> list[ModelFinding]:
-    """What is seldom intended about these models; without optimizers, nothing is said of what they train."""
+    """What is seldom intended about these models; without optimizers, nothing is said of what they train.
+
+    `trained_before`: given while a training runs and gradients are complete; parameters without one take no part in
+    the loss, as those of an averaged copy or of a target network.
+    """
     limits = limits or ModelCheckLimits()
     named = [(name, each) for model in models for name, each in _named_parameters(model)]
-    trained = () if optimizers is None else (_without_optimizer(named, optimizers), _trained_twice(named, optimizers))
-    missing, twice = trained or (None, None)
+    missing = twice = None
+    if optimizers is not None:
+        beside = set() if trained_before is None else _beside(models)
+        missing = _without_optimizer([each for each in named if id(each[1]) not in beside], optimizers)
+        twice = _trained_twice(named, optimizers)
+    frozen = named if trained_before is None else [each for each in named if id(each[1]) not in trained_before]
     swapped = _betas_swapped(optimizers or ())
     found = (
         *(_small_eps(models, limits), _small_scale(models, limits)),
-        *(missing, _tied(named), _frozen(named), twice, swapped),
+        *(missing, _tied(named), _frozen(frozen, named), twice, swapped),
     )
     return [each for each in found if each is not None]
 
@@ -139,8 +158,19 @@ def _tied(named: Sequence[tuple[str, Tensor]]) -> ModelFinding | None:
     return ModelFinding("tied", Severity.INFO, message, "", {"tied": float(len(tied))})
 
 
-def _frozen(named: Sequence[tuple[str, Tensor]]) -> ModelFinding | None:
-    found = first_names((name, each) for name, each in named if not each.requires_grad)
+def _beside(models: Sequence[Module]) -> set[int]:
+    """The parameters that have no gradient, or are in a module in evaluation mode beside ones that are trained."""
+    found: set[int] = set()
+    for model in models:
+        for module in Module.modules(model):
+            evaluates = model.training and not module.training
+            own = [each for each in module._parameters.values() if each is not None]
+            found.update(id(each) for each in own if evaluates or each.grad is None)
+    return found
+
+
+def _frozen(candidates: Sequence[tuple[str, Tensor]], named: Sequence[tuple[str, Tensor]]) -> ModelFinding | None:
+    found = first_names((name, each) for name, each in candidates if not each.requires_grad)
     if not found:
         return None
     values, total = values_in(found), values_in(first_names(named))

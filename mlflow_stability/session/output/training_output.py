@@ -244,7 +244,7 @@ class TrainingOutput:
         """Say how the training went, when everything is delivered."""
         self._begun.update(run.run_id for run in runs)
         for run in runs[-MOST_ENDS:]:
-            said = run.verdict or "Training has ended."
+            said = run.verdict or f"No verdict yet: `mlflow-stability diagnose {run.run_id}` gives it."
             self.info("%s", " ".join(filter(None, [said, run.cause, run.codes, f"Report: {run.where}"])))
         if len(runs) > MOST_ENDS:
             self.info(

@@ -345,24 +345,28 @@ def wait_for_delivery(awaited: Sequence[DeliveringCourier]) -> list[DeliveringCo
             each.output.info("Recorded offline in %s. Deliver it with `mlflow-stability sync %s`.", journals, journals)
         if not link.was_started:
             continue  # which was said when it happened
+        runs = [run.run_id for run in link.runs().values() if run.run_id]
+        verdict = f" Show how it went: `mlflow-stability diagnose {runs[-1]}`." if runs else ""
         trouble = link.trouble()
         if trouble:
             link.warn(
                 "Not delivered to MLflow yet after %.0f s: %s (%s). It is kept in %s. The courier process keeps "
-                "trying for 10 minutes; afterwards run `mlflow-stability sync`.",
+                "trying for 10 minutes; afterwards run `mlflow-stability sync`.%s",
                 patience.waited,
                 link.left(),
                 trouble,
                 link.folder.parent,
+                verdict,
                 if_silent=True,
             )
         else:
             link.warn(
                 "Still on the way to MLflow after %.0f s: %s. It will arrive: the courier process continues when this "
-                "one has ended. If the machine stops first, run `mlflow-stability sync` (journal: %s).",
+                "one has ended. If the machine stops first, run `mlflow-stability sync` (journal: %s).%s",
                 patience.waited,
                 link.left(),
                 link.folder.parent,
+                verdict,
             )
         link.let_go()
     return [each for each, _ in late]

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import torch
 from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -22,6 +23,7 @@ from mlflow_stability.probes.objects import Kind, covering, outermost, places_of
 from mlflow_stability.probes.performance import FlopTotals, batch_shape, batch_words, plain_batch
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.probes.run_facts import autocast_now
+from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
@@ -62,7 +64,9 @@ class FactsProbe(ForwardObserver, BaseProbe):
         self._modifier = 0
         self._looked_at = 0
         self.observes = True
-        """Whether the next batch is to be noted."""
+        """Whether the batches of the next step are to be noted: the last one is that which is trained on."""
+        self._trained: set[int] | None = set()
+        """Until the first look, the parameters that steps have changed, by identity."""
         self.flops: FlopTotals | None = None
         """Who counts operations, where somebody does."""
         self._batch = self._autocast = ""
@@ -80,11 +84,12 @@ class FactsProbe(ForwardObserver, BaseProbe):
     def due(self, step: int) -> bool:
         """Whether to look at the steps of this capture."""
         self._modifier += 1
-        return self._modifier <= FIRST_STEPS or self._watch.due(step) or step % OTHERS_EVERY == 1
+        first = self._modifier <= FIRST_STEPS
+        return first or self.observes or self._watch.due(step) or step % OTHERS_EVERY == 1
 
     def next_due(self, step: int) -> int:
         """The next step that may be due."""
-        following = self._modifier <= FIRST_STEPS or step % OTHERS_EVERY == 0
+        following = self._modifier <= FIRST_STEPS or self.observes or step % OTHERS_EVERY == 0
         return step + 1 if following else next_multiple(step, LOOK_EVERY)
 
     def before_step(self, view: StepView) -> None:
@@ -93,6 +98,10 @@ class FactsProbe(ForwardObserver, BaseProbe):
         self._tell_of_kept(view)
         is_new = self._is_new(view.optimizer)
         self._note_limits(view)
+        if self._batch or self._modifier > FIRST_STEPS:
+            self.observes = False
+        if self._trained is not None:
+            self._trained.update(id(each) for each in parameters_of(view.optimizer) if each.requires_grad)
         if is_new:
             self._search()
         elif not look:
@@ -101,6 +110,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
         self._recording.know(self._facts.collect(training))
         if look:
             self._looked_at = view.step
+            self._trained = None
             for event in self._watch.look(view.step, training):
                 self._recording.emit(event)
                 if event.kind == NotMeasured.kind:
@@ -108,11 +118,15 @@ class FactsProbe(ForwardObserver, BaseProbe):
             self.observes = True
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the first batch after a look was like, and in which type it is computed; always of one model."""
+        """Note what the batches of the step after a look are like, and in which type they are computed; of one model.
+
+        A model that acts, as in reinforcement learning, has passes of other shapes before the one that is trained on.
+        """
+        if not torch.is_grad_enabled():
+            return
         if self._read is None or self._read() is None:
             self._read = weakref.ref(root)
         if self._read() is root:
-            self.observes = False
             self._autocast, plain = autocast_now(), plain_batch(args, kwargs)
             if plain is None or plain != self._plain:
                 shape, self._plain = batch_shape(args, kwargs), plain
@@ -185,6 +199,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
             self._rows,
             self._autocast,
             self._recording.micro_batches,
+            frozenset(self._trained or ()),
             dict(self._limits),
             "" if self.flops is None else self.flops.reason,
             () if self.flops is None else self.flops.unknown,

@@ -26,6 +26,7 @@ MOST_TOLD = 3
 _PASSED_OVER = frozenset({"learning_rate", "max_lr", "min_lr"})
 _OF_CYCLES = frozenset({"betas", "momentum", "base_momentum", "max_momentum"})
 """What a schedule turns as well that goes in cycles."""
+_BATCHES = "The shape of the batches"
 _FIXED = frozenset({bool, int, float, str, type(None)})
 """Types of values that cannot change within themselves."""
 
@@ -40,6 +41,8 @@ class _Setting:
     """What it was at the last look, where that is something else."""
     since: int = 0
     told: int = 0
+    varies: bool = False
+    """Whether it was something else again at the look after a change, as the length of sequences is."""
 
 
 class SettingChanges:
@@ -92,7 +95,10 @@ class SettingChanges:
             known.other = ""
             return None
         if value != known.other:
+            known.varies = known.varies or known.other != ""
             known.other, known.since = value, step
+            return None
+        if known.varies and name == _BATCHES:
             return None
         before, known.value, known.other = known.value, value, ""
         known.told += 1
@@ -115,7 +121,7 @@ def _once(view: TrainingView, step: int) -> list[Event]:
     """What is said of a training when it begins."""
     over_few = few_rows(view.models, view.rows, step)
     return [
-        *model_lint(view.models, view.optimizers, step),
+        *model_lint(view.models, view.optimizers, step, trained=view.trained),
         *([over_few] if over_few is not None else []),
         *unseen_parts(view.models, view.optimizers, step),
     ]
@@ -142,7 +148,7 @@ def _settings(view: TrainingView) -> dict[str, str]:
     """What is compared, by the words in which it is told."""
     found: dict[str, str] = {}
     if view.batch:
-        found["The shape of the batches"] = view.batch
+        found[_BATCHES] = view.batch
     if view.micro_batches:
         found["The number of micro-batches in a step"] = str(view.micro_batches)
     if "max_norm" in view.limits:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,9 @@ class TrainingView:
     """In which type the forward pass was computed, in the words of `autocast_now`; empty: in that of the weights."""
     micro_batches: int = 0
     """How many backward passes the last capture had; 0 where none was counted."""
+    trained: Set[int] = frozenset()
+    """The parameters that an optimizer has changed in the first steps, by identity: GANs freeze their halves in turns.
+    """
     limits: Mapping[str, str] = field(default_factory=dict)
     """With which limits gradients are clipped: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
     uncounted: str = ""

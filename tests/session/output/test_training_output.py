@@ -305,6 +305,14 @@ def test_the_end_says_what_became_of_the_training_why_and_where_to_read_more(cap
     ]
 
 
+def test_an_end_without_a_verdict_says_how_to_get_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    TrainingOutput(silent=False).ended([DeliveredRun("cd34", "calm-owl-1")])
+    assert caplog.messages == [
+        "No verdict yet: `mlflow-stability diagnose cd34` gives it. Report: `mlflow-stability open cd34`"
+    ]
+
+
 def test_what_became_of_sparse_codes_is_said_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     codes = "SDR: 0.61 unique, no collapse."
     TrainingOutput(silent=False).ended([DeliveredRun("cd34", "calm-owl-1", "", "", "Healthy: it fell.", codes=codes)])

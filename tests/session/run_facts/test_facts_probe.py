@@ -85,6 +85,65 @@ def test_a_parameter_that_no_optimizer_has_is_told_at_the_tenth_step(watched: Wa
     assert (event.kind, event.step, event.evidence["parameters"]) == ("model_lint", 10, 2.0)
 
 
+@pytest.mark.parametrize("make", [SGD, AdamW])
+def test_halves_that_are_frozen_in_turns_are_not_frozen(watched: Watched, make: Any) -> None:
+    halves = nn.ModuleDict({"maker": nn.Linear(4, 4), "judge": nn.Linear(4, 4)})
+    optimizers = {name: make(half.parameters(), lr=0.1) for name, half in halves.items()}
+    for _ in range(12):
+        for name, optimizer in optimizers.items():
+            for other, half in halves.items():
+                half.requires_grad_(other == name)
+            train(halves[name], optimizer, 1)
+    assert watched.events() == []
+
+
+def test_parameters_that_never_train_are_still_told(watched: Watched) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    train(model, SGD(model.parameters(), lr=0.1), 12)
+    (event,) = watched.events()
+    assert event.message.startswith("2 parameters are frozen")
+
+
+def test_a_copy_and_a_network_that_only_measures_are_not_missing_from_the_optimizer(watched: Watched) -> None:
+    class Student(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.teacher, self.perceptual = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                target = self.teacher(rows)
+            result: torch.Tensor = self.perceptual(self.net(rows)) - target
+            return result
+
+    model = Student()
+    model.perceptual.eval()
+    train(model, SGD(model.net.parameters(), lr=0.1), 12)
+    assert watched.events() == []
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_shape_of_batches_is_that_of_the_passes_that_train(watched: Watched, grad: bool) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(120):
+        for _ in range(2 if step > 40 else 0):  # it acts
+            with torch.set_grad_enabled(grad):
+                model(torch.randn(1, 4))
+        train(model, optimizer, 1)
+    assert watched.events() == []
+    assert watched.facts()["batch"] == "float32[8, 4]"
+
+
+def test_sequences_of_any_length_are_no_changes(watched: Watched) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(120):
+        train(model, optimizer, 1, rows=[8, 12, 16, 16, 12, 12, 20, 20, 8, 8, 16, 16][step // 10])
+    assert watched.events() == []
+
+
 def test_a_training_that_forgets_train_and_one_of_two_rows_are_told(watched: Watched) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = SGD(model.parameters(), lr=0.1)
