@@ -27,6 +27,9 @@ FALLEN = 0.9
 RISEN = 1.3
 """Ratio to the lowest running mean above which a loss has risen; noise of 30 % does not reach it."""
 
+LOST = 0.1
+"""Minimum share of the progress that such a rise must undo."""
+
 
 @dataclass(slots=True)
 class LossProgress:
@@ -51,9 +54,9 @@ class LossProgress:
         """What is wrong with the loss; empty where nothing is, or nothing is known yet."""
         if self.lowest == inf or self.lowest <= 0:
             return ""
-        if self.mean > RISEN * self.lowest:
-            return f"loss {self.mean:.4g}, {self.mean / self.lowest:.3g} times its lowest level"
         start = median(self.first)
+        if self.mean > RISEN * self.lowest and self.mean - self.lowest >= LOST * (start - self.lowest):
+            return f"loss {self.mean:.4g}, {self.mean / self.lowest:.3g} times its lowest level"
         falls = self.count < FEWEST_LOSSES or self.mean <= FALLEN * start
         return "" if falls else f"loss at {self.mean / start:.0%} of its start"
 

@@ -12,8 +12,9 @@ python tests/benchmarks/rule_recall.py --operating-points     recall beside fals
 python tests/benchmarks/rule_recall.py --misses               and which runs were missed, to look at them by seed
 
 A run counts as found if a finding of its kind, WARNING or CRITICAL, begins at the event; a divergence also serves for
-a spike. Runs are drawn by `zoo.curves`: points, logging, noise and shapes as real logs have them, sizes log-uniform.
-Sizes are in nats (how far the logarithm of the loss moves) and in σ, the noise of one point at that place.
+a spike. A spike that recovered at once is INFO, so that of spikes INFO counts as well, but not as a false alarm. Runs
+are drawn by `zoo.curves`: points, logging, noise and shapes as real logs have them, sizes log-uniform. Sizes are in
+nats (how far the logarithm of the loss moves) and in σ, the noise of one point at that place.
 """
 
 from __future__ import annotations
@@ -125,13 +126,16 @@ def judge(form: str, seed: int, how: How) -> Judged | None:
 
 def judge_run(run: DrawnRun, how: How) -> Judged:
     """Diagnose a run."""
-    serious = [each for each in findings_of(run, how) if each.severity >= Severity.WARNING]
+    findings = findings_of(run, how)
+    serious = [each for each in findings if each.severity >= Severity.WARNING]
     found = False
     if run.event is not None:
         accepted = ACCEPTED.get(run.event.kind, {run.event.kind})
         placed = run.event.kind in PLACED
         found = any(
-            each.kind in accepted and (not placed or near(each.start, run.event, run.setting)) for each in serious
+            each.kind in accepted and (not placed or near(each.start, run.event, run.setting))
+            for each in findings
+            if each.severity >= Severity.WARNING or each.kind == run.event.kind == "loss_spike"
         )
     kinds = tuple(sorted({each.kind for each in serious}))
     return Judged(

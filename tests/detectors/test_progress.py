@@ -49,3 +49,9 @@ def test_it_becomes_a_warning_where_the_loss_rises_again(kind: str) -> None:
 def test_noise_of_a_falling_loss_is_no_rise(kind: str) -> None:
     losses = FALLS * np.exp(np.random.default_rng(0).normal(0, 0.3, STEPS))
     assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_a_rise_near_zero_is_no_trouble(kind: str) -> None:
+    losses = np.r_[np.geomspace(7.5, 0.2, 150), np.full(150, 0.5)]
+    assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
