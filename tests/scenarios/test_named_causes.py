@@ -266,3 +266,129 @@ def test_the_text_of_a_jump_names_the_optimizer_whose_learning_rate_jumped(tmp_p
     assert found.cause.name == "learning_rate_jump"
     assert found.cause.statement.startswith("The learning rate of optimizer_1 jumped from 0.001 to 0.3 at step 301")
     assert math.isclose(found.cause.since or 0, 301)
+
+
+def with_averages(seed: int, left_in: Callable[[nn.Module, list[Tensor]], None], first: int = 1) -> None:
+    """A classifier of noisy labels whose weights' averages are used for an evaluation every 400 steps."""
+    model = classifier(seed)
+    optimizer, generator = Adam(model.parameters(), lr=2e-3), torch.Generator().manual_seed(seed + 1)
+    averages = [0.0 * each.detach() for each in model.parameters()]
+    for step in range(first, first + 1300):
+        inputs, labels = batch_of(generator)
+        wrong = torch.rand(labels.shape, generator=generator) < 0.1
+        labels = torch.where(wrong, torch.randint(CLASSES, labels.shape, generator=generator), labels)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        for average, weight in zip(averages, model.parameters(), strict=True):
+            average.mul_(0.999).add_(weight.detach(), alpha=0.001)
+        if step and step % 400 == 0:
+            left_in(model, averages)
+
+
+def by_data(model: nn.Module, averages: list[Tensor]) -> None:
+    for average, weight in zip(averages, model.parameters(), strict=True):
+        weight.data.copy_(average)
+
+
+def by_state(model: nn.Module, averages: list[Tensor]) -> None:
+    model.load_state_dict(dict(zip(model.state_dict(), averages, strict=True)))
+
+
+def taken_out_again(model: nn.Module, averages: list[Tensor]) -> None:
+    kept = {name: each.clone() for name, each in model.state_dict().items()}
+    by_state(model, averages)
+    model.load_state_dict(kept)
+
+
+@pytest.mark.parametrize(("left_in", "first"), [(by_data, 1), (by_data, 0), (by_state, 1)])
+def test_averaged_weights_that_stay_in_after_an_evaluation_are_named_with_their_period(
+    tmp_path: Path, left_in: Callable[[nn.Module, list[Tensor]], None], first: int
+) -> None:
+    found = diagnosed(tmp_path, lambda: with_averages(0, left_in, first))
+    assert found.cause is not None, found.verdict
+    assert (found.cause.name, found.cause.certainty) == ("weights_replaced", "certain")
+    after = 402 - first
+    assert f"replaced by other code between steps {after - 1} and {after}: they changed by 0.7" in found.cause.statement
+    assert "It repeats every 400 steps." in found.cause.statement
+    assert found.remedies[0].startswith("Restore the training weights after each evaluation")
+    assert about_the_rate(found.remedies) == []
+
+
+def test_averaged_weights_that_are_taken_out_again_are_no_trouble(tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, lambda: with_averages(0, taken_out_again)).outcome == "healthy"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_weights_that_are_written_to_once_are_no_change_of_the_data(tmp_path: Path, seed: int) -> None:
+    def damage(step: int, model: nn.Module, _optimizer: Optimizer) -> None:
+        if step == AT:
+            with torch.no_grad():
+                model[2].weight.mul_(-1.0)
+
+    found = diagnosed(tmp_path, lambda: classify(seed, before_step=damage))
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.certainty, found.cause.since) == ("weights_replaced", "likely", AT)
+
+
+def slow_weights(every: int) -> Callable[[int, nn.Module, Optimizer], None]:
+    """Lookahead: every few steps the weights go half-way back to slow ones."""
+    slow: list[Tensor] = []
+
+    def sync(step: int, model: nn.Module, _optimizer: Optimizer) -> None:
+        slow.extend(each.detach().clone() for each in model.parameters() if step == 1)
+        if step % every == 0:
+            with torch.no_grad():
+                for kept, weight in zip(slow, model.parameters(), strict=True):
+                    weight.copy_(kept.lerp_(weight, 0.5))
+
+    return sync
+
+
+def pruned(step: int, model: nn.Module, _optimizer: Optimizer) -> None:
+    if step % 100 == 0:
+        with torch.no_grad():
+            for each in model.parameters():
+                each.mul_((each.abs() > 0.01 * step / 100).to(each))
+
+
+def clamped(_step: int, model: nn.Module, _optimizer: Optimizer) -> None:
+    for each in model.parameters():
+        each.data.clamp_(-0.3, 0.3)
+
+
+@pytest.mark.parametrize("sync", [slow_weights(5), slow_weights(50), pruned, clamped])
+def test_writes_to_the_weights_that_do_no_harm_are_no_warning(
+    tmp_path: Path, sync: Callable[[int, nn.Module, Optimizer], None]
+) -> None:
+    found = diagnosed(tmp_path, lambda: classify(0, before_step=sync))
+    assert found.outcome == "healthy", found.verdict
+
+
+@Seeds
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize("target", [100.0, 3000.0])
+def test_one_bad_sample_that_returns_in_each_epoch_is_a_bad_batch(
+    tmp_path: Path, seed: int, shuffled: bool, target: float
+) -> None:
+    def training() -> None:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+        optimizer, generator = Adam(model.parameters(), lr=3e-3), torch.Generator().manual_seed(seed + 1)
+        inputs = torch.randn(640, 8, generator=generator)
+        wanted = inputs[:, :1].sin() + inputs[:, 1:2] + 0.2 * torch.randn(640, 1, generator=generator)
+        wanted[17] = target
+        for _ in range(20):
+            order = torch.randperm(640, generator=generator) if shuffled else torch.arange(640)
+            for chosen in order.split(32):
+                optimizer.zero_grad()
+                mse_loss(model(inputs[chosen]), wanted[chosen]).backward()
+                optimizer.step()
+
+    found = diagnosed(tmp_path, training)
+    assert found.cause is not None
+    assert found.cause.name == "bad_batch"
+    assert "20 losses of" in found.cause.statement
+    assert ("every 20 steps" in found.cause.statement) or shuffled
+    named = {each.cause.name for each in found.episodes if each.cause is not None}
+    assert "gradients_not_cleared" not in named

@@ -33,6 +33,31 @@ EARLY_IN_IT = 1 / 3
 """What is measured in this first share of a plateau came with it."""
 
 
+BETWEEN_LOOKS = 10
+"""Settings, and the weights, are looked at every so many steps: what is seen at a step came at most so many before."""
+UNUSUAL = 5.0
+"""A change of the weights by other code stands out from others just before if it is so many times as large."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignWrite:
+    """A change of the weights between two steps that the optimizer did not make."""
+
+    step: int
+    """The first step with the changed weights."""
+    share: float | None
+    """Of their norm; None: they were written to, and by how much is not known."""
+    steps: tuple[int, ...]
+    """All such steps of the run."""
+
+    @property
+    def period(self) -> int | None:
+        """The distance at which it repeats, to `BETWEEN_LOOKS` steps; None: it does not."""
+        apart = np.diff(self.steps)
+        regular = len(apart) > 1 and int(apart.max() - apart.min()) <= BETWEEN_LOOKS
+        return round(float(np.median(apart))) if regular else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeContext:
     """One episode and the curves around it."""
@@ -117,6 +142,25 @@ class EpisodeContext:
         """The gradient norm after clipping, at the steps at which the script clipped."""
         place = "" if self.norm is None else self.norm.place
         return next((each for each in self.of("grad_norm_clipped") if each.place == place), None)
+
+    def foreign_write(self, step: int) -> ForeignWrite | None:
+        """What other code did to the weights right before a step, or a few steps around it; None: nothing unusual."""
+        updates, writes = self._points("foreign_update"), self._points("foreign_writes")
+        share = updates.get(step)
+        if share is not None:
+            lately = [each for at, each in updates.items() if step - JUST_BEFORE <= at < step]
+            if not lately or share > UNUSUAL * float(np.median(lately)):
+                alike = [at for at, each in updates.items() if each > share / UNUSUAL]
+                return ForeignWrite(step, share, tuple(alike))
+        seen = next((at for at in writes if step <= at < step + BETWEEN_LOOKS), None)
+        regular = seen is not None and any(seen - 2 * BETWEEN_LOOKS < at < step for at in writes)
+        return None if seen is None or regular else ForeignWrite(step, None, tuple(writes))
+
+    def _points(self, quantity: str) -> dict[int, float]:
+        """What was measured now and then of the whole model in this attempt, by step; a single point counts."""
+        series = next((each.series for each in self.history.of(quantity) if not each.meaning.place), None)
+        points = {} if series is None else dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+        return {at: value for at, value in points.items() if self.span.first <= at <= self.span.last}
 
     def before(self, curve: Curve, points: int = JUST_BEFORE) -> NDArray[np.float64]:
         """The finite values just before the episode."""

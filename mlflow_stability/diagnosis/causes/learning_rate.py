@@ -22,7 +22,7 @@ from mlflow_stability.detectors.engine import LEAST_RISE, Point, RateRestart, Sy
 from mlflow_stability.detectors.optimizer import LearningRateJump
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContext, shown
-from mlflow_stability.diagnosis.causes.step_size import lower_by, step_size_check
+from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, step_size_check
 from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
 from mlflow_stability.vocabulary.text import capitalised
@@ -322,6 +322,7 @@ def _too_high(around: EpisodeContext, rate: Curve, values: Values) -> CheckResul
             f"No warm-up: the learning rate was {shown(now)}, its highest, from the first step on.",
             f"learning rate {shown(float(values[0]))} at the first step; the finding starts at step {episode.start}",
             since=first,
+            certainty="likely" if first_updates_large(around) else "possible",
         )
     if now > limit.rate and of_adam:
         return is_it(

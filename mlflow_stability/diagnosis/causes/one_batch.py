@@ -52,6 +52,9 @@ def bad_batch_check(around: EpisodeContext) -> CheckResult:
     episode, loss = around.episode, around.loss
     if loss is None:
         return not_seen("bad batch: no loss was logged")
+    regular = _regular(around)
+    if regular:
+        return is_not(f"bad batch: {regular}")
     sudden = sudden_check(around)
     if sudden.cause is not None:
         return sudden
@@ -83,6 +86,59 @@ def bad_batch_check(around: EpisodeContext) -> CheckResult:
     what = norm if episode.kind == "gradient_explosion" else "the loss"
     said = f"Bad batch at step {episode.start}: {what} jumped{jumped} and recovered."
     return is_it("bad_batch", said, *evidence, since=episode.start)
+
+
+def returning_batch_check(around: EpisodeContext) -> CheckResult:
+    """Whether single batches with about the same loss come again and again, as one sample does in each epoch."""
+    loss = around.loss
+    if loss is None or not around.every_step or loss.quantity == "val_loss" or len(loss.values) < FEWEST_POINTS:
+        return CheckResult()
+    values = np.where(loss.finite, loss.values, -np.inf)
+    level, top = float(np.median(values)), _top_near(around, values)
+    high, between = values > level + HALF * (top - level), values > level + LITTLE * (top - level)
+    begins = np.flatnonzero(high & ~np.r_[False, high[:-1]])
+    longest = max((int(np.argmin(np.r_[high[at:], False])) for at in begins), default=0)
+    others = int(between.sum() - high.sum())
+    if len(begins) < RETURNS or longest > SHORT or others > len(begins) or between.mean() > RARE:
+        return CheckResult()
+    steps = [int(each) for each in loss.steps[begins]]
+    first = next((each for each in reversed(steps) if each <= around.latest), None)
+    if first is None or around.episode.start - first > LOOKED_AT:
+        return CheckResult()
+    apart = np.diff(steps)
+    every = f"every {apart[0]} steps" if apart.min() == apart.max() else f"on average every {apart.mean():.0f} steps"
+    heights = loss.values[begins]
+    return is_it(
+        "bad_batch",
+        f"Bad batches: {len(steps)} losses of {shown(float(heights.min()))} to {shown(float(heights.max()))} among "
+        f"losses of about {shown(level)}, {every}. The same samples probably return in each epoch.",
+        f"steps {', '.join(map(str, steps[:MOST_IN_A_ROW]))}{', …' if len(steps) > MOST_IN_A_ROW else ''}",
+        since=first,
+        remedies=(
+            "Inspect the batch at this step.",
+            "Find the samples that these batches have in common, and check their inputs and targets.",
+        ),
+    )
+
+
+def _top_near(around: EpisodeContext, values: NDArray[np.float64]) -> float:
+    """The highest loss from a little before an episode to its end."""
+    steps = np.zeros(0) if around.loss is None else around.loss.steps
+    there = (steps >= around.episode.start - SEARCHED) & (steps <= around.episode.end)
+    return float(values[there].max(initial=-np.inf))
+
+
+def _regular(around: EpisodeContext) -> str:
+    """How often values about as high come anyway; empty: they do not."""
+    curve = around.norm if around.episode.kind == "gradient_explosion" else around.loss
+    before = np.zeros(0) if curve is None else around.before(curve, LOOKED_AT)
+    value = None if curve is None else value_at(curve, around.episode.start)
+    if len(before) < FEWEST or value is None or not np.isfinite(value):
+        return ""
+    # A peak is compared with its neighbours: a loss that falls was as high at first.
+    peaks = before[1:-1] - np.maximum(before[:-2], before[2:])
+    count = int((peaks > QUARTER * (value - float(np.median(before)))).sum())
+    return f"{count} of the {len(before)} values before rose a quarter as far or more" if count >= RETURNS else ""
 
 
 def sudden_check(around: EpisodeContext) -> CheckResult:
@@ -255,6 +311,14 @@ def value_at(curve: Curve, step: int) -> float | None:
     return float(curve.values[place]) if place < len(curve.steps) and curve.steps[place] == step else None
 
 
+RETURNS = 3
+"""Batches that return do so at least so many times, ..."""
+HALF, LITTLE = 0.5, 0.1
+"""... rise at least half as far as the highest near, and nearly no other loss a tenth as far, ..."""
+RARE = 0.1
+"""... and are at most this share of all."""
+QUARTER = 0.25
+"""A value that others before reach to this share of its rise, `RETURNS` times, is no exception."""
 SEARCHED = 48
 """A divergence is found at most so many points after its jump."""
 MIN_POINTS = 16
@@ -306,7 +370,8 @@ def _jump_at(steps: NDArray[np.int64], values: NDArray[np.float64], at: int) -> 
     if row[0] <= top or float(np.median(row)) <= top:
         return None
     usual = float(np.median(before))
-    if row[0] - usual <= DEVIATIONS * NORMAL_MAD * median_deviation(before):
+    rise = float(row[0]) - usual
+    if rise <= DEVIATIONS * NORMAL_MAD * median_deviation(before) or rise < FADED * (float(np.median(row)) - usual):
         return None
     return Jump(int(steps[at]), usual, float(row[0]), values[at + 1 : at + 1 + AFTER])
 
@@ -337,6 +402,8 @@ def changed_at_once_check(around: EpisodeContext) -> CheckResult:
     ]
     if jumped:
         return is_not(f"{name}: the learning rate jumped at step {jumped[0].step}")
+    if there.foreign_write(jump.step) is not None:
+        return is_not(f"{name}: other code wrote to the weights before step {jump.step}")
     unsound = unsound_before(there)
     if unsound:
         return is_not(f"{name}: {unsound}")
@@ -360,7 +427,9 @@ CAUSES = (
         "One batch, or a few, caused it.",
         "One of: the loss jumped in one step and the step before was normal (where it did not recover: with the "
         "gradient norm, and the next losses were not all as high); a spike of at most three points recovered "
-        "by itself; the batch itself was non-finite; the step was skipped and the next batches were normal.",
+        "by itself; the batch itself was non-finite; the step was skipped and the next batches were normal; single "
+        "losses of the same height return. Never named where values a quarter as high came three times in the 200 "
+        "points before, as with heavy-tailed noise.",
         "An unstable step looks the same where gradient norm and learning rate are not logged.",
         ("Inspect the batch at this step.",),
         helped_by_smaller_updates=False,
@@ -368,5 +437,6 @@ CAUSES = (
 )
 CHECKS = (
     Check(changed_at_once_check, {Symptom.RISING: 12, Symptom.LARGE_UPDATES: 12}, frozenset({"data_changed"})),
+    Check(returning_batch_check, {Symptom.RISING: 9}, frozenset({"bad_batch"})),
     Check(bad_batch_check, {Symptom.RISING: 20}, frozenset({"bad_batch", "constant_output"})),
 )

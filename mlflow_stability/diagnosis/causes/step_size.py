@@ -123,6 +123,13 @@ ROSE = 1.05
 """The loss is that much higher after the first update, or the second, than before it."""
 
 
+def first_updates_large(around: EpisodeContext) -> bool:
+    """Whether an update up to the beginning was too large for weights just drawn; True where none was measured."""
+    ratio = next((each for each in around.of("update_ratio") if not each.place), None)
+    updates = np.zeros(0) if ratio is None else around.before(ratio)
+    return not len(updates) or float(updates.max()) >= LARGE
+
+
 def first_steps_check(around: EpisodeContext) -> CheckResult:
     """Whether weights just drawn were hurt by the first updates."""
     if not around.span.begins_training:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.context import BETWEEN_LOOKS, EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.one_batch import jump_near, value_at
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Event
@@ -16,8 +18,6 @@ from mlflow_stability.vocabulary.text import factor
 
 SHRUNK = 0.7
 """Weights whose norm falls below this share of itself from one measurement to the next are decayed away."""
-BETWEEN_LOOKS = 10
-"""A setting is looked at every so many steps: what is seen at a step was changed at most so many before."""
 MOSTLY_FROZEN, NEARLY_FROZEN = 0.9, 0.99
 """A model of whose values this share is frozen may be unable to learn, and probably is."""
 JUMPED = 3.0
@@ -28,6 +28,8 @@ ADAM_STEP = 10.0
 """So many learning rates a parameter can move in one step of Adam at most, at the betas in use: 7.3 at the defaults."""
 OWN_PARAMS = "stability."
 """How the parameters begin that a recording writes into its run."""
+MAX_SHOWN = 6
+"""So many steps are listed at most."""
 IN_A_ROW = 3
 """So many batches in a row that all break are not bad batches."""
 
@@ -139,6 +141,46 @@ def damage_check(around: EpisodeContext) -> CheckResult:
         since=start,
         certainty="possible" if back is None else "likely",
     )
+
+
+def replaced_check(around: EpisodeContext) -> CheckResult:
+    """Whether other code replaced the weights between two steps, and the loss of the second one was high at once."""
+    loss, jump = around.loss, jump_near(around)
+    if loss is None:
+        return not_seen("replaced weights: no loss was logged")
+    step = around.episode.start if jump is None else jump.step
+    there = around.starting_at(step)
+    before, value = there.before(loss), value_at(loss, step)
+    written = there.foreign_write(step)
+    if written is None or not len(before) or value is None or value <= float(before.max()):
+        return CheckResult()
+    about = "" if written.share is not None else "about "
+    again = "" if written.period is None else f" It repeats {about}every {written.period:,} steps."
+    jumped = (
+        f"the loss jumped from {shown(float(np.median(before)))} to {shown(value)} in step {step}, before any update"
+    )
+    if written.share is None:
+        what = f"Other code wrote to the weights before step {step}, and {jumped}.{again}"
+        return is_it("weights_replaced", what, *_when(written.steps), since=step)
+    ratio = next((each for each in around.of("update_ratio") if each.place == loss.place), None)
+    known = np.zeros(0) if ratio is None else there.before(ratio)
+    update = f"; the last measured update of the optimizer changed them by {known[-1]:.2g}" if len(known) else ""
+    return is_it(
+        "weights_replaced",
+        f"The weights were replaced by other code between steps {step - 1} and {step}: they changed by "
+        f"{written.share:.2g} of their norm{update}.{again}",
+        jumped[:1].upper() + jumped[1:],
+        *_when(written.steps),
+        since=step,
+        certainty="certain" if not len(known) or written.share > BEYOND * float(known[-1]) else "likely",
+    )
+
+
+def _when(steps: Sequence[int]) -> tuple[str, ...]:
+    """At which steps it was seen, where it was more than once."""
+    if len(steps) < 2:
+        return ()
+    return (f"seen at steps {', '.join(map(str, steps[:MAX_SHOWN]))}{', …' if len(steps) > MAX_SHOWN else ''}",)
 
 
 def overwritten_check(around: EpisodeContext) -> CheckResult:
@@ -255,6 +297,21 @@ def _changes(around: EpisodeContext) -> list[Event]:
 
 CAUSES = (
     CauseDocumentation(
+        "weights_replaced",
+        "Other code replaced the weights between two optimizer steps.",
+        "The loss was high at once, before any update on what came then, and some weights had changed since the end of "
+        "the step before by more than 10 times what an update changes (certain), or they were written to in place "
+        "(likely; signals `foreign_update` and `foreign_writes`).",
+        "A write that left the weights as they were, such as averaged weights that were taken out again, beside a bad "
+        "batch.",
+        (
+            "Restore the training weights after each evaluation: ema.restore(), or load the state from before it.",
+            "Check what writes to the weights there: load_state_dict(), copy_(), averages (EMA, SWA).",
+        ),
+        helped_by_smaller_updates=False,
+        phrase="replaced weights",
+    ),
+    CauseDocumentation(
         "damaged_weights",
         "Weights or buffers were corrupted, but not by a gradient.",
         "Several batches in a row were non-finite on weights that worked one step before, or the weight norm jumped by "
@@ -312,6 +369,7 @@ CHECKS = (
         },
         frozenset({"configuration_changed"}),
     ),
+    Check(replaced_check, {Symptom.RISING: 6, Symptom.LARGE_UPDATES: 6}, frozenset({"weights_replaced"})),
     Check(
         overwritten_check,
         {Symptom.NON_FINITE: 60, Symptom.RISING: 10, Symptom.LARGE_UPDATES: 10},

@@ -79,3 +79,29 @@ def test_gradients_that_grew_with_the_weights_are_no_excuse_under_sgd(at: int) -
     cause = cause_of(replace(run, metrics=(*metrics, metric_of("grad_norm", norms))))
     assert cause is not None
     assert (cause.name, cause.certainty) == ("damaged_weights", "likely")
+
+
+def replaced(share: float, *, jump: bool = True) -> RunHistory:
+    """Weights that changed by a share of their norm before steps 301 and 601, with losses that jumped there, or not."""
+    losses = falling(800)
+    for at in (301, 601) if jump else ():
+        losses[at : at + 40] += 5.0 * np.exp(-np.arange(40) / 20)
+    return run_of(
+        metric_of("loss", losses),
+        metric_of("grad_norm", np.ones(800)),
+        metric_of("learning_rate", np.full(800, 1e-3)),
+        metric_of("stability/update_ratio", np.full(80, 1e-3), steps=np.arange(0, 800, 10)),
+        metric_of("stability/foreign_update", [share, share], steps=[301, 601]),
+    )
+
+
+def test_weights_that_changed_between_two_steps_before_a_jump_of_the_loss_were_replaced() -> None:
+    causes = [each.cause for each in diagnosis_of(replaced(0.4)).episodes if each.cause is not None]
+    assert {(each.name, each.certainty) for each in causes} == {("weights_replaced", "certain")}
+    assert "between steps 300 and 301: they changed by 0.4 of their norm" in causes[0].statement
+
+
+def test_a_change_as_small_as_an_update_is_less_sure_and_one_without_a_jump_is_no_finding() -> None:
+    causes = [each.cause for each in diagnosis_of(replaced(0.002)).episodes if each.cause is not None]
+    assert {each.certainty for each in causes if each.name == "weights_replaced"} <= {"likely"}
+    assert diagnosis_of(replaced(0.4, jump=False)).outcome == "healthy"
