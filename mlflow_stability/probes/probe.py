@@ -95,19 +95,15 @@ class ForwardProbe(Protocol):
         ...
 
     def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
-        """Put hooks on, right before the forward pass of `root`.
+        """Begin to look, right before the forward pass of `root`.
 
-        `alive` tells from within a hook or a mode whether that pass is still going on: after Ctrl-C nobody closes a
-        probe before the next pass begins, and what was left must do nothing until then.
+        `alive` tells from within an observer or a mode whether that pass is still going on: where Ctrl-C comes while
+        a probe is closed, what is left must do nothing until the next pass begins.
         """
         ...
 
     def close(self, whole: bool) -> None:
-        """Take everything off again. `whole`: the pass ended as it should; else forget what was seen.
-
-        Where it did not, this is called once more before the next pass, for hooks on `root` itself cannot be taken off
-        while an exception leaves it: `PassHooks` knows about that, `hooks.remove(whole or not alive())`.
-        """
+        """Take everything off again. `whole`: the pass ended as it should; else forget what was seen."""
         ...
 
     def blocks(self) -> Sequence[Block]:

@@ -28,7 +28,7 @@ from mlflow_stability.probes.activations.activation_samples import (
 )
 from mlflow_stability.probes.activations.activation_statistics import ALWAYS, QUANTITIES, statistics_of
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.module_hooks import PassHooks
+from mlflow_stability.probes.forward.pass_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, ProbeFactory, next_sampled_step
@@ -93,8 +93,8 @@ class ActivationProbe:
         return next_sampled_step(own_step, FIRST_LOOK, self.every)
 
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
-        """Put a hook on each module that is a leaf or has parameters of its own."""
-        self._hooks = hooks = PassHooks(root)
+        """Watch each module that is a leaf or has parameters of its own."""
+        self._hooks = hooks = PassHooks()
         self._alive = alive
         self._axes.clear()
         chosen = [(name, each, nature) for name, each in self._places.inside(root) if (nature := _looked_at(each))]
@@ -105,11 +105,10 @@ class ActivationProbe:
             hooks.after(module, self._measure)
 
     def close(self, whole: bool) -> None:
-        """Take the hooks off."""
+        """Stop watching."""
         if self._hooks is not None:
-            self._hooks.remove(whole or not self._alive())
-            if not self._hooks.hold_anything:
-                self._hooks, self._alive = None, _over
+            self._hooks.remove()
+            self._hooks, self._alive = None, _over
         self._names.clear()
         if whole:
             self._whole.update(self._found)

@@ -74,7 +74,6 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         self._guarded_probes = tuple(_GuardedProbe(each, guard) for each in probes)
         self._close = guard("closing of forward probes", self._close_all)
         self._compiled_code = CompiledCodeWatch(self._on_compiled)
-        self._again = guard("closing of forward probes", lambda guarded: guarded.close(False))
         self._second_pass = SecondPass()
         self._models: dict[int, _Model] = {}
         """By identity."""
@@ -87,8 +86,6 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         self._open: list[_GuardedProbe] = []
         self._root: weakref.ref[Module] | None = None
         """The model they look into."""
-        self._broken: list[_GuardedProbe] = []
-        """Were open in a pass that raised."""
         self._alive: RunningPass | None = None
         """Of the pass that is being looked into."""
         self._emit = guard(self.part, emit)
@@ -204,8 +201,6 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         while self._open:
             guarded = self._open[-1]  # as with brackets; one that Ctrl-C keeps open is closed again later
             guarded.looked |= whole
-            if not whole and guarded not in self._broken:
-                self._broken.append(guarded)
             guarded.close(whole)
             del self._open[-1:]
         if self._alive is not None:
@@ -216,9 +211,6 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         self._compiled_code.take_off()
         if self._open:
             self._close(False)
-        while self._broken:
-            self._again(self._broken[-1])
-            del self._broken[-1:]
 
     def _look_at_second_pass(
         self, due_probes: Sequence[_GuardedProbe], root: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -1,8 +1,8 @@
 """Hears when the model that a script trains is called, and when it is done.
 
 In: optimizers before their steps. Out: calls to listeners around each forward pass that is part of training.
-Guarantees: our hooks are on the outermost module that the script calls and nowhere inside a compiled region; a model
-that is copied, pickled or scripted takes nothing of ours along; `remove` leaves every module as it was.
+Guarantees: nothing is put on any module; only the outermost module that the script calls is watched, and no call
+inside a compiled region.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.forward.module_hooks import ForwardHooks, drop_idle_hooks
-from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.hook_handles import HookHandles
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
 from mlflow_stability.probes.hooks.running_calls import running_calls
 from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.performance.step_timing import Mark
@@ -28,7 +26,7 @@ _BEGAN, _ENDED, _EVALUATED = int(Mark.FORWARD_BEGAN), int(Mark.FORWARD_ENDED), i
 PATIENCE = 2
 """After so many steps without a call, the script is taken to call not this module but those inside it."""
 MOST_PARTS = 32
-"""A script that calls each of very many parts itself would pay for a hook on each."""
+"""A script that calls each of very many parts itself would pay for the watch of each."""
 MOST_SEARCHES = 8
 """A script that makes an optimizer for every sample has no model that could be followed."""
 
@@ -55,8 +53,28 @@ class ForwardObserver:
         """Runs after a forward pass that is no part of training."""
 
 
+class _Root:
+    """A module that is watched: the observer of its calls."""
+
+    __slots__ = ("_ends", "call_began", "call_failed", "module", "watched")
+
+    def __init__(
+        self,
+        module: Module,
+        began: Callable[[Module, tuple[Any, ...], dict[str, Any]], object],
+        ended: Callable[[Module, Any], object],
+        failed: Callable[[Module], object],
+    ) -> None:
+        self.module = weakref.ref(module)
+        self.call_began, self.call_failed, self._ends = began, failed, ended
+        self.watched: WatchedCalls = MODULE_CALLS.observe(module, self)
+
+    def call_ended(self, module: Module, _args: tuple[Any, ...], output: Any) -> None:
+        self._ends(module, output)
+
+
 class ForwardWatch:
-    """The hooks on the models of one training."""
+    """The models of one training."""
 
     def __init__(
         self, guard: Guard, observers: Sequence[ForwardObserver], mark: Callable[[int], None] = lambda _: None
@@ -74,7 +92,7 @@ class ForwardWatch:
         self._failed = guard("forward passes", self._fails)
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._searches = 0
-        self._watched: dict[int, ForwardHooks] = {}
+        self._watched: dict[int, _Root] = {}
         """By the identity of the module."""
         self._part_of: dict[int, weakref.ref[Module]] = {}
         """Of modules that are watched in the place of the model that they belong to: that model."""
@@ -88,15 +106,14 @@ class ForwardWatch:
         self.in_backward = False
         """Whether a backward pass is going on: what is called inside it is run again for a checkpoint."""
         self._on_cuda = False
-        self._patches = HookHandles()
 
     @property
     def models(self) -> tuple[Module, ...]:
         """The models that train; one whose parts the script calls itself is one model."""
         found: dict[int, Module] = {}
-        for key, hooks in self._watched.items():
+        for key, root in self._watched.items():
             whole = self._part_of.get(key)
-            model = hooks.root if whole is None else whole()
+            model = root.module() if whole is None else whole()
             if model is not None:
                 found.setdefault(id(model), model)
         return tuple(found.values())
@@ -125,23 +142,18 @@ class ForwardWatch:
         self.in_backward = False
 
     def remove(self) -> None:
-        """Take all hooks off."""
+        """Watch no module any more."""
         self._give_up()
-        self._patches.remove()
-        for each in self._watched.values():
-            each.remove()
+        for root in self._watched.values():
+            root.watched.remove()
         self._watched.clear()
         self._uncalled.clear()
 
     def _watch(self, root: Module) -> None:
-        if id(root) in self._watched and self._watched[id(root)].root is root:
+        if id(root) in self._watched and self._watched[id(root)].module() is root:
             return
-        if not self._patches.hold_anything:
-            self._patches.patch_symbol("create_script_module", self._around_scripting)
-        hooks = ForwardHooks(root, self._before, self._after, self._failed)
-        hooks.put_on()
         self._on_cuda |= any(each.is_cuda for each in Module.parameters(root))
-        self._watched[id(root)] = hooks
+        self._watched[id(root)] = _Root(root, self._before, self._after, self._failed)
         self._uncalled[id(root)] = 0
 
     def _look_deeper(self) -> None:
@@ -151,9 +163,9 @@ class ForwardWatch:
             if steps + 1 < PATIENCE:
                 continue
             del self._uncalled[key]
-            hooks = self._watched.pop(key)
-            hooks.remove()
-            root, whole = hooks.root, self._part_of.pop(key, None)
+            uncalled = self._watched.pop(key)
+            uncalled.watched.remove()
+            root, whole = uncalled.module(), self._part_of.pop(key, None)
             parts = [] if root is None else _those_inside(root)
             if root is None or len(self._watched) + len(parts) > MOST_PARTS:
                 continue
@@ -176,7 +188,6 @@ class ForwardWatch:
         if (
             not root.training
             or not torch.is_grad_enabled()
-            or torch_api.get_tracing_state()
             or self.in_backward
             or (self._on_cuda and torch.cuda.is_current_stream_capturing())
         ):
@@ -217,19 +228,6 @@ class ForwardWatch:
         within = self._within and running_calls(self.opened) > 1  # it is a call within the one that was heard
         if get_ident() == self._thread and self.opened == id(root) and not within:
             self._give_up()
-
-    def _around_scripting(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`torch.jit.script` compiles the hooks that it finds, and ours cannot be: they step aside for it."""
-        for each in self._watched.values():
-            each.remove()
-        for each in args:
-            if isinstance(each, Module):
-                drop_idle_hooks(each)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            for each in self._watched.values():
-                each.put_on()
 
 
 def _overriding(name: str, observers: Sequence[ForwardObserver]) -> tuple[Callable[..., Any], ...]:

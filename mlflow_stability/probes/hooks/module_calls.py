@@ -137,8 +137,12 @@ class ModuleCalls(dict[int, _Entry]):
         entry = self.get(id(module))
         if entry is None or entry.module() is not module or self._muted or _is_traced():
             return False
-        for observer in entry.observers:
-            observer.call_began(module, args, kwargs)
+        try:
+            for observer in entry.observers:
+                observer.call_began(module, args, kwargs)
+        except BaseException:  # Ctrl-C: what was begun is ended
+            self.fails(module)
+            raise
         return True
 
     def ends(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:

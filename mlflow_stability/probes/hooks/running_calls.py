@@ -1,4 +1,4 @@
-"""Whether a call of a module is still running, or was ended by Ctrl-C without notice.
+"""Whether a call of a watched module is still running, or was ended by Ctrl-C without notice.
 
 In: a module, by identity. Out: how many calls of it run in this thread; for one forward pass, yes or no from any
 depth of the call. Guarantees: nothing of a call is kept alive, neither its frame nor its inputs and outputs.
@@ -7,32 +7,23 @@ depth of the call. Guarantees: nothing of a call is kept alive, neither its fram
 from __future__ import annotations
 
 import sys
-from types import CodeType, FrameType
+from types import FrameType
 
 from torch.nn import Module
 
-_CALLS: dict[CodeType, str] = {Module._call_impl.__code__: "self"}
-"""Functions that call a module, and what they call it."""
-
-
-def calls_through(code: CodeType, name: str) -> None:
-    """Make known one more function that calls a module, which is its local `name`."""
-    _CALLS[code] = name
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 
 
 def running_calls(identity: int) -> int:
     """How many calls of this module are going on."""
     found = 0
+    code = MODULE_CALLS.code
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = _CALLS.get(frame.f_code)
-        if name is not None and id(frame.f_locals.get(name)) == identity:
+        if frame.f_code is code and id(frame.f_locals["self"]) == identity:
             found += 1
         frame = frame.f_back
     return found
-
-
-_CALL: CodeType = Module._call_impl.__code__
 
 
 class RunningPass:
@@ -41,8 +32,9 @@ class RunningPass:
     __slots__ = ("_frame",)
 
     def __init__(self, root: Module) -> None:
+        code = MODULE_CALLS.code
         frame: FrameType | None = sys._getframe()
-        while frame is not None and not (frame.f_code is _CALL and frame.f_locals.get("self") is root):
+        while frame is not None and not (frame.f_code is code and frame.f_locals["self"] is root):
             frame = frame.f_back
         self._frame = frame
 

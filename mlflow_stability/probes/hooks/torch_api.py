@@ -188,9 +188,6 @@ SYMBOLS: dict[str, Symbol] = {
     "function_from_trace": Symbol("torch._C:_create_function_from_trace", _COMPILED),
     "function_from_trace_with_dict": Symbol("torch._C:_create_function_from_trace_with_dict", _COMPILED),
     "graph_by_tracing": Symbol("torch._C:_create_graph_by_tracing", _COMPILED),
-    "create_script_module": Symbol(
-        "torch.jit._recursive:create_script_module", ("torch.jit.script of a watched model")
-    ),
     "enable_torch_function": Symbol("torch.overrides:_enable_torch_function", "flex attention"),
     "TransformGetItemToIndex": Symbol(
         "torch._dynamo._trace_wrapped_higher_order_op:TransformGetItemToIndex", "flex attention"

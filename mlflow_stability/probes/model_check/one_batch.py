@@ -27,7 +27,7 @@ from mlflow_stability.probes.activations.activation_samples import (
     sample_of,
 )
 from mlflow_stability.probes.activations.activation_statistics import QUANTITIES, statistics_of
-from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks import MODULE_CALLS, torch_api
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.model_check.batch_loss import BatchLoss, LossFunction, batch_of, loss_of
 from mlflow_stability.probes.model_check.values import fetched
@@ -97,6 +97,7 @@ def run_batch(model: Module, given: Any, function: LossFunction | None) -> Batch
         random_numbers_kept(devices),
         torch.compiler.set_stance("force_eager"),
         own_pass(),
+        MODULE_CALLS.muted(),
         hooks_muted(inner, is_ours),
     ):
         try:

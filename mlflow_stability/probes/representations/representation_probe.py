@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.module_hooks import PassHooks
+from mlflow_stability.probes.forward.pass_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
@@ -86,18 +86,17 @@ class RepresentationProbe:
         named = self._named(places)
         if self.names:
             self._had |= dict.fromkeys(each for each in places if "." not in each)
-        self._hooks, self._alive = PassHooks(root), alive
+        self._hooks, self._alive = PassHooks(), alive
         self._pass = RepresentationPass(places, named, self._codes, looks <= LOOKS, alive)
         take = self._guard(self.part, self._pass.take)
         for module in self._pass.wanted():
             self._hooks.after(module, take)
 
     def close(self, whole: bool) -> None:
-        """Take the hooks off."""
+        """Stop watching."""
         if self._hooks is not None:
-            self._hooks.remove(whole or not self._alive())
-            if not self._hooks.hold_anything:
-                self._hooks, self._alive = None, _over
+            self._hooks.remove()
+            self._hooks, self._alive = None, _over
         if self._pass is not None:
             self._pass.over()
             if whole:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.module_hooks import PassHooks
+from mlflow_stability.probes.forward.pass_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, ProbeFactory, next_sampled_step
@@ -104,24 +104,23 @@ class RouterProbe:
         return next_sampled_step(own_step, FIRST_LOOK, self.every)
 
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
-        """Put hooks on experts and on what may be their routers."""
+        """Watch experts and what may be their routers."""
         groups = self._groups.get(root)
         if groups is None:
             names = {module: name for name, module in self._places.inside(root)}
             groups = self._groups[root] = expert_groups(root, names)
         if not groups:
             return
-        self._hooks, self._alive, self._root = PassHooks(root), alive, weakref.ref(root)
+        self._hooks, self._alive, self._root = PassHooks(), alive, weakref.ref(root)
         self._seen = [_Seen(group) for group in groups]
         for seen in self._seen:
             self._hook(self._hooks, seen)
 
     def close(self, whole: bool) -> None:
-        """Take the hooks off; `whole`: what was seen counts."""
+        """Stop watching; `whole`: what was seen counts."""
         if self._hooks is not None:
-            self._hooks.remove(whole or not self._alive())
-            if not self._hooks.hold_anything:
-                self._hooks, self._alive = None, _over
+            self._hooks.remove()
+            self._hooks, self._alive = None, _over
         seen, self._seen = self._seen, []
         root = None if self._root is None else self._root()
         self._root = None

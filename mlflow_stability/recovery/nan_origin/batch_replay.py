@@ -37,7 +37,7 @@ from mlflow_stability.probes.rerun import (
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, sound
 from mlflow_stability.recovery.nan_origin.nan_trace import is_finite
-from mlflow_stability.recovery.nan_origin.stand_in_weights import own_hooks_muted
+from mlflow_stability.recovery.nan_origin.stand_in_weights import observers_muted
 
 MOST_REPLAYS = 4
 """So many passes of one step are run again at most, where none of them shows by itself that it broke."""
@@ -93,7 +93,7 @@ def replay_batch(
         return _not_run(state.refusal or f"{mode} is active and would see it run twice")
     written = WrittenTensors(seconds)
     try:
-        with _as_it_was(batch, model), own_hooks_muted(model), kept(state, written):
+        with _as_it_was(batch, model), observers_muted(model), kept(state, written):
             states = _random_states()
             found = Rerun(model, batch, loss, optimizers, written).replay()
             drawn = states != _random_states()

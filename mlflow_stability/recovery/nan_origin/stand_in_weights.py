@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as torch_module
 
-from mlflow_stability.probes.forward import Hook
-from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks import MODULE_CALLS, torch_api
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
@@ -36,17 +35,14 @@ def shadowed(model: Module, with_gradients: bool) -> Iterator[None]:
 
 
 @contextmanager
-def own_hooks_muted(model: Module) -> Iterator[None]:
-    """Inside, the hooks of ours do not hear the model being called; those of the script do, and are the same after."""
+def observers_muted(model: Module) -> Iterator[None]:
+    """Within it, calls of the model are not observed; the script's hooks run, and are the same afterwards."""
     tables = [getattr(each, name) for each in Module.modules(model) for name in _HOOKS]
     tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]
     before = [(table, dict(table)) for table in tables]
     try:
-        for table, hooks in before:
-            for number, hook in hooks.items():
-                if isinstance(hook, Hook):
-                    del table[number]
-        yield
+        with MODULE_CALLS.muted():
+            yield
     finally:
         for table, hooks in before:
             if list(table) != list(hooks):

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
-from mlflow_stability.probes.forward.module_hooks import PassHooks
+from mlflow_stability.probes.forward.pass_hooks import PassHooks
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -43,12 +43,12 @@ class Looker:
     def open(self, root: nn.Module, step: int, alive: Callable[[], bool]) -> None:
         self.steps.append(step)
         self.alive = alive
-        self.hooks = PassHooks(root)
+        self.hooks = PassHooks()
         self.hooks.after(root, lambda _module, _args, output: self.seen.append(output))
 
     def close(self, whole: bool) -> None:
         self.closed.append(whole)
-        self.hooks.remove(whole or not self.alive())
+        self.hooks.remove()
 
     def blocks(self) -> list[Block]:
         found, self.seen = [Block(PLACE, (float(each.detach().sum()),)) for each in self.seen], []
@@ -124,13 +124,13 @@ def test_evaluation_is_not_looked_into() -> None:
 def test_a_pass_that_raised_is_forgotten_and_nothing_is_left_on_the_model() -> None:
     probe = Looker()
     loop = Loop(nn.Linear(4, 2), probe)
-    before = list(loop.model._forward_hooks.values())
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         loop.model(torch.ones(3, 5))
     assert probe.closed == [False]
     assert not loop.turns.due(1)
-    assert list(loop.model._forward_hooks.values()) == before
-    assert probe.closed == [False, False]
+    assert not probe.hooks.is_on
+    assert not loop.model._forward_hooks
+    assert probe.closed == [False]
 
 
 class Interrupted(nn.Linear):
@@ -142,17 +142,17 @@ class Interrupted(nn.Linear):
         return super().forward(inputs)
 
 
-def test_after_ctrl_c_a_probe_knows_that_its_pass_is_over_and_is_closed_before_the_next_one() -> None:
+def test_ctrl_c_closes_a_probe_at_once() -> None:
     probe = Looker()
     loop = Loop(Interrupted(4, 2), probe)
     with pytest.raises(KeyboardInterrupt):
         loop.model(torch.ones(1, 4))
     assert not probe.alive()
+    assert probe.closed == [False]
+    assert not probe.hooks.is_on
     loop.train(torch.ones(3, 4))
-    assert probe.closed == [False, False]
     loop.train(torch.ones(3, 4))
-    assert probe.closed == [False, False, True]
-    assert len(loop.model._forward_hooks) == 1
+    assert probe.closed == [False, True]
 
 
 def test_inside_its_pass_a_probe_knows_that_it_is_going_on() -> None:
@@ -246,6 +246,5 @@ def test_no_mode_is_left_behind_by_a_probe_that_fails_half_way() -> None:
     loop = Loop(nn.Linear(4, 2), probe)
     with pytest.raises(ValueError, match="half-way"):
         loop.train(torch.ones(3, 4))
-    loop.turns.due(1)
     assert _get_current_function_mode_stack() == []
-    assert probe.closed == [False, False]
+    assert probe.closed == [False]

@@ -77,7 +77,7 @@ def test_the_outermost_module_is_heard_by_place_and_by_name() -> None:
     _, heard = watched(model)
     model(torch.ones(2, 4))
     assert heard.calls == [("Sequential", 1, []), "ended"]
-    assert hooks_of(model) == 2
+    assert hooks_of(model) == 0
     named = Net()
     _, heard = watched(named)
     named(x=torch.ones(2, 4))
@@ -168,15 +168,15 @@ def test_a_script_that_calls_the_parts_of_its_model_is_heard_and_has_one_model()
 def test_removing_leaves_every_module_as_it_was() -> None:
     model = Net()
     state = {id(each): dict(vars(each)) for each in model.modules()}
-    scripting = torch.jit._recursive.create_script_module
+    call = nn.Module.__call__.__code__
     watch, heard = watched(model)
-    assert torch.jit._recursive.create_script_module is not scripting
+    assert nn.Module.__call__.__code__ is not call
     watch.remove()
     model(torch.ones(2, 4))
     assert heard.calls == []
     assert hooks_of(model) == 0
     assert {id(each): dict(vars(each)) for each in model.modules()} == state
-    assert torch.jit._recursive.create_script_module is scripting
+    assert nn.Module.__call__.__code__ is call
 
 
 def test_a_copy_of_the_model_is_not_heard() -> None:
@@ -241,7 +241,7 @@ def test_a_model_that_compiled_itself_is_heard_from_the_outside() -> None:
     assert model._compiled_call_impl is compiled
 
 
-def test_what_is_compiled_with_our_hooks_on_has_no_break_in_its_graph() -> None:
+def test_what_is_compiled_while_it_is_watched_has_no_break_in_its_graph() -> None:
     model = Net()
     _, heard = watched(model)
 
@@ -275,7 +275,7 @@ def test_a_model_that_is_traced_in_mid_training_is_not_heard() -> None:
     model = Net()
     _, heard = watched(model)
     torch.jit.trace(model, torch.ones(2, 4), check_trace=False)
-    assert heard.calls == ["evaluated"]  # no part of the training
+    assert heard.calls == []
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

@@ -8,6 +8,7 @@ import torch
 from probes.looked_into import Row, blocks_of, looked_into, unguarded
 from torch import Tensor, nn
 
+from mlflow_stability.probes.hooks import MODULE_CALLS
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 from mlflow_stability.probes.representations.representation_spectrum import (
     describe_rows,
@@ -157,7 +158,7 @@ def test_codes_are_looked_for_in_two_looks_and_what_was_found_is_measured_on() -
     _, row = looked_into(probe, model, given)
     assert "sdr_active_bits@encoder.winners" in row
     probe.open(model, 10, lambda: True)
-    heard = [name for name, each in model.named_modules() if each._forward_hooks]
+    heard = [name for name, each in model.named_modules() if id(each) in MODULE_CALLS]
     probe.close(True)
     assert heard == ["words", "encoder", "encoder.winners"]
 

@@ -9,6 +9,7 @@ from probes.looked_into import Row, looked_into, unguarded
 from torch import Tensor, nn
 from zoo.healthy.networks import Experts
 
+from mlflow_stability.probes.hooks import MODULE_CALLS
 from mlflow_stability.probes.routing import RouterProbe
 
 TOKENS = 50
@@ -161,15 +162,15 @@ def test_what_stands_beside_equal_blocks_is_no_router(make: Callable[[], nn.Modu
         assert look(model, given, probe=probe) == {}
 
 
-def test_after_two_looks_only_routers_and_experts_have_hooks_and_a_closed_probe_has_none() -> None:
+def test_after_two_looks_only_routers_and_experts_are_watched_and_none_by_a_closed_probe() -> None:
     model, probe, given = Experts(), RouterProbe(unguarded), torch.randn(64, 32)
     rows = [look(model, given, probe=probe) for _ in range(4)]
     assert all(each == rows[0] for each in rows)
     probe.open(model, 100, lambda: True)
-    hooked = [name for name, each in model.named_modules() if each._forward_hooks]
-    assert hooked == ["gate"]
+    watched = {name.partition(".")[0] for name, each in model.named_modules() if id(each) in MODULE_CALLS}
+    assert watched == {"gate", "experts"}
     probe.close(False)
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+    assert not any(id(each) in MODULE_CALLS for each in model.modules())
     assert probe.blocks() == []
 
 

@@ -110,7 +110,6 @@ def test_after_ctrl_c_in_a_pass_that_is_looked_into_the_model_can_be_traced(tmp_
         with pytest.raises(KeyboardInterrupt):
             training.step()
         handle.remove()
-        assert training.model.into._forward_hooks, "it was looked into"
         with torch.set_grad_enabled(grad):
             traced = torch.jit.trace(training.model.eval(), torch.ones(6, 4))
         assert len(list(traced.inlined_graph.nodes())) == bare
