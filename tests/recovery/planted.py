@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
+from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture
+
 
 class Halved(torch.autograd.Function):
     """Halves, and divides by zero on the way back where it is given a zero."""
@@ -219,8 +221,12 @@ PLANTS: Sequence[Callable[[], Plant]] = (
 )
 
 
-def train(plant: Plant, hear: Callable[[int, nn.Module, Tensor, Tensor, Optimizer], None] | None = None) -> None:
-    """Train; `hear` is told of each step before it is taken."""
+def train(
+    plant: Plant,
+    hear: Callable[[int, nn.Module, Tensor, Tensor, Optimizer], None] | None = None,
+    capture: BatchCapture | None = None,
+) -> None:
+    """Train; `hear` is told of each step before it is taken, and `capture` of each backward pass."""
     optimizer = plant.make(plant.model.parameters())
     for step in range(1, plant.steps + 1):
         batch = plant.batch(step)
@@ -229,7 +235,11 @@ def train(plant: Plant, hear: Callable[[int, nn.Module, Tensor, Tensor, Optimize
         optimizer.zero_grad()
         outputs = plant.model(batch)
         loss = plant.loss(outputs)
+        if capture is not None:
+            capture.gradients_begin()
         loss.backward()
+        if capture is not None:
+            capture.gradients_end()
         if hear is not None:
             hear(step, plant.model, outputs, loss, optimizer)
         if step != LAST:

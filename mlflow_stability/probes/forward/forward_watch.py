@@ -52,6 +52,12 @@ class ForwardObserver:
     def evaluated(self) -> None:
         """Runs after a forward pass that is no part of training."""
 
+    def gradients_begin(self) -> None:
+        """Runs before a backward pass."""
+
+    def gradients_end(self) -> None:
+        """Runs after it, failed or not."""
+
 
 class _Root:
     """A module that is watched: the observer of its calls."""
@@ -87,6 +93,9 @@ class ForwardWatch:
         self._gave = _overriding("forward_gave", observers)
         self._did_fail = _overriding("forward_failed", observers)
         self._evaluated = _overriding("evaluated", observers)
+        self.gradients_begin = _overriding("gradients_begin", observers)
+        """Who is to be told of the beginning of a backward pass."""
+        self.gradients_end = _overriding("gradients_end", observers)
         self._before = guard("forward passes", self._begins)
         self._after = guard("forward passes", self._ends)
         self._failed = guard("forward passes", self._fails)

@@ -74,6 +74,8 @@ class TrainingPace:
         watch.in_backward = throughput.is_between = True
         if watch.opened or throughput.flops.is_counting:
             self._unusual_backward()
+        for begin in watch.gradients_begin:
+            begin()
         if self._split.also is None:
             self._split.mark(_BACKWARD_BEGAN)
         else:  # by a device's clock, which may fail
@@ -82,6 +84,8 @@ class TrainingPace:
     def backward_ended(self) -> None:
         """Runs right after it, failed or not."""
         self._watch.in_backward = False
+        for end in self._watch.gradients_end:
+            end()
         if self._split.also is None:
             self._split.mark(_BACKWARD_ENDED)
         else:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.rerun import version_of
@@ -133,6 +134,10 @@ class BatchCapture(ForwardObserver):
         """How many steps back is remembered: two where a device tells later whether a step was broken."""
         self._passes: deque[CapturedBatch] = deque()
         self._open: CapturedBatch | None = None
+        self._awaited: list[_Output] = []
+        """Outputs whose gradients have not come back, of at most `MOST_PASSES` passes."""
+        self._handles: list[RemovableHandle] = []
+        """Hooks of the backward pass that is going on."""
         self.step = 0
         """Which step the next pass belongs to; set at the first optimizer step before it."""
         self.loss: CapturedLoss | None = None
@@ -161,6 +166,8 @@ class BatchCapture(ForwardObserver):
         self._open = self.loss = None
         if self._is_over:
             return
+        if self._awaited:
+            self._let_graphs_go()
         known = self._known
         if known is None or known[0]() is not root:
             device = self._device_of(root)
@@ -202,7 +209,7 @@ class BatchCapture(ForwardObserver):
                 batch.outputs = (outputs.detach(),)
                 batch.bytes += size
                 if node is not None:
-                    node.register_prehook(_GradientHook(batch, 0, outputs.output_nr))
+                    self._awaited.append(_Output(batch, 0, outputs, node))
             if node is not None:
                 batch.nodes = ((node.name(), node._sequence_nr()),)
             return
@@ -218,7 +225,7 @@ class BatchCapture(ForwardObserver):
             held[number] = output.detach()
             batch.bytes += sizes[number]
             if output.grad_fn is not None:
-                output.grad_fn.register_prehook(_GradientHook(batch, number, output.output_nr))
+                self._awaited.append(_Output(batch, number, output, output.grad_fn))
         batch.nodes = tuple([(each.name(), each._sequence_nr()) for one in found if (each := one.grad_fn) is not None])
         batch.outputs, batch.ended = tuple(held), True
 
@@ -228,10 +235,30 @@ class BatchCapture(ForwardObserver):
             self._passes.remove(self._open)
             self._open = None
 
+    def gradients_begin(self) -> None:
+        """Runs before a backward pass: listen to the gradients of the outputs until it is over."""
+        for output in self._awaited:
+            node = output.node_of_graph()
+            if node is not None:
+                self._handles.append(node.register_prehook(output.received))
+
+    def gradients_end(self) -> None:
+        """Runs after it, failed or not: outputs that the script keeps have no hook of ours."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._let_graphs_go()
+
+    def _let_graphs_go(self) -> None:
+        """Hold no graph of the script any more; outputs that it keeps itself may be used once more."""
+        for output in self._awaited:
+            output.node = None
+        self._awaited = [each for each in self._awaited if each.is_kept][-MOST_PASSES:]
+
     def stop(self) -> None:
         """Hold nothing any more."""
         self._is_over = True
         self._passes.clear()
+        self._awaited.clear()
         self._open = self.loss = None
 
     def _make_room(self, size: int) -> None:
@@ -253,18 +280,34 @@ class BatchCapture(ForwardObserver):
         return device
 
 
-class _GradientHook:
-    """Takes note of the gradient that comes back to an output.
+class _Output:
+    """An output, from the end of its forward pass until its gradient has come back.
 
-    A hook of the node and not of the tensor: it takes half as long to put on, and stays out of what the script saves.
+    The graph behind it is held until the next forward or backward pass and no longer: the script may have let it go.
     """
 
-    __slots__ = ("_at", "_batch", "_number")
+    __slots__ = ("_at", "_batch", "_number", "_sequence", "_tensor", "node")
 
-    def __init__(self, batch: CapturedBatch, number: int, at: int) -> None:
-        self._batch, self._number, self._at = weakref.ref(batch), number, at
+    def __init__(self, batch: CapturedBatch, number: int, tensor: Tensor, node: Any) -> None:
+        self._batch, self._number, self._at = weakref.ref(batch), number, tensor.output_nr
+        self._tensor, self._sequence = weakref.ref(tensor), node._sequence_nr()
+        self.node: Any = node
 
-    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
+    @property
+    def is_kept(self) -> bool:
+        """Whether both the script and this package still have it."""
+        return self._batch() is not None and self._tensor() is not None
+
+    def node_of_graph(self) -> Any:
+        """Its node in the graph of gradients, where that is still the one of the forward pass."""
+        if self.node is not None or not self.is_kept:
+            return self.node
+        tensor = self._tensor()
+        node = None if tensor is None else tensor.grad_fn
+        return node if node is not None and node._sequence_nr() == self._sequence else None
+
+    def received(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """Hook of the node: take note of the gradient."""
         batch, gradient = self._batch(), gradients[self._at]
         if batch is not None and gradient is not None:
             batch.gradients.setdefault(self._number, []).append(gradient.detach())

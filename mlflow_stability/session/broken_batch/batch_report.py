@@ -105,6 +105,10 @@ class BatchReport(ForwardObserver):
         """Runs right after it, with what came out."""
         self.forward_failed: Callable[..., Any] = guard(PART, self._capture.forward_failed)
         """Runs instead of that where the forward pass raised an exception."""
+        self.gradients_begin: Callable[..., Any] = guard(PART, self._capture.gradients_begin)
+        """Runs before a backward pass, ..."""
+        self.gradients_end: Callable[..., Any] = guard(PART, self._capture.gradients_end)
+        """... and after it."""
         self.backward_began: Callable[..., Any] = guard(PART, self._capture.backward_began)
         """Runs before a backward pass."""
         self.judged: Callable[..., Any] = guard(PART, self._judged)

@@ -133,9 +133,62 @@ def test_a_pass_that_raised_is_not_held() -> None:
 def test_the_gradient_that_comes_back_to_an_output_is_known() -> None:
     model = Reader()
     capture, _ = listening(model)
-    (model({"ids": torch.tensor([[1]])}) * 3).backward()
+    loss = model({"ids": torch.tensor([[1]])}) * 3
+    assert hooks_of(loss.grad_fn) == []
+    capture.gradients_begin()
+    loss.backward()
+    capture.gradients_end()
     (batch,) = capture.passes(0)
     assert batch.gradients == {0: [torch.tensor(3.0)]}
+    assert hooks_of(loss.grad_fn) == []
+
+
+def hooks_of(node: Any) -> list[Any]:
+    """Hooks of ours in a graph of gradients."""
+    found, waiting = [], [node]
+    while waiting:
+        node = waiting.pop()
+        waiting += [each for each, _ in node.next_functions if each is not None]
+        found += [hook for table in gc.get_referents(node) if isinstance(table, dict) for hook in table.values()]
+    return found
+
+
+def test_gradients_of_two_passes_are_known_where_the_script_keeps_the_outputs() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    one, two = (model({"ids": torch.tensor([[at]])}) for at in (1, 2))
+    capture.gradients_begin()
+    (one * 3 + two * 2).backward()
+    capture.gradients_end()
+    assert [each.gradients for each in capture.passes(0)] == [{0: [torch.tensor(3.0)]}, {0: [torch.tensor(2.0)]}]
+
+
+def test_the_graph_of_an_output_that_the_script_dropped_is_held_until_the_next_pass_and_no_longer() -> None:
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.kept = kept = Kept()
+            alive.add(kept)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient
+
+    class Kept:
+        """Lives as long as the graph."""
+
+    class Model(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return Saves.apply(super().forward(x))  # type: ignore[no-any-return,no-untyped-call]
+
+    alive: weakref.WeakSet[Kept] = weakref.WeakSet()
+    model = Model(2, 2)
+    listening(model)
+    for _ in range(3):
+        model(torch.ones(1, 2))
+        gc.collect()
+        assert len(alive) == 1
 
 
 def test_an_output_that_the_script_saves_is_saved_without_a_warning(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def replayed(plant: Plant) -> Replay:
             found.append(replay_step(capture.passes(step), capture.loss, [optimizer])[1])
         capture.step = step + 1
 
-    train(plant, hear)
+    train(plant, hear, capture)
     watch.remove()
     return found[0]
 
@@ -144,7 +144,7 @@ def test_looking_for_the_place_changes_nothing(make: Callable[[], Plant]) -> Non
         plant = make()
         capture, watch = listening(plant.model)
         capture.step = 1
-        train(plant, hear)
+        train(plant, hear, capture)
         watch.remove()
         return [*seen, torch.get_rng_state()]
 
