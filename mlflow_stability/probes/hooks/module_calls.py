@@ -94,6 +94,12 @@ class ModuleCalls(dict[int, _Entry]):
     def __eq__(self, other: object) -> bool:
         return self is other
 
+    @property
+    def torchs_code(self) -> CodeType:
+        """Torch's own code of `Module.__call__`."""
+        code: CodeType = torch_api.module_call.__code__
+        return code if self._function is None or self._before is None else self._before
+
     def observe(self, module: Module, observer: CallObserver) -> WatchedCalls:
         """Tell `observer` of every call of `module`. The module is referenced weakly, the observer strongly."""
         self._install()

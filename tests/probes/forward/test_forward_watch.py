@@ -14,6 +14,7 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver, ForwardWatch
+from mlflow_stability.probes.hooks import MODULE_CALLS
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
 
 pytestmark = [
@@ -168,6 +169,7 @@ def test_a_script_that_calls_the_parts_of_its_model_is_heard_and_has_one_model()
 def test_removing_leaves_every_module_as_it_was() -> None:
     model = Net()
     state = {id(each): dict(vars(each)) for each in model.modules()}
+    MODULE_CALLS.forget_all()  # watches that other tests have left
     call = nn.Module.__call__.__code__
     watch, heard = watched(model)
     assert nn.Module.__call__.__code__ is not call

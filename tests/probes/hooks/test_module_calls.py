@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, ModuleCalls
 
 ORIGINAL = nn.Module.__call__
-TORCHS_CODE = nn.Module.__call__.__code__
+TORCHS_CODE = MODULE_CALLS.torchs_code
 FOUR = torch.ones(2, 4)
 
 
 @pytest.fixture(autouse=True)
 def torch_is_as_it_was() -> Iterator[None]:
+    MODULE_CALLS.forget_all()  # watches that other tests have left
     yield
     gc.collect()
     assert len(MODULE_CALLS) == 0
