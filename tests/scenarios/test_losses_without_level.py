@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,22 @@ def test_nothing_is_left_in_torch_and_in_the_models_afterwards(tmp_path: Path) -
         WITHOUT_LEVEL["td3"](2)
         assert all(now is not then for now, then in zip(patched()[:3], before[:3], strict=True))
     assert all(now is then for now, then in zip(patched(), before, strict=True))
+
+
+def test_compiled_code_that_scores_actions_is_the_same_graph(tmp_path: Path) -> None:
+    counts = []
+    for watched in (False, True):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        model = torch.nn.Linear(4, 2)
+
+        def score(inputs: Tensor, actions: Tensor, model: torch.nn.Module = model) -> Tensor:
+            return Normal(model(inputs), 1.0).log_prob(actions).sum()
+
+        compiled = torch.compile(score, fullgraph=True, backend="eager")
+        with flying(tmp_path) if watched else nullcontext():
+            compiled(torch.randn(3, 4), torch.randn(3, 2)).backward()
+            compiled(torch.randn(3, 4), torch.randn(3, 2)).backward()
+        counts.append(dict(torch._dynamo.utils.counters["stats"]))
+    assert counts[0] == counts[1]
+    assert counts[0]["unique_graphs"] == 1
