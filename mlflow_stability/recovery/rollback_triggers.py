@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from mlflow_stability.detectors.optimizer import LearningRateJump
 from mlflow_stability.recovery.restored_losses import midpoint
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import RateJump, RollbackHistory, Situation, SuspectedRise
@@ -25,6 +24,7 @@ ABSURD_RISE = 1000.0
 """A loss of so many times its level is always a reason for a rollback."""
 SHORTEST_PERIOD = 100
 """Rises that come back sooner are the same trouble: the restored state did not hold."""
+RATE_JUMP = "learning_rate_jump"
 JUMP_FACTOR = 10.0
 """A learning rate that jumped to so many times its highest value so far is not trusted."""
 JUMP_STEPS = 200
@@ -128,7 +128,7 @@ def levels_of(event: Event | None) -> tuple[float, float]:
 def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
     """What was done, with the findings of this step that may matter later."""
     for event in now.events:
-        if event.kind == LearningRateJump.kind and event.severity >= Severity.WARNING:
+        if event.kind == RATE_JUMP and event.severity >= Severity.WARNING:
             before = event.evidence.get("highest_before", math.nan)
             found = RateJump(event.step, before, event.evidence.get("learning_rate", math.nan))
             past = replace(past, jump=found, suspected=None)
