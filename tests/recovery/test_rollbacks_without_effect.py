@@ -188,3 +188,10 @@ def test_a_rollback_of_a_loss_that_turns_out_to_have_no_level_is_reverted_at_onc
     past, decision = decide(POLICY, past, Situation(600, (event,), 4000.0, good=good, has_level=False))
     assert decision.action == "rollback"
     assert decide(POLICY, past, Situation(601, loss=2.2, good=good, set_aside=600, has_level=False))[1] == Decision()
+
+
+def test_an_early_state_whose_loss_falls_more_slowly_than_the_first_time_stays() -> None:
+    falling = tuple(0.1 * 0.8**step for step in range(32))
+    slower = [0.1 * 0.93**step for step in range(40)]  # half of the learning rate
+    _, decisions = after_rollback(divergence(500, loss=0.14, level=0.001), slower, 0.14, falling)
+    assert [each.action for each in decisions] == ["rollback"]
