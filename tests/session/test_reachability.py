@@ -139,7 +139,18 @@ def test_nothing_of_this_package_is_reachable_from_what_a_script_holds(tmp_path:
                 assert training.reached() == [], step
                 assert training.traits() == expected[step], step
         assert flown.session.parts_off == {}
-        saved = training.bytes()
+
+
+@pytest.mark.slow
+def test_a_watched_training_saves_the_bytes_of_a_bare_one(tmp_path: Path) -> None:
+    bare = Training()
+    for _ in range(40):
+        bare.step()
+    with flying(tmp_path, **EVERYTHING | {"adaptive_clip": False}):  # which clips, as it is asked to
+        watched = Training()
+        for _ in range(40):
+            watched.step()
+        saved = watched.bytes()
     assert saved == bare.bytes()
 
 
@@ -201,7 +212,7 @@ def compiled(model: nn.Module) -> Any:
         for function in (found, inner, calls):
             function(torch.ones(rows, 4)).sum().backward()
     counters = torch._dynamo.utils.counters
-    told = {name: dict(counters[name]) for name in ("stats", "graph_break", "recompiles")}
+    told = {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")}
     torch._dynamo.reset()
     return told
 

@@ -29,9 +29,11 @@ from mlflow_stability.probes.hooks import torch_api
 
 _TABLE = "<module calls>"
 """Constant of the compiled source that is replaced by the table of watched modules."""
-# The compiler replaces `is_dynamo_compiling` by True, and so never meets the table.
+# The compiler replaces `is_dynamo_compiling` by True, and so never meets the table. While compiled code runs, it would
+# compile our functions as well, as it does all that is called from there.
 _AROUND = f"""
-if not torch.compiler.is_dynamo_compiling() and id(self) in {_TABLE!r} and {_TABLE!r}.begins(self, args, kwargs):
+if (not torch.compiler.is_dynamo_compiling() and id(self) in {_TABLE!r} and {_TABLE!r}.compiler() is None
+        and {_TABLE!r}.begins(self, args, kwargs)):
     try:
         pass
     except BaseException:
@@ -86,6 +88,8 @@ class ModuleCalls(dict[int, _Entry]):
         self._function: FunctionType | None = None
         self._before: CodeType | None = None
         self._muted = 0
+        self.compiler: Callable[[], object] = torch_api.get_eval_frame_callback
+        """Compiler that looks at each function of this thread before it runs, or None."""
 
     # The table is a constant of a code object, which tools keep in sets.
     def __hash__(self) -> int:  # type: ignore[override] # dicts have none
@@ -224,7 +228,9 @@ def _observing_code(function: FunctionType, table: ModuleCalls) -> CodeType:
     """The code of a function that calls a module, with calls of the table around that call."""
     code = function.__code__
     if code.co_varnames[:3] != _PARAMETERS or code.co_freevars:
-        raise TorchLacksError(f"{code.co_qualname} has other parameters than expected: forward passes are not seen")
+        raise TorchLacksError(
+            f"{function.__qualname__} has other parameters than expected: forward passes are not seen"
+        )
     definition = _definition(function)
     plain = definition.body
     (around,) = ast.parse(_AROUND).body
@@ -244,15 +250,17 @@ def _definition(function: FunctionType) -> ast.FunctionDef:
     """The definition as torch has it, or one that calls the original where the source is not that of the code."""
     code = function.__code__
     try:
+        source = inspect.getsource(function)
+    except OSError:  # torch was installed without its source
+        source = ""
+    if source:
         # Inside of a class, so that the indentation, and with it the columns of tracebacks, stay.
-        tree = ast.parse("class Module:\n" + inspect.getsource(function))
+        tree = ast.parse("class Module:\n" + source)
         ast.increment_lineno(tree, code.co_firstlineno - 2)
         definition = _first_definition(tree)
         made = _compiled(definition, code)
         if (made.co_code, made.co_consts, made.co_names) == (code.co_code, code.co_consts, code.co_names):
             return definition
-    except (OSError, SyntaxError):
-        pass  # torch was installed without its source
     name = f"def {code.co_name}(self, *args, **kwargs):\n    return {_TABLE!r}.original(self, *args, **kwargs)\n"
     return _first_definition(ast.parse("class Module:\n " + name.replace("\n", "\n ").rstrip() + "\n"))
 

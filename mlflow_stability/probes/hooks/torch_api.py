@@ -179,6 +179,7 @@ SYMBOLS: dict[str, Symbol] = {
     ),
     # of compilers; dynamo is never loaded for it
     "set_eval_frame": Symbol("torch._dynamo.eval_frame:set_eval_frame", _COMPILED),
+    "get_eval_frame_callback": Symbol("torch._C._dynamo.eval_frame:get_eval_frame_callback", _COMPILED, lambda: None),
     "set_code_exec_strategy": Symbol("torch._C._dynamo.eval_frame:set_code_exec_strategy", _COMPILED_STEP),
     "FrameExecStrategy": Symbol("torch._C._dynamo.eval_frame:_FrameExecStrategy", _COMPILED_STEP),
     "FrameAction": Symbol("torch._C._dynamo.eval_frame:_FrameAction", _COMPILED_STEP),
