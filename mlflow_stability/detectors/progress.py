@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from mlflow_stability.detectors.consequence import SINCE
 from mlflow_stability.detectors.engine.detector import Detector, Point
+from mlflow_stability.detectors.engine.loss_fall import began_at
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 FIRST_LOSSES = 20
@@ -54,10 +55,12 @@ class LossProgress:
         """What is wrong with the loss; empty where nothing is, or nothing is known yet."""
         if self.lowest == inf or self.lowest <= 0:
             return ""
-        start = median(self.first)
-        if self.mean > RISEN * self.lowest and self.mean - self.lowest >= LOST * (start - self.lowest):
+        start, lost = median(self.first), self.mean - self.lowest
+        keeps = lost < LOST * (began_at(self.first) - self.lowest)
+        if self.mean > RISEN * self.lowest and not keeps:
             return f"loss {self.mean:.4g}, {self.mean / self.lowest:.3g} times its lowest level"
-        falls = self.count < FEWEST_LOSSES or self.mean <= FALLEN * start
+        fell = keeps and self.lowest <= FALLEN * start  # within few steps, so that the start is low
+        falls = fell or self.count < FEWEST_LOSSES or self.mean <= FALLEN * start
         return "" if falls else f"loss at {self.mean / start:.0%} of its start"
 
 
@@ -73,6 +76,12 @@ class Progress:
         """Take a loss in; one without a level tells nothing."""
         if point.finite and point.has_level:
             self.losses.setdefault(point.place, LossProgress()).take(point.value)
+
+    @property
+    def falls(self) -> bool:
+        """Whether the level of a loss is known, and nothing is wrong with any of them."""
+        known = any(0 < each.lowest < inf for each in self.losses.values())
+        return known and not any(each.trouble() for each in self.losses.values())
 
     def judged(self, event: Event | None, point: Point, *, goes_on: bool) -> Event | None:
         """The finding, as severe as the training is bad; later the one before, where it has become a warning."""

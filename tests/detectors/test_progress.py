@@ -55,3 +55,9 @@ def test_noise_of_a_falling_loss_is_no_rise(kind: str) -> None:
 def test_a_rise_near_zero_is_no_trouble(kind: str) -> None:
     losses = np.r_[np.geomspace(7.5, 0.2, 150), np.full(150, 0.5)]
     assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_a_short_rise_of_a_loss_that_fell_within_few_steps_is_no_trouble(kind: str) -> None:
+    losses = np.r_[np.geomspace(2.4, 0.02, 10), np.geomspace(0.02, 1e-4, 140), np.full(4, 0.3), np.full(146, 1e-4)]
+    assert [each.severity for each in judged(kind, loss=losses, **INSIDE[kind])] == [Severity.INFO]

@@ -184,3 +184,15 @@ def test_an_optimizer_for_each_of_many_layers_leaves_the_plain_names_with_the_fi
                 model.zero_grad()
 
     assert losses_of(tmp_path, training)[0] == ("loss", 2)
+
+
+def test_the_whole_after_its_layers_one_by_one_has_a_track_of_its_own(tmp_path: Path) -> None:
+    def layer_by_layer() -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        for part in (*model, model, model):  # a second optimizer of the whole goes on with its track
+            optimizer = Adam(part.parameters())
+            for _ in range(3):
+                step(optimizer, part(torch.randn(8, 4)).pow(2).mean())
+
+    (_, first), (_, second), (_, whole) = losses_of(tmp_path, layer_by_layer)
+    assert (first, second, whole) == (3, 3, 6)

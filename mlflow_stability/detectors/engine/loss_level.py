@@ -7,9 +7,11 @@ rules of whole curves use the same definitions and thresholds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
 
@@ -23,6 +25,8 @@ LOSS_RISE = 1000.0
 """Minimum ratio of a loss without a level to its size in the first steps: above it, it has diverged all the same."""
 LEAST_SIZE = 10.0
 """Minimum size of a loss without a level that has diverged: sparse rewards make a loss of 1e-6 grow a thousandfold."""
+RETURNS = 4
+"""Number of times that a loss comes again after another's, from which on trainings take turns."""
 STRETCH = 12
 """Number of losses of one sign in a row that make a stretch."""
 STRETCHES = 6
@@ -41,24 +45,34 @@ zero changes it."""
 
 @dataclass(slots=True)
 class AlternatingLosses:
-    """Whose loss came last, and whether one came again after another's."""
+    """Whose loss came last, and how often one came again after another's."""
 
     last: str | None = None
     seen: set[str] = field(default_factory=set)
-    taken: bool = False
-    """Whether trainings take turns; those that follow one upon the other do not."""
+    returns: int = 0
+
+    @property
+    def taken(self) -> bool:
+        """Whether trainings take turns; those that follow one upon the other do not."""
+        return self.returns >= RETURNS
 
     def take(self, place: str) -> None:
         """See whose loss comes next."""
         if place != self.last:
-            self.taken = self.taken or place in self.seen
+            self.returns += place in self.seen
             self.seen.add(place)
             self.last = place
 
 
-def take_turns(spans: Iterable[tuple[int, int]]) -> bool:
-    """The same of whole curves, each from its first to its last step."""
-    return any(after[0] < before[1] for before, after in pairwise(sorted(spans)))
+def take_turns(steps_of_places: Sequence[Sequence[int] | NDArray[np.int64]]) -> bool:
+    """The same of whole curves, each with the steps of its losses; at one step they come in their order."""
+    if len(steps_of_places) < 2:
+        return False
+    lengths = [len(each) for each in steps_of_places]
+    steps = np.concatenate([np.asarray(each, np.int64) for each in steps_of_places])
+    places = np.repeat(np.arange(len(lengths)), lengths)[np.argsort(steps, kind="stable")]
+    changes = int(np.count_nonzero(places[1:] != places[:-1]))
+    return bool(changes - np.count_nonzero(lengths) + 1 >= RETURNS)  # the first change to a place is no return
 
 
 @dataclass(slots=True)
@@ -161,7 +175,7 @@ class LossLevels:
 
     def after_rollback(self) -> None:
         """Forget the losses so far, but not what they have shown: the training goes on with other weights."""
-        self._turns = AlternatingLosses(taken=self._turns.taken)
+        self._turns = AlternatingLosses(returns=self._turns.returns if self._turns.taken else 0)
         self._signs = {place: each for place, each in self._signs.items() if each.keep_changing}
 
     def _conclude(self) -> None:

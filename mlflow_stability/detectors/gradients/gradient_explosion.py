@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mlflow_stability.detectors.consequence import SINCE, Returns
@@ -16,8 +16,9 @@ from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
-from mlflow_stability.detectors.engine.loss_fall import FirstValues
+from mlflow_stability.detectors.engine.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.engine.loss_level import GRADIENT_RISE, RISE
+from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -35,6 +36,7 @@ class GradientExplosionState:
     returns: Returns = field(default_factory=Returns)
     since: int = -1
     """The first step of the finding that is not over."""
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,12 @@ class GradientExplosion(Detector):
     What it sees: a gradient norm, before clipping where possible, at least 5.5σ above its baseline and 8 times as high.
     Or three norms in a row at least 4σ above it and 5 times as high, unless norms of 0 are usual. Heavy-tailed noise
     raises both σ. The baseline is the run's own, so a healthy norm of 300 is fine. Norms below 1 % of the first norm
-    never count. A single high norm is INFO; it is a warning where three are in a row, or where it is the third finding
-    in 1,000 steps. Critical from 1000 on, if that is 100 times the baseline. In
-    adversarial training, such as a GAN, the ratio is 10; where the loss has no level for another reason, as in
-    reinforcement learning, it is 100. The finding ends after 8 steps below 4σ.
+    never count. A single high norm is INFO. Three in a row, or the third finding in 1,000 steps, are a warning where
+    the loss is at 1.3 times its lowest level or, after 100 steps, above 90 % of its start, up to 64 steps later; INFO
+    while the loss falls. Without a loss, or with one that has no level, they are a warning. Critical from 1000 on, if
+    that is 100 times the baseline, unless it is below the first norms and the loss falls. In adversarial training, such
+    as a GAN, the ratio is 10; where the loss has no level for another reason, as in reinforcement learning, it is 100.
+    The finding ends after 8 steps below 4σ.
 
     Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
     infinity does.
@@ -91,6 +95,8 @@ class GradientExplosion(Detector):
     """A step below this σ counts as normal."""
     calm_steps: int = 8
     """Number of normal steps in a row that end the finding."""
+    worse_within: int = 64
+    """Number of steps after it in which a loss that gets worse makes it a warning."""
     threshold_alone: bool = False
     """Judge by `threshold` alone: neither the noise's tail nor a minimum ratio excuses a norm, norms in a row have no
     lower threshold, and a single high norm is a warning. So judges a threshold of your own
@@ -102,7 +108,7 @@ class GradientExplosion(Detector):
     plural = "gradient explosions"
     symptom = Symptom.RISING
     order = 60
-    quantities = ("grad_norm",)
+    quantities = ("loss", "grad_norm")
     compared = ("grad_norm",)
     places = WHOLE
     severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
@@ -121,8 +127,24 @@ class GradientExplosion(Detector):
     )
     state_type = GradientExplosionState
 
+    def after_rollback(self, state: GradientExplosionState) -> GradientExplosionState:
+        """Keep the losses."""
+        return GradientExplosionState(progress=Progress(state.progress.losses))
+
     def step(self, state: GradientExplosionState, point: Point) -> tuple[GradientExplosionState, Event | None]:
-        """Look at the next norm."""
+        """Look at the next loss or norm."""
+        if point.quantity == "loss":
+            state.progress.take(point)
+            return state, None
+        event = self._look(state, point)
+        if event is None and state.progress.waiting is not None:
+            goes_on = point.step - state.progress.waiting.step <= self.worse_within
+            event = state.progress.judged(None, point, goes_on=goes_on)
+            if event is not None:
+                state.episode_filter.said = max(state.episode_filter.said, event.severity)
+        return state, event
+
+    def _look(self, state: GradientExplosionState, point: Point) -> Event | None:
         z = point.z
         if z < self.calm_below:
             state.high = 0
@@ -130,10 +152,10 @@ class GradientExplosion(Detector):
                 state.begun.take(point.value)
             if state.episode_filter.said and point.finite:
                 state.episode_filter.quiet(self.calm_steps)
-            return state, None
+            return None
         limit = self._exceeded(state, point)
         if limit is None:
-            return state, None
+            return None
         often = ""
         if not state.episode_filter.said:
             state.since = point.step
@@ -143,12 +165,12 @@ class GradientExplosion(Detector):
         if state.since != point.step:
             evidence[SINCE] = float(state.since)
         lasts = state.high >= self.row
+        falls = not self.threshold_alone and point.has_level and state.progress.falls
+        huge = huge and not (falls and point.value < began_at(state.begun.first))
         severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
         severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
-        if not state.episode_filter.speaks(severity):
-            return state, None
         row = f" for {state.high} steps in a row" if lasts else ""
-        return state, finding(
+        event = finding(
             self,
             point,
             severity,
@@ -156,6 +178,10 @@ class GradientExplosion(Detector):
             f"{point.center:.4g}; {sigmas(z)} above it (threshold {limit:.3g}σ){row}{often}.",
             evidence,
         )
+        if falls and severity is Severity.WARNING:
+            state.progress.waiting = event
+            event = replace(event, severity=Severity.INFO)
+        return event if state.episode_filter.speaks(event.severity) else None
 
     def _exceeded(self, state: GradientExplosionState, point: Point) -> float | None:
         """The threshold in σ that the norm exceeds, with the ratio that goes with it; None for a normal norm."""

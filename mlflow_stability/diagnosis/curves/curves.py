@@ -249,8 +249,8 @@ def _is_policy(metric: Metric) -> bool:
 def _sides(metrics: Sequence[Metric]) -> frozenset[str]:
     """The places of whole trainings that take turns; empty where there is one, or one follows upon the other."""
     own = [metric for metric in metrics if of_the_whole(metric.meaning.place)]
-    spans = [(int(metric.series.steps.min()), int(metric.series.steps.max())) for metric in own]
-    return frozenset(metric.meaning.place for metric in own) if take_turns(spans) else frozenset()
+    turns = take_turns([metric.series.steps for metric in own])
+    return frozenset(metric.meaning.place for metric in own) if turns else frozenset()
 
 
 def recorded_level(history: RunHistory) -> LossLevel:

@@ -2,7 +2,8 @@
 
 Muon and AdamW that share a model step in one capture and are one track. The two halves of a GAN step in captures of
 their own and are two, named by what they train; the largest model has the plain names.
-A new optimizer for parameters that are known already goes on with their track.
+A new optimizer for parameters that are known already goes on with their track; one for parameters of several tracks,
+such as that of a whole model whose layers were trained one by one, opens a track of its own.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class OptimizerTracks:
             return known
         parameters: list[Tensor] = [each for group in optimizer.param_groups for each in group["params"]]
         if track < 0:
-            earlier = (self._track_of_parameter.get(each) for each in parameters)
-            track = next((each for each in earlier if each is not None), -1)
+            earlier = {self._track_of_parameter.get(each) for each in parameters} - {None}
+            track = (earlier.pop() or 0) if len(earlier) == 1 else -1
         if track < 0:
             track = min(self._tracks_seen, MOST - 1)
             self._tracks_seen += 1

@@ -54,7 +54,7 @@ def test_what_was_recorded_counts_and_what_the_user_said_counts_more() -> None:
 
 def test_a_rollback_forgets_losses_and_not_what_they_have_shown() -> None:
     levels = LossLevels()
-    for place in ("", "track_1", "", "track_1"):
+    for place in ("", "track_1") * 3:
         levels.see("loss", place, 1.0)
     levels.after_rollback()
     levels.see("loss", "", 1.0)

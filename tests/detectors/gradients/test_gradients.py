@@ -35,6 +35,41 @@ def test_a_thousand_is_critical_only_far_above_the_level() -> None:
     assert judged("gradient_explosion", grad_norm=at(norms * 300, 600, 20.0))[0].severity is Severity.INFO
 
 
+def test_high_norms_without_a_consequence_are_information_while_the_loss_falls() -> None:
+    for steps, factor in ((6, 20.0), (190, 50.0)):
+        high = at(norms, 500, factor, steps)
+        found = judged("gradient_explosion", loss=decaying(800), grad_norm=high)
+        assert [(each.step, each.severity) for each in found] == [(500, Severity.INFO)]
+    often = at(at(at(norms, 300, 20.0), 500, 20.0), 700, 20.0)
+    found = judged("gradient_explosion", loss=decaying(800), grad_norm=often)
+    assert [each.severity for each in found] == [Severity.INFO] * 3
+
+
+@pytest.mark.parametrize("rises_at", [500, 530])
+def test_high_norms_become_a_warning_where_the_loss_gets_worse(rises_at: int) -> None:
+    losses = at(decaying(800), rises_at, 2.0, 300)
+    found = judged("gradient_explosion", loss=losses, grad_norm=at(norms, 500, 20.0, 6))
+    assert [each.severity for each in found] == [Severity.INFO, Severity.WARNING]
+    assert found[0].step == 500
+    assert rises_at < found[1].step < rises_at + 30
+    assert "since" in found[1].evidence
+    assert "times its lowest level" in found[1].message
+
+
+def test_a_loss_that_gets_worse_long_after_high_norms_is_not_their_consequence() -> None:
+    losses = at(decaying(800), 600, 2.0, 200)
+    found = judged("gradient_explosion", loss=losses, grad_norm=at(norms, 500, 20.0, 6))
+    assert [each.severity for each in found] == [Severity.INFO]
+
+
+def test_a_hundred_times_the_level_is_critical_also_while_the_loss_falls() -> None:
+    huge = at(norms, 600, 5000.0, 3)
+    assert judged("gradient_explosion", loss=decaying(800), grad_norm=huge)[0].severity is Severity.CRITICAL
+    first = np.where(np.arange(800) < 20, 1e5, huge)
+    found = judged("gradient_explosion", loss=decaying(800), grad_norm=first)
+    assert {each.severity for each in found if each.step >= 600} == {Severity.INFO}
+
+
 def test_an_explosion_that_goes_on_is_one_finding() -> None:
     found = judged("gradient_explosion", grad_norm=at(norms, 500, 50.0, 190))
     assert [(each.step, each.severity) for each in found] == [(500, Severity.INFO), (502, Severity.WARNING)]

@@ -9,8 +9,8 @@ from zoo.tutorials.tutorial import Tutorial
 
 SEED = 0
 LONG = ("double_dqn", "td3", "simclr", "dino", "dcgan", "wgan_gp", "vq_vae")
-WITH_FALSE_ALARMS = ("transfer_learning", "quantization_aware", "layer_by_layer", "polynomial")
-"""A rise of the gradient norm, or the level of a second phase, is still called a warning."""
+WITH_FALSE_ALARMS = ("transfer_learning",)
+"""The level of a second phase is still called a divergence."""
 QUICK = [tutorial for tutorial in TUTORIALS if tutorial.name not in LONG]
 SILENT = [tutorial for tutorial in QUICK if tutorial.name not in WITH_FALSE_ALARMS]
 
