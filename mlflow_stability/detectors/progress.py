@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from mlflow_stability.detectors.consequence import SINCE
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.loss_fall import began_at
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 FIRST_LOSSES = 20
 """Number of first losses whose median is the start."""

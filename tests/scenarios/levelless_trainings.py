@@ -466,6 +466,20 @@ def language_model(steps: int) -> object:
     return state_of(model)
 
 
+def sequence_lengths(steps: int) -> object:
+    """Two micro-batches a step, of sequences of different lengths."""
+    torch.manual_seed(19)
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 20))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number in range(steps):
+        optimizer.zero_grad()
+        for length in (5 + number % 3, 9 + number % 4):
+            tokens = torch.randint(20, (8, length))
+            (functional.cross_entropy(model(tokens).flatten(0, 1), (tokens.flatten() + 1) % 20) / 2).backward()
+        optimizer.step()
+    return state_of(model)
+
+
 WITHOUT_LEVEL: dict[str, Training] = {
     each.__name__: each
     for each in (dqn, ppo, actor_critic, reinforce_continuous, sac, td3, byol, moco, mean_teacher, dpo)
@@ -481,5 +495,6 @@ WITH_LEVEL: dict[str, Training] = {
         contrastive,
         lazy_accuracy,
         language_model,
+        sequence_lengths,
     )
 }

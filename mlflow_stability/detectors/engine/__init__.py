@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlflow_stability.detectors.engine.baseline import Baseline
 from mlflow_stability.detectors.engine.chance import FEW, MANY, stays_at_chance
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding_type import FindingType, Instability, Moves, Symptom
@@ -24,6 +25,7 @@ __all__ = [
     "LITTLE",
     "LOSS_RISE",
     "MANY",
+    "Baseline",
     "Detector",
     "FindingType",
     "Instability",

@@ -51,8 +51,8 @@ FROZEN_AFTER = 3000
 MOST_SEARCHES = 8
 """A script that makes an optimizer for every sample has no copy that could be followed."""
 ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "envpool", "procgen", "brax")
-"""Libraries of environments. With one of them loaded, a model that is called with batches of other shapes between most
-steps chooses actions."""
+"""Libraries of environments. With one of them loaded, a model that is called with batches of different sizes between
+most steps chooses actions. Sequences of other lengths are no such sign."""
 
 _SIGNALS = (Signal(LOSS_LEVEL),)
 
@@ -80,8 +80,8 @@ class LossLevelProbe(BaseProbe):
         self._policy_steps = self._acting_steps = 0
         self._seen = POLICY_SAMPLES.with_gradient, POLICY_SAMPLES.later
         self._acting: list[WatchedCalls] = []
-        self._shapes: dict[int, set[tuple[int, ...]]] = {}
-        """With which shapes each trained module was called since the step before."""
+        self._sizes: dict[int, set[tuple[int, int]]] = {}
+        """Dimensions and rows of the batches that each trained module was called with since the step before."""
         self._compared_at = -EVERY
         self._blocks: list[Block] = []
 
@@ -154,19 +154,19 @@ class LossLevelProbe(BaseProbe):
             return
         trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
         owners = [each for each in modules if any(id(one) in trained for one in each._parameters.values())]
-        shapes = _Shapes(self._guard(self.part, self._called))
-        self._acting = [MODULE_CALLS.observe(each, shapes) for each in owners[:MOST_WATCHED]]
+        calls = _Arguments(self._guard(self.part, self._called))
+        self._acting = [MODULE_CALLS.observe(each, calls) for each in owners[:MOST_WATCHED]]
 
     def _called(self, module: Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor):
-            self._shapes.setdefault(id(module), set()).add(tuple(args[0].shape))
+        if args and isinstance(args[0], Tensor) and args[0].dim():
+            self._sizes.setdefault(id(module), set()).add((args[0].dim(), len(args[0])))
 
     def _look(self, view: StepView) -> None:
         watches = self._watches(view.step)
         self._look_at_samples()
         if self._acting:
-            self._acting_steps += any(len(shapes) > 1 for shapes in self._shapes.values())
-            self._shapes.clear()
+            self._acting_steps += any(len(sizes) > 1 for sizes in self._sizes.values())
+            self._sizes.clear()
             if self._acting_steps >= NEEDED_STEPS and not self._copies:
                 self._conclude(NoLevel.POLICY)
             if not watches:
@@ -232,7 +232,7 @@ class LossLevelProbe(BaseProbe):
         self._news = LossLevel(reason)
 
 
-class _Shapes:
+class _Arguments:
     """Observer of the arguments of calls."""
 
     def __init__(self, told: Callable[[Module, tuple[Any, ...]], object]) -> None:

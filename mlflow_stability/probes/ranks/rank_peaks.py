@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from statistics import median
 
-from mlflow_stability.detectors.engine import Point
-from mlflow_stability.detectors.engine.baseline import Baseline
+from mlflow_stability.detectors.engine import Baseline, Point
 from mlflow_stability.detectors.loss import LossSpike
 
 USUAL_OF = 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ INNER = (1.0, 99.0)
 """Percentiles at which colours end, so that one exploding layer does not make all others look alike."""
 DECADES = 0.5
 """The least that logarithmic colours span, in powers of ten."""
-EVERYWHERE = (-sys.maxsize, sys.maxsize)
+EVERYWHERE = (-(2**63) + 1, 2**63 - 1)
 """The span of a run of which nobody said where it began and ended."""
 OUTSIDE = "outside of the run"
 """What cells are called that lie before the first step of a run or behind its last."""
