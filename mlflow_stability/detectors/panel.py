@@ -17,6 +17,7 @@ from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.layer_values import is_wanted
 from mlflow_stability.detectors.engine.loss_level import LossLevels
 from mlflow_stability.detectors.micro_batches import UsualCount, pairs_of
+from mlflow_stability.detectors.new_optimizer import OptimizersOfLosses
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.measured.observation import Observation, StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -71,6 +72,7 @@ class Panel:
         """The detectors of each tuple of signals, by its identity; what is kept here gives its number to no other."""
         self._counts: dict[str, UsualCount] = {}
         """The usual number of micro-batches of each training."""
+        self._optimizers = OptimizersOfLosses()
         self._level = level
         """What is known about the level of the losses from outside."""
         self._levels = LossLevels(level)
@@ -86,6 +88,9 @@ class Panel:
         if known is None:
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
+            for index in self._optimizers.taken_over(reading.signals):
+                if self._is_another_level(reading.signals[index], reading.values[index]):
+                    self.reset()
             # All of them, before any is relied upon.
             known = self._layouts[id(reading.signals)] = (
                 reading.signals,
@@ -94,6 +99,13 @@ class Panel:
             )
         values = self._evened(known[2], reading.values) if known[2] else reading.values
         return _judged(known[1], self._levels, values, reading.step, reading.attempt, reading.time)
+
+    def _is_another_level(self, loss: Signal, value: float) -> bool:
+        """Whether the first loss under another optimizer is far above what was normal."""
+        known = self._signals.get(loss)
+        return (
+            known is not None and known.baseline is not None and isfinite(value) and known.baseline.is_far_above(value)
+        )
 
     def _evened(self, pairs: Sequence[tuple[int, int, str]], values: Sequence[float]) -> Sequence[float]:
         """The values, with the loss of a step of fewer micro-batches than usual as it would be with all of them."""
@@ -116,6 +128,7 @@ class Panel:
         """Forget everything: another start of the training follows."""
         self._states.clear()
         self._counts.clear()
+        self._optimizers = OptimizersOfLosses()
         self._levels = LossLevels(self._level)
         self.reset()
 

@@ -26,6 +26,9 @@ MINIMUM = 32
 """From how many accepted values on anything is judged."""
 STANDS_OUT = 8.0
 """The least z that keeps a value out of the baseline; a signal's own heavy tail raises it."""
+FAR = 4.0
+"""The least z of the first loss under another optimizer that shows another level: one value in 30,000 of normal noise.
+"""
 READMIT_AFTER = 200
 """After how many values kept out (less those accepted in between) the new level is taken as normal."""
 SMALLEST_SHARE = 2e-3
@@ -113,6 +116,13 @@ class Baseline:
             self._admit(level, residual)
         else:
             self._keep_out(level)
+
+    def is_far_above(self, value: float) -> bool:
+        """Whether a finite value lies as far above the level as no value of it should; nothing is taken in."""
+        if not self.accepted or not self.scale or (self.logarithmic and value <= 0.0):
+            return False
+        rise = math.log(value / self.center) if self.logarithmic else value - self.center
+        return rise >= FAR * self.scale
 
     def _compare(self, center: float, residual: float) -> None:
         residuals = self._residuals

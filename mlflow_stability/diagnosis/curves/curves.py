@@ -49,6 +49,10 @@ SCORE_WORDS = re.compile(r"(?:^|[^a-z])(?:m?ap|acc|accuracy|f1|recall|precision|
 HAS_LEVEL = LossLevel(None)
 MOST_SCORES = 50
 """Of so many scores at most the curves are looked at."""
+BEFORE_PHASE = 32
+"""So many losses before another optimizer say what was normal."""
+NEW_LEVEL = 1.5
+"""Minimum ratio of the first loss under another optimizer, which no update of it has changed, to their median."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +72,20 @@ class Curve:
     """Whether its level measures progress, and if not, why."""
     made_of: tuple[str, ...] = ()
     """Of a sum, the metrics that were added up."""
+    phases: tuple[int, ...] = ()
+    """The steps from which on another optimizer trained."""
+
+    @property
+    def last_phase(self) -> Curve:
+        """What has come since the loss had another level from the first step of another optimizer on; else all."""
+        for step in reversed(self.phases):
+            first = int(np.argmax(self.steps >= step))  # 0 where there is none
+            before = self.values[max(0, first - BEFORE_PHASE) : first]
+            if len(before) == BEFORE_PHASE and self.values[first] > max(
+                NEW_LEVEL * float(np.median(before)), float(before.max())
+            ):
+                return self.of_points(first, len(self.values))
+        return self
 
     @property
     def has_level(self) -> bool:
@@ -214,6 +232,7 @@ def _curves(
         metrics = sorted(metrics, key=lambda metric: (_is_policy(metric), -len(metric.series), metric.name))
     sides = _sides(metrics) if quantity != "grad_norm" else frozenset()
     starts = starts_of(history) if starts is None else starts
+    phases = _phases(history)
     found = []
     for metric in metrics:
         place = metric.meaning.place
@@ -224,7 +243,7 @@ def _curves(
             steps, values = metric.series.steps[chosen], _evened(history, metric, decoded(metric.series.values))[chosen]
             signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)
             known = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
-            found.append(Curve(metric.name, quantity, place, start, steps, values, part, known))
+            found.append(Curve(metric.name, quantity, place, start, steps, values, part, known, phases=phases))
     sums = list(_sums(found)) if not whole and quantity != "grad_norm" else []
     summed = {curve.attempt for curve in sums}
     parts = [replace(each, part=True) if each.attempt in summed and each.has_level else each for each in found]
@@ -251,6 +270,14 @@ def _sides(metrics: Sequence[Metric]) -> frozenset[str]:
     own = [metric for metric in metrics if of_the_whole(metric.meaning.place)]
     turns = take_turns([metric.series.steps for metric in own])
     return frozenset(metric.meaning.place for metric in own) if turns else frozenset()
+
+
+def _phases(history: RunHistory) -> tuple[int, ...]:
+    """The first steps of optimizers that have taken over for good: from there on none steps that did before."""
+    rates = [metric.series.steps for metric in history.of("learning_rate") if len(metric.series)]
+    spans = sorted((int(steps.min()), int(steps.max())) for steps in rates)
+    firsts = sorted({first for first, _ in spans})[1:]
+    return tuple(step for step in firsts if all(last < step for first, last in spans if first < step))
 
 
 def recorded_level(history: RunHistory) -> LossLevel:

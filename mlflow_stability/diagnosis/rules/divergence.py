@@ -46,6 +46,7 @@ class DivergenceRule(Rule):
     When it is wrong: a curriculum, longer sequences, or a penalty that is switched on: the loss then means something
     else. Losses whose level does not measure progress are judged by their size alone. A loss that was negative and went
     back to zero together with its noise is the objective of a policy that has become certain, and is not judged.
+    Where another optimizer took over and its first loss is above those before, only the losses since are judged.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
     """
@@ -123,7 +124,7 @@ class DivergenceRule(Rule):
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that were lost; validation losses only where no training loss was logged."""
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
-        return [episode for curve in judged for episode in self._of(_known(curve), curves.validations)]
+        return [episode for curve in judged for episode in self._of(_known(curve.last_phase), curves.validations)]
 
     def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Episode]:
         levels = levels_of(curve)

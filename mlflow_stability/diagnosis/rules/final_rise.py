@@ -65,7 +65,7 @@ class FinalRiseRule(Rule):
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that ended so; validation losses only where no training loss was logged."""
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
-        return [found for curve in judged if (found := self._of(curve)) is not None]
+        return [found for curve in judged if (found := self._of(curve.last_phase)) is not None]
 
     def _of(self, curve: Curve) -> Episode | None:
         finite = curve.finite

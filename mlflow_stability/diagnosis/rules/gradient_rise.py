@@ -66,7 +66,7 @@ class GradientRiseRule(Rule):
         windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
         best = int(np.argmin(windows))
         floor, end = float(windows[best]), float(levels.x[-2:].min())
-        if end - floor < self.smallest_rise or not self._risen(loss):
+        if end - floor < self.smallest_rise or not self._risen(loss.last_phase):
             return None
         first = onset(levels, best, floor + max(self.deviations * levels.noise, math.log(1.5)))
         earlier = levels.x[: max(1, first // levels.size)]

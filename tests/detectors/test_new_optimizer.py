@@ -1,0 +1,60 @@
+"""Another optimizer that takes over with another objective begins a phase; its first losses are no rise of the old."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from detectors.series import Floats, decaying, judged, noise
+
+from mlflow_stability.detectors.new_optimizer import OptimizersOfLosses
+from mlflow_stability.vocabulary import Event, Signal
+
+STEPS, SECOND = 600, 300
+FIRST_PHASE = decaying(SECOND, 0.02, 2.3, 40.0)
+
+
+def found_in(losses: Floats, *, optimizers: int) -> list[Event]:
+    """What is found in losses that are as noisy as usual, of one optimizer, or of another one from step 300 on."""
+    place = "learning_rate" if optimizers == 1 else "learning_rate@optimizer_1"
+    rates: dict[str, list[float | None]] = {"learning_rate": [1e-3] * SECOND + [None] * SECOND}
+    second = [None] * SECOND + [1e-3] * SECOND
+    rates[place] = [1e-3] * STEPS if optimizers == 1 else second
+    return judged("divergence loss_spike", loss=losses * np.exp(noise(0, STEPS, 0.1)), **rates)
+
+
+def test_a_second_optimizer_with_another_objective_has_a_level_of_its_own() -> None:
+    losses = np.r_[FIRST_PHASE, decaying(STEPS - SECOND, 0.4, 0.8, 60.0)]
+    assert found_in(losses, optimizers=2) == []
+    assert "divergence" in {each.kind for each in found_in(losses, optimizers=1)}
+
+
+def test_a_second_phase_that_diverges_is_found() -> None:
+    losses = np.r_[FIRST_PHASE, decaying(150, 0.4, 0.8, 60.0), np.full(150, 4.0)]
+    (found,) = (each for each in found_in(losses, optimizers=2) if each.kind == "divergence")
+    assert 450 < found.step < 470
+
+
+@pytest.mark.parametrize("normal", [1, 3])
+def test_a_second_optimizer_that_makes_the_loss_of_the_first_rise_is_found(normal: int) -> None:
+    losses = np.r_[FIRST_PHASE, FIRST_PHASE[-normal:], np.full(STEPS - SECOND - normal, 0.8)]
+    assert "divergence" in {each.kind for each in found_in(losses, optimizers=2)}
+
+
+def test_a_loss_that_had_diverged_before_stays_so_under_a_second_optimizer() -> None:
+    losses = np.r_[FIRST_PHASE[:-40], np.full(STEPS - SECOND + 40, 0.8)]
+    found = [each for each in found_in(losses, optimizers=2) if each.kind == "divergence"]
+    assert [each.step < SECOND for each in found] == [True]
+
+
+def test_an_optimizer_takes_over_where_none_steps_that_did_before() -> None:
+    def signals(*rates: str, place: str = "") -> list[Signal]:
+        return [*(Signal("learning_rate", rate) for rate in rates), Signal("loss", place)]
+
+    known = OptimizersOfLosses()
+    assert known.taken_over(signals("")) == []
+    assert known.taken_over(signals("", "optimizer_1")) == []  # it joins
+    assert known.taken_over(signals("optimizer_2", place="track_1")) == []
+    assert known.taken_over(signals("optimizer_3", "optimizer_3.group_1")) == [2]
+    assert known.taken_over(signals("optimizer_3")) == []
+    assert known.taken_over(signals("optimizer_1")) == []  # it is known
+    assert known.taken_over([Signal("loss")]) == []
