@@ -47,7 +47,7 @@ def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) 
     if past.gave_up:
         return _replace_broken_weights(policy, past, situation)
     past = with_findings(policy, _with_loss(policy, past, situation), situation)
-    if past.on_trial and not situation.has_level:
+    if past.on_trial and not situation.has_level and not past.rollbacks[-1].absurd:
         reason = "The loss of this training has no level: that it rose does not mean that the weights are worse."
         return _cleared(past, situation, Decision("undo", reason, past.rollbacks[-1].first_seen), wanted=True)
     if past.on_trial and len(past.losses) == policy.recovery_patience:
@@ -110,7 +110,15 @@ def _rollback(
     state = next((each for each in situation.good if each.step == target), None)
     of_level = trouble.of_level or trouble.did_not_hold
     returned = PastRollback(
-        situation.step, target, level, again, trouble.skipped, trouble.onset, trouble.first_seen, of_level
+        situation.step,
+        target,
+        level,
+        again,
+        trouble.skipped,
+        trouble.onset,
+        trouble.first_seen,
+        of_level,
+        trouble.is_absurd,
     )
     # The same trouble again: what was known of the level still holds.
     limit = _limit(policy, trouble.event, situation, target) or (past.limit if level or again else None)
@@ -123,7 +131,7 @@ def _rollback(
         limit=limit,
         losses=(),
         first=(),
-        on_trial=limit is not None and bool(given) and of_level and not trouble.is_absurd,
+        on_trial=limit is not None and bool(given) and of_level,
         share=share,
         given=given,
         left=situation.recent,
@@ -256,7 +264,7 @@ def _judge_rollback(past: RollbackHistory, now: Situation) -> tuple[RollbackHist
             f"the data or the loss function changed at about step {last.first_seen}."
         )
         decision = Decision("data_changed", reason, last.first_seen, loss=loss, level=level)
-    elif gives_no_less(past.given, past.left, past.first, past.losses):
+    elif not last.absurd and gives_no_less(past.given, past.left, past.first, past.losses):
         wanted = enough
         reason = (
             f"The weights of step {last.to} give a loss of {fmean(past.losses):.4g}, those of step {last.at} gave "

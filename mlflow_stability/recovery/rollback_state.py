@@ -67,6 +67,8 @@ class PastRollback:
     """The first step at which it was seen."""
     of_level: bool = False
     """It was made because the loss had risen; else for steps or weights that are broken."""
+    absurd: bool = False
+    """The loss had risen to 1,000 times its level: answered whatever the loss means."""
     cleared: bool = False
     """The weights were not to blame: the restored ones gave no lower loss. It counts as no rollback."""
     undone: bool = False

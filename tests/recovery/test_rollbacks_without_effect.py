@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from statistics import median
 
 import pytest
 from recovery.test_rollback_decisions import AROUND, POLICY, divergence, states
@@ -30,7 +31,7 @@ def after_rollback(
 ) -> tuple[RollbackHistory, list[Decision]]:
     """What is decided after a rollback for this finding, where the restored weights give these losses."""
     step = event.step
-    good = (GoodState(step - 200, 2.2, around=around), GoodState(step - 100, 2.2, around=around))
+    good = tuple(GoodState(step - before, median(around), around=around) for before in (200, 100))
     start = Situation(step, (event,), left, good=good, recent=(left,) * 10)
     past, decision = decide(POLICY, past or RollbackHistory(), start)
     decisions = [decision]
@@ -195,3 +196,9 @@ def test_an_early_state_whose_loss_falls_more_slowly_than_the_first_time_stays()
     slower = [0.1 * 0.93**step for step in range(40)]  # half of the learning rate
     _, decisions = after_rollback(divergence(500, loss=0.14, level=0.001), slower, 0.14, falling)
     assert [each.action for each in decisions] == ["rollback"]
+
+
+def test_data_that_changed_is_recognised_also_where_the_loss_is_a_thousand_times_as_high() -> None:
+    around = (0.03, 0.02, 0.05, 0.04) * 10
+    _, decisions = after_rollback(divergence(500, loss=65.0, level=0.03), [100.0, 101.0, 99.0] * 10, 99.0, around)
+    assert [each.action for each in decisions] == ["rollback", "data_changed"]

@@ -32,6 +32,7 @@ AFTER_CLIPPING = "as the optimizer was given it"
 RESCUES: tuple[Mode, ...] = ("guard", "rollback")
 CLOSE = 1e-4
 """A relative difference above this is marked: an ordinary one is that of sums in another order."""
+SENDER = "mlflow-stability: "
 EXPECTED = ("nan_detected: ", "step_skipped: ", "rank_nonfinite: ", "Still on the way to MLflow after 0 s")
 """How warnings begin that the NaN, and not waiting for the delivery of its trial, must lead to."""
 
@@ -55,7 +56,9 @@ def row_of(trainer: Trainer, trials: Mapping[Mode, Trial], again: Trial | None =
     """Compare. ``again`` is a second bare training, where the first and the watched one differ."""
     bare, watched = trials["bare"], trials["watched"]
     remarks = [f"{mode}: {trial.error}" for mode, trial in trials.items() if trial.error]
-    said = [line for trial in trials.values() for line in trial.said if not line.startswith(EXPECTED)]
+    said = [
+        line for trial in trials.values() for line in trial.said if not line.removeprefix(SENDER).startswith(EXPECTED)
+    ]
     remarks += list(dict.fromkeys(said))
     steps, loss, norm, names = _against_the_script(watched.noted, watched.recorded)
     identical = _identical(bare.noted, watched.noted, again.noted if again else None)
