@@ -69,8 +69,8 @@ def test_after_the_second_undone_rollback_a_higher_loss_is_no_reason_any_more() 
 def test_losses_below_zero_are_compared_by_their_differences_after_a_rollback() -> None:
     event = divergence(500, loss=-20.0, level=-40.0)
     around = (-40.0, -41.0, -39.0, -40.5) * 10
-    _, (_, undone) = after_rollback(event, [-21.0, -19.0, -20.0] * 10, -20.0, around)
-    assert undone.action == "undo"
+    _, (_, changed) = after_rollback(event, [-21.0, -19.0, -20.0] * 10, -20.0, around)
+    assert changed.action == "data_changed"
     _, decisions = after_rollback(event, [-40.0, -41.0, -39.0] * 10, -20.0, around)
     assert [each.action for each in decisions] == ["rollback"]
 
