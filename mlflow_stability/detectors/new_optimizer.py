@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 
 class OptimizersOfLosses:

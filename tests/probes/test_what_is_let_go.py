@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
+from mlflow_stability.probes.hooks import MODULE_CALLS
 from mlflow_stability.probes.probe import ForwardProbe
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
@@ -43,12 +44,24 @@ class Attends(nn.Module):
         return found
 
 
-def listened(model: nn.Module, turns: ForwardScheduler) -> None:
-    def began(root: nn.Module, args: Any, kwargs: Any) -> None:
-        turns.forward_began(root, args, kwargs)
+class Listener:
+    """Tells the scheduler of the passes of a model, as the watch of a training does."""
 
-    model.register_forward_pre_hook(began, with_kwargs=True)
-    model.register_forward_hook(lambda *_: turns.forward_ended())
+    def __init__(self, turns: ForwardScheduler) -> None:
+        self.turns = turns
+
+    def call_began(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.turns.forward_began(module, args, kwargs)
+
+    def call_ended(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.turns.forward_ended()
+
+    def call_failed(self, module: nn.Module) -> None:
+        self.turns.forward_failed()
+
+
+def listened(model: nn.Module, turns: ForwardScheduler) -> None:
+    MODULE_CALLS.observe(model, Listener(turns))
 
 
 @pytest.mark.parametrize("part", PROBES)

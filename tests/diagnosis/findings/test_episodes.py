@@ -82,7 +82,7 @@ def test_a_jump_of_the_gradient_that_the_loss_did_not_answer_is_only_mentioned_i
     norms = np.exp(np.random.default_rng(0).normal(0, 0.1, 600))
     norms[400:403] = 200
     calm, loud = falling(600), falling(600)
-    loud[400:404] *= 2
+    loud[400:440] *= 2
     for losses, severity in ((calm, Severity.INFO), (loud, Severity.WARNING)):
         diagnosis = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms)))
         jumps = [each for each in diagnosis.episodes if each.kind == "gradient_explosion"]

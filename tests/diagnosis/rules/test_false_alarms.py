@@ -29,7 +29,9 @@ def test_healthy_losses_of_all_shapes_give_no_warning(name: str, every: int) -> 
         losses = HEALTHY[name](np.random.default_rng(seed))[::every]
         diagnosis = diagnosis_of(run_of(metric_of("loss", losses, steps=np.arange(0, 1000, every))))
         alarms += [(seed, each.kind, each.start) for each in diagnosis.episodes if each.severity > Severity.INFO]
-        assert diagnosis.outcome == "healthy" or alarms
+        # The sign of this one keeps changing, and nothing else was logged.
+        unknown = ["cannot_tell"] if name == "policy_gradient" else []
+        assert diagnosis.outcome in ["healthy", *unknown] or alarms
     assert alarms == []
 
 
