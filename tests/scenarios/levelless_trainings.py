@@ -437,6 +437,21 @@ def lazy_accuracy(steps: int) -> object:
     return state_of(model)
 
 
+def validation(steps: int) -> object:
+    """The loss of all data is computed after each step, and that of what is left over."""
+    torch.manual_seed(20)
+    model = mlp(16, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    inputs, labels = images()
+    for _ in range(steps):
+        chosen = torch.randint(len(inputs), (64,))
+        step(optimizer, functional.cross_entropy(model(inputs[chosen]), labels[chosen]))
+        with torch.no_grad():
+            functional.cross_entropy(model(inputs), labels)
+            functional.cross_entropy(model(inputs[:10]), labels[:10])
+    return state_of(model)
+
+
 def language_model(steps: int) -> object:
     """Tied weights; text is generated every 20 steps, by a distribution that also tells how likely each token was."""
     torch.manual_seed(18)
@@ -496,5 +511,6 @@ WITH_LEVEL: dict[str, Training] = {
         lazy_accuracy,
         language_model,
         sequence_lengths,
+        validation,
     )
 }

@@ -103,8 +103,9 @@ def _show_table(out: TerminalWriter, outcome: DemoOutcome) -> None:
 
 def _what_final_means(outcome: DemoOutcome) -> str:
     """Two numbers are shown for the end of a loss: each has its name."""
-    count = last_part(np.array(outcome.trainings.twin.losses))
-    return f"Final loss: median of the last {count} steps. The diagnosis below gives the loss of the last step."
+    losses = outcome.trainings.twin.losses
+    count, tenth = last_part(np.array(losses)), len(losses) // 10
+    return f"Final loss: median of the last {count} steps. The diagnosis below gives that of up to {tenth}."
 
 
 def _of_the_twin() -> tuple[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -51,8 +51,9 @@ FROZEN_AFTER = 3000
 MOST_SEARCHES = 8
 """A script that makes an optimizer for every sample has no copy that could be followed."""
 ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "envpool", "procgen", "brax")
-"""Libraries of environments. With one of them loaded, a model that is called with batches of different sizes between
-most steps chooses actions. Sequences of other lengths are no such sign."""
+"""Libraries of environments. With one of them loaded, a model that is called between steps only with smaller batches
+than the one it is trained on chooses actions. A validation has batches as large; the lengths of sequences do not
+count."""
 
 _SIGNALS = (Signal(LOSS_LEVEL),)
 
@@ -80,8 +81,9 @@ class LossLevelProbe(BaseProbe):
         self._policy_steps = self._acting_steps = 0
         self._seen = POLICY_SAMPLES.with_gradient, POLICY_SAMPLES.later
         self._acting: list[WatchedCalls] = []
-        self._sizes: dict[int, set[tuple[int, int]]] = {}
-        """Dimensions and rows of the batches that each trained module was called with since the step before."""
+        self._sizes: dict[int, dict[tuple[int, int], None]] = {}
+        """Dimensions and rows of the batches that each trained module was called with since the step before; the last
+        one is the batch that it was trained on."""
         self._compared_at = -EVERY
         self._blocks: list[Block] = []
 
@@ -159,13 +161,15 @@ class LossLevelProbe(BaseProbe):
 
     def _called(self, module: Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor) and args[0].dim():
-            self._sizes.setdefault(id(module), set()).add((args[0].dim(), len(args[0])))
+            sizes, size = self._sizes.setdefault(id(module), {}), (args[0].dim(), len(args[0]))
+            sizes.pop(size, None)
+            sizes[size] = None
 
     def _look(self, view: StepView) -> None:
         watches = self._watches(view.step)
         self._look_at_samples()
         if self._acting:
-            self._acting_steps += any(len(sizes) > 1 for sizes in self._sizes.values())
+            self._acting_steps += any(map(_chose_actions, self._sizes.values()))
             self._sizes.clear()
             if self._acting_steps >= NEEDED_STEPS and not self._copies:
                 self._conclude(NoLevel.POLICY)
@@ -230,6 +234,12 @@ class LossLevelProbe(BaseProbe):
 
     def _conclude(self, reason: NoLevel) -> None:
         self._news = LossLevel(reason)
+
+
+def _chose_actions(sizes: Iterable[tuple[int, int]]) -> bool:
+    """Return whether a module was called with smaller batches only before the one that it was trained on."""
+    *others, trained_on = sizes
+    return bool(others) and max(others) < trained_on
 
 
 class _Arguments:

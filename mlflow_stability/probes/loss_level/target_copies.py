@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import MODULE_CALLS, WatchedCalls
 from mlflow_stability.probes.objects.model_discovery import outermost, places_of
+from mlflow_stability.probes.tensors.gradient_norm import is_split
 
 MOST_COPIES = 8
 """Number of copies that are followed."""
@@ -69,7 +70,7 @@ class TargetCopy:
         """On the device: a checksum of its values, and how far they are from those of the trained module."""
         pairs = [(own(), trained()) for own, trained in self._pairs]
         there = [(own.detach(), trained.detach()) for own, trained in pairs if own is not None and trained is not None]
-        if not there or any(own.device != trained.device or own.is_meta for own, trained in there):
+        if not there or not all(_can_be_compared(own, trained) for own, trained in there):
             return None
         with torch.no_grad():
             first = there[0][0]
@@ -111,6 +112,11 @@ def target_copies(modules: Sequence[Module], optimizers: Iterable[Optimizer]) ->
             if trains:
                 found.append(TargetCopy(copy, trains[:COMPARED]))
     return found[:MOST_COPIES]
+
+
+def _can_be_compared(own: Tensor, trained: Tensor) -> bool:
+    """Return False on two devices, and where values are split over processes: a rank cannot compare its part alone."""
+    return own.device == trained.device and not own.is_meta and not is_split(own) and not is_split(trained)
 
 
 def _telling(pair: tuple[Tensor, Tensor]) -> tuple[bool, int]:
