@@ -148,7 +148,7 @@ def end(case: Case) -> Answer:
     """How the process ended."""
     if not case.diagnosis.ended:
         return Answer("No data: the end of the process was not recorded.", "unknown")
-    detail = f": {case.around.history.outcome_detail}" if case.around.history.outcome_detail else ""
+    detail = f": {case.around.history.outcome_detail.removesuffix('.')}" if case.around.history.outcome_detail else ""
     state: State = "ok" if case.diagnosis.ended in ("finished", "stopped", "running") else "bad"
     return Answer(f"{process_ended(case.diagnosis.ended)}{detail}.", state)
 

@@ -21,7 +21,7 @@ def endings_of(history: RunHistory, last_step: int, attempt: int) -> list[Episod
     kind = history.outcome
     if kind not in BAD or any(event.kind in BAD for event in history.events or ()):
         return []
-    detail = f": {history.outcome_detail}" if history.outcome_detail else ""
+    detail = f": {history.outcome_detail.removesuffix('.')}" if history.outcome_detail else ""
     message = f"{process_ended(kind)} after step {last_step}{detail}."
     ended = Episode(kind, Severity.CRITICAL, last_step, last_step, last_step, message, recovered=False, attempt=attempt)
     return [replace(ended, remedies=REMEDIES[kind])]

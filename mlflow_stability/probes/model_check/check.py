@@ -216,7 +216,7 @@ def _gradients_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> list[Mode
     # A bias of few values, or one before a normalisation, may have next to no gradient in a sound model.
     weights = [(each, norm) for each, norm in having if len(each.shape) >= 2]
     small = [each for each, norm in weights if 0 < norm < max(limits.smallest, limits.lost * largest)]
-    if small:
+    if small and seen.loss != 0.0:  # a loss of zero asks for no change: its gradients are as small as they have to be
         first = small[0]
         message = (
             f"The gradients of {_parameters(small)} have vanished: the norm of {first.name} is {first.grad_norm:.3g}, "

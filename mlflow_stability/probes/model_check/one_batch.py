@@ -205,10 +205,15 @@ def _read(found: BatchPass, watch: _Watch, loss: BatchLoss | None, gradients: Ma
     if gradients:
         with untracked():
             wide = {name: each.to_dense() if each.is_sparse else each for name, each in gradients.items()}
-            norms = fetched([torch.linalg.vector_norm(each, 2.0, dtype=torch.float32) for each in wide.values()])
+            norms = fetched([_norm(gradient) for gradient in wide.values()])
         found.grad_norms = dict(zip(wide, norms, strict=True))
     elif not found.error:
         found.reason = _without_gradients(loss)
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    # torch refuses a type that would narrow the values; halves overflow in their own.
+    return torch.linalg.vector_norm(gradient, 2.0, dtype=torch.float32 if gradient.itemsize < 4 else None)
 
 
 def _without_gradients(loss: BatchLoss | None) -> str:

@@ -236,7 +236,7 @@ def _alike(named: Sequence[Named], layers: Sequence[LayerCheck]) -> list[ModelFi
     if not found:
         return []
     message = (
-        f"All units of {len(found)} {'matrix has' if len(found) == 1 else 'matrices have'} the same weights, and stay "
+        f"All units of {len(found)} {'matrix' if len(found) == 1 else 'matrices'} have the same weights, and stay "
         f"alike in training: {names_of(found)}."
     )
     evidence = {"matrices": float(len(found))}

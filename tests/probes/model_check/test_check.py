@@ -189,6 +189,27 @@ def test_saturated_units_and_vanishing_gradients_are_found() -> None:
     assert one(check(deep, (batch()[0], batch()[1] % 2)), "saturated_units").place == "1"
 
 
+def test_gradients_of_a_loss_of_zero_have_not_vanished() -> None:
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.copy_(23 * torch.eye(2))
+        model.bias.zero_()
+    checked = check(model, (torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([0, 1])))
+    assert checked.loss == 0.0
+    assert checked.grad_norm is not None
+    assert checked.grad_norm > 0
+    assert "vanishing_gradients" not in named(checked)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_gradients_of_other_types_are_measured(dtype: torch.dtype) -> None:
+    model, inputs = net(dtype=dtype), batch()[0].to(dtype)
+    checked = check(model, (inputs, batch()[1]))
+    assert checked.grad_norm == pytest.approx(
+        math.hypot(*(layer.grad_norm for layer in check(net(), batch()).layers if layer.grad_norm is not None)), rel=0.1
+    )
+
+
 def test_a_part_that_the_loss_does_not_depend_on_is_unused() -> None:
     class Forgets(nn.Module):
         def __init__(self) -> None:
