@@ -213,7 +213,8 @@ def _read(found: BatchPass, watch: _Watch, loss: BatchLoss | None, gradients: Ma
 
 def _norm(gradient: Tensor) -> Tensor:
     # torch refuses a type that would narrow the values; halves overflow in their own.
-    return torch.linalg.vector_norm(gradient, 2.0, dtype=torch.float32 if gradient.itemsize < 4 else None)
+    norm: Tensor = torch.linalg.vector_norm(gradient, 2.0, dtype=torch.float32 if gradient.itemsize < 4 else None)
+    return norm
 
 
 def _without_gradients(loss: BatchLoss | None) -> str:
