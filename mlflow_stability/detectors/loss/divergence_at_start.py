@@ -24,6 +24,8 @@ class DivergenceAtStartState:
     """How many losses."""
     first_loss: float = 0.0
     first_norm: float = 0.0
+    first_count: float = 0.0
+    """Number of micro-batches that both stand for."""
     step: int = -1
     """The step of the last loss, ..."""
     loss: float = 0.0
@@ -79,7 +81,7 @@ class DivergenceAtStart(Detector):
     instability = Instability.HARMFUL
     order = 50
     rule = "start"
-    quantities = ("loss", "grad_norm", "update_ratio")
+    quantities = ("loss", "micro_batches", "grad_norm", "update_ratio")
     places = WHOLE
     severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
@@ -104,6 +106,9 @@ class DivergenceAtStart(Detector):
         if point.quantity == "update_ratio":
             state.update = max(state.update, point.value)
             return self._judged(state, point, rise)
+        if point.quantity == "micro_batches":
+            _even_first(state, point.value)
+            return None
         if point.quantity == "loss":
             state.seen += 1
             state.over = state.seen > self.steps or (state.seen == 1 and point.value <= 0)
@@ -143,6 +148,14 @@ class DivergenceAtStart(Detector):
             f"weights by {_share(state.update)}.",
             evidence,
         )
+
+
+def _even_first(state: DivergenceAtStartState, count: float) -> None:
+    """Bring the first values to the usual number of micro-batches: a script may begin with one of several."""
+    if state.first_count and count > state.first_count:
+        state.first_loss *= count / state.first_count
+        state.first_norm *= count / state.first_count
+    state.first_count = max(state.first_count, count)
 
 
 def _share(update: float) -> str:

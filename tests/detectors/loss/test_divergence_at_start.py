@@ -31,6 +31,16 @@ def test_without_measured_updates_nothing_is_said() -> None:
     assert judged("divergence:start", loss=LOSS, grad_norm=NORM) == []
 
 
+def test_a_first_step_of_one_micro_batch_of_four_is_not_what_others_are_compared_with() -> None:
+    loss, norm, updates = [0.57, 2.3, 2.4, *[1.9] * 9], [0.3, 1.2, 1.3, *[1.1] * 9], [0.06] * 12
+    counts = [1.0, *[4.0] * 11]
+    assert len(judged("divergence:start", loss=loss, grad_norm=norm, update_ratio=updates)) == 1
+    assert judged("divergence:start", loss=loss, micro_batches=counts, grad_norm=norm, update_ratio=updates) == []
+    worse = [0.57, *[4 * value for value in LOSS[1:]]]
+    (event,) = judged("divergence:start", loss=worse, micro_batches=counts, grad_norm=NORM, update_ratio=UPDATE)
+    assert event.evidence["level"] == pytest.approx(2.28)
+
+
 @pytest.mark.parametrize("start", [0.0, -1.0])
 def test_a_loss_that_begins_at_zero_or_below_has_no_multiple(start: float) -> None:
     assert judged("divergence:start", loss=[start, *LOSS], grad_norm=[0.9, *NORM], update_ratio=[5.0, *UPDATE]) == []
