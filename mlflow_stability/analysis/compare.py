@@ -52,7 +52,7 @@ def compare(
     tracking_uri: str | None = None,
     loss: str | None = None,
     val_loss: str | None = None,
-    detectors: Sequence[Detector] | None = None,
+    detectors: Iterable[Detector | str] | None = None,
     sensitivity: str = "normal",
     rule: str = "robust",
     dask: str | None = None,
@@ -66,16 +66,17 @@ def compare(
     Of more than `max_runs` such runs the newest are compared, and the comparison says so.
 
     `baseline` is the run that all others must not be worse than. `loss` and `val_loss` name the metrics to judge, where
-    the choice made here is not what is wanted; every run must have them. `detectors` judge instead of the usual ones;
-    `sensitivity`, "low", "normal" or "high", moves the thresholds of those together, and
-    ``rule="classic"`` judges by the classic rules. `dask` is the address of a cluster
-    that does the reading. Cards of finished runs are kept in the user's cache folder unless ``remember=False``.
-    `progress` is called with how many runs are done, how many there are, and how many failed.
+    the choice made here is not what is wanted; every run must have them. `detectors` judge instead of the usual ones:
+    names, or detectors of `mlflow_stability.kinds` with your own thresholds. `sensitivity`, "low", "normal" or "high",
+    moves the thresholds of all but the latter together, and ``rule="classic"`` judges by the classic rules.
+    `dask` is the address of a cluster that does the reading. Cards of finished runs are kept in the user's cache folder
+    unless ``remember=False``. `progress` is called with how many runs are done, how many there are, and how many
+    failed.
 
     Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` (where
     not one of the runs could be read, too) or ``TrackingError`` with a sentence that says what to do.
     """
-    detectors = asked_detectors(detectors, sensitivity, rule)
+    asked = asked_detectors(detectors, sensitivity, rule)
     baseline = None if baseline is None else source_text(baseline, "baseline")
     curves = asked_curves(loss, val_loss)
     sources = _different(_in_full(each, tracking_uri) for each in source_texts(run_ids, "run_ids"))
@@ -92,7 +93,7 @@ def compare(
         raise SettingsError(f"No runs to compare.{where}")
     try:
         heads = {**_heads(sources, heads, tracking_uri), **heads} if remember else {}
-        made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember, curves), progress)
+        made = make_cards(sources, heads, HowToRead(tracking_uri, asked, dask, remember, curves), progress)
     except KeyboardInterrupt:  # before a single one was read
         made = MadeCards((), interrupted=True)
     found = _concluded(made, len(sources), baseline, tracking_uri, curves, notes)

@@ -31,7 +31,7 @@ def diagnose(
     *,
     loss: str | None = None,
     val_loss: str | None = None,
-    detectors: Sequence[Detector] | None = None,
+    detectors: Iterable[Detector | str] | None = None,
     sensitivity: str = "normal",
     rule: str = "robust",
     loss_spike_threshold: float | None = None,
@@ -46,10 +46,18 @@ def diagnose(
     Takes the id of an MLflow run, or the path of a training log or of a run's folder in ``mlruns``; what exists as a
     path is taken as one. Without `tracking_uri`, runs are looked for where MLflow does: ``MLFLOW_TRACKING_URI``, else
     its default. `loss` and `val_loss` name the metrics to judge where the choice made here is not what is wanted.
-    `detectors` judge instead of the default ones, also what was judged while it trained; `sensitivity`, "low", "normal"
-    or "high", moves the thresholds of the default ones together. ``rule="classic"`` judges spikes, explosions and
+    `detectors` judge instead of the default ones, also what was judged while it trained: names, or detectors of
+    `mlflow_stability.kinds` with your own thresholds. `sensitivity`, "low", "normal" or "high", moves the thresholds of
+    all but the latter together. ``rule="classic"`` judges spikes, explosions and
     divergences by the classic rules. `loss_spike_threshold` and `gradient_explosion_threshold` are σ above the level:
     all that lies as high is a finding.
+
+    Example:
+
+        >>> from mlflow_stability.kinds import LossSpike
+        >>> diagnosis = diagnose("mlruns_fixtures/0/loss_spike", detectors=["divergence", LossSpike(threshold=10)])
+        >>> [(episode.kind, episode.start) for episode in diagnosis.episodes]
+        [('loss_spike', 400)]
 
     Raises ``RunNotFoundError``, ``TrackingError`` or ``UnreadableLogError`` with a sentence that says what to do, and
     ``SettingsError`` for a path that holds several runs: ``diagnose_all`` takes those.
@@ -75,7 +83,7 @@ def diagnose_all(
     *,
     loss: str | None = None,
     val_loss: str | None = None,
-    detectors: Sequence[Detector] | None = None,
+    detectors: Iterable[Detector | str] | None = None,
     sensitivity: str = "normal",
     rule: str = "robust",
     loss_spike_threshold: float | None = None,
@@ -86,7 +94,7 @@ def diagnose_all(
     What cannot be read is a `Failure` in its place, and the others go on.
     """
     curves = asked_curves(loss, val_loss)
-    detectors = asked_detectors(detectors, sensitivity, rule, loss_spike_threshold, gradient_explosion_threshold)
+    asked_to_judge = asked_detectors(detectors, sensitivity, rule, loss_spike_threshold, gradient_explosion_threshold)
     for source in source_texts(run_ids_and_paths, "run_ids_and_paths"):
         is_path = True
         try:
@@ -98,7 +106,7 @@ def diagnose_all(
             continue
         for history in histories:
             try:
-                yield concluded(in_place(history, curves), detectors)
+                yield concluded(in_place(history, curves), asked_to_judge)
             except StabilityError as error:
                 yield Failure(history.source, str(error), is_path)
             except Exception as error:  # a mistake of ours about one run must not take the others with it

@@ -6,7 +6,7 @@ same rules as for a log with these columns; nothing is written and no server is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def judge(
     learning_rates: Iterable[float] | None = None,
     val_losses: Iterable[float] | None = None,
     steps: Iterable[int] | None = None,
-    detectors: Sequence[Detector] | None = None,
+    detectors: Iterable[Detector | str] | None = None,
     sensitivity: str = "normal",
     name: str = "losses",
 ) -> Diagnosis:
@@ -41,9 +41,20 @@ def judge(
         learning_rates: The learning rate of each step.
         val_losses: The validation loss; fewer values than losses are spread evenly over the steps.
         steps: The number of each step; without it, 0, 1, 2, ...
-        detectors: Those that judge instead of the default ones.
+        detectors: Those that judge instead of the default ones: names such as "loss_spike", or detectors of
+            `mlflow_stability.kinds` with your own thresholds.
         sensitivity: "low", "normal" or "high".
         name: What the numbers are called in the diagnosis.
+
+    Example:
+
+        >>> from mlflow_stability.kinds import LossSpike
+        >>> losses = [2.0 / (1 + step / 60) + 0.01 * (step % 3) for step in range(600)]
+        >>> losses[400] *= 1.3
+        >>> [(episode.kind, episode.start) for episode in judge(losses).episodes]
+        [('loss_spike', 400)]
+        >>> judge(losses, detectors=["divergence", LossSpike(smallest_rise=1.5)]).episodes
+        ()
     """
     values = _numbers("losses", losses)
     if not len(values):

@@ -11,6 +11,7 @@ import inspect
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
+from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.vocabulary.result.event import Severity
 
@@ -54,6 +55,8 @@ class FindingDocumentation:
     """Empty for what is seen from outside of the series."""
     thresholds: tuple[Threshold, ...]
     remedies: tuple[str, ...]
+    own_thresholds: str
+    """How to give thresholds of your own, in Python; empty where there are none."""
 
     @property
     def name(self) -> str:
@@ -79,7 +82,17 @@ def documentation_of(judgement: type[FindingType]) -> FindingDocumentation:
         quantities=getattr(judgement, "quantities", ()),
         thresholds=_thresholds(judgement),
         remedies=judgement.remedies,
+        own_thresholds=_own_thresholds(judgement),
     )
+
+
+def _own_thresholds(judgement: type[FindingType]) -> str:
+    """The import and the call, with the default of the first threshold."""
+    if not issubclass(judgement, Detector) or not fields(judgement):
+        return ""
+    name, first = judgement.__name__, fields(judgement)[0]
+    call = f"autolog(detectors=[{name}({first.name}={first.default:g})])"
+    return f"`from mlflow_stability.kinds import {name}`, then `{call}` with your own number."
 
 
 def _thresholds(judgement: type[FindingType]) -> tuple[Threshold, ...]:

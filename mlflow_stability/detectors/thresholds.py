@@ -7,15 +7,19 @@ finds all that a higher one finds; what was not asked for is as usual.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from math import isnan
+from typing import cast
 
-from mlflow_stability.detectors.catalog import ON_REQUEST, default_detectors
+from mlflow_stability.detectors.catalog import ON_REQUEST, default_detectors, name_of, named
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
 from mlflow_stability.detectors.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.detectors.sensitivity import at_sensitivity
-from mlflow_stability.vocabulary.judging_rule import CLASSIC, ROBUST
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.judging_rule import CLASSIC, DETECTORS_TAKEN, ROBUST
 
+_NEEDED = ("kind", "rule", "quantities", "compared", "across_places", "begin", "step")
 _CLASSIC = {each.kind: each for each in ON_REQUEST if each.rule == CLASSIC}
 
 
@@ -29,6 +33,41 @@ def detectors_with(
     if loss_spike is None and gradient_explosion is None and (sensitivity, rule) == ("normal", ROBUST):
         return None
     return as_asked(default_detectors(), loss_spike, gradient_explosion, sensitivity, rule)
+
+
+def chosen(
+    asked: Iterable[object],
+    loss_spike: float | None = None,
+    gradient_explosion: float | None = None,
+    sensitivity: str = "normal",
+    rule: str = ROBUST,
+) -> tuple[Detector, ...]:
+    """The detectors of a list of names and detectors: those given as names as asked for otherwise, the others as they
+    are. Raises ``SettingsError`` for what is neither, for a threshold that is no number, and for two of one name.
+    """
+    detectors: list[Detector] = []
+    for given in asked:
+        if isinstance(given, str):
+            new = as_asked(named([given]), loss_spike, gradient_explosion, sensitivity, rule)
+        else:
+            new = (_checked(given),)
+        detectors += [detector for detector in new if detector not in detectors]
+    names = [name_of(detector) for detector in detectors]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SettingsError(f"detectors= has {twice} twice, with different thresholds: give one of them.")
+    return tuple(detectors)
+
+
+def _checked(given: object) -> Detector:
+    """A detector with thresholds of the user's own, as it is."""
+    if isinstance(given, type) or not (is_dataclass(given) and all(hasattr(given, name) for name in _NEEDED)):
+        raise SettingsError(f"detectors= takes {DETECTORS_TAKEN}; got {given!r}.")
+    for field in fields(given):
+        value = getattr(given, field.name)
+        if isinstance(field.default, bool | int | float) and (not isinstance(value, int | float) or isnan(value)):
+            raise SettingsError(f"{type(given).__name__}({field.name}=...) must be a number; got {value!r}.")
+    return cast(Detector, given)
 
 
 def as_asked(

@@ -15,6 +15,10 @@ from pathlib import Path
 
 import mlflow_stability
 
+_DETECTORS = (
+    "The classes of detectors are in `mlflow_stability.kinds`: "
+    "see [Options](options.md#detectors-with-thresholds-of-your-own)."
+)
 Definition = ast.FunctionDef | ast.ClassDef
 _ANNOTATED_DEFAULT = re.compile(r"^(\w+: [^=]+)=")
 """`name: type=default`, as `ast.unparse` writes it."""
@@ -24,7 +28,7 @@ _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 def page() -> str:
     """Every public name."""
-    lines = ["# Python API", "", "Everything here is imported from `mlflow_stability`."]
+    lines = ["# Python API", "", "Everything here is imported from `mlflow_stability`.", "", _DETECTORS]
     for name in sorted(mlflow_stability.PUBLIC, key=str.lower):
         lines += ["", f"## {name}", "", *_described(_definition(name), name)]
     return "\n".join(lines) + "\n"

@@ -107,6 +107,9 @@ def _finding(about: FindingDocumentation) -> Iterator[str]:
         yield "| --- | --- | --- |"
         for each in about.thresholds:
             yield f"| `{each.name}` | {each.said} | {_cell(each.meaning)} |"
+        if about.own_thresholds:
+            yield ""
+            yield f"Thresholds of your own: {about.own_thresholds}"
 
 
 def _severity(about: FindingDocumentation) -> str:

@@ -104,7 +104,8 @@ def autolog(
             at most four times as long in all.
         journal_dir: Folder of the journal until it is delivered. Default: `./.mlflow-stability`.
         detectors: Detectors to run: names such as "loss_spike" or "loss_spike:classic", or detectors with your own
-            thresholds such as `LossSpike(z=10)`. Default: all of `mlflow-stability explain`.
+            thresholds such as `LossSpike(threshold=10)`, imported from `mlflow_stability.kinds`. Default: all of
+            `mlflow-stability explain`.
         sensitivity: "low" finds less with fewer false alarms, "high" finds more. Moves the thresholds of all
             detectors except those with your own thresholds.
         loss: What the level of your loss means. "supervised": a lower loss is progress, and its level is judged.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass, replace
-from typing import cast
+from dataclasses import replace
 
 from mlflow_stability.detectors.catalog import default_detectors, named
 from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.inside import SdrCollapse, SdrLowDiversity
 from mlflow_stability.detectors.loss import DivergenceAhead, DivergenceClassic
-from mlflow_stability.detectors.thresholds import as_asked
-from mlflow_stability.errors import SettingsError
+from mlflow_stability.detectors.thresholds import as_asked, chosen
 from mlflow_stability.vocabulary.settings import Settings
-
-_NEEDED = ("kind", "rule", "quantities", "compared", "across_places", "begin", "step")
 
 
 def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
@@ -24,7 +20,7 @@ def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
         usual = (_tuned(each, settings.sdr_collapse_threshold) for each in default_detectors())
         detectors = as_asked(usual, *how)
     else:
-        detectors = tuple(one for each in asked for one in _one(each, *how))
+        detectors = chosen(asked, *how)
     ahead = DivergenceAhead.kind
     if getattr(settings.rollback, "act_ahead", None) is not None and all(each.kind != ahead for each in detectors):
         detectors = (*detectors, *as_asked(named([ahead]), *how))
@@ -41,16 +37,3 @@ def _tuned(detector: Detector, unique: float) -> Detector:
     if isinstance(detector, SdrLowDiversity):
         return replace(detector, lowest=unique, highest=max(detector.highest, min(2 * unique, 1.0)))
     return detector
-
-
-def _one(
-    asked: object, loss_spike: float | None, gradient_explosion: float | None, sensitivity: str, rule: str
-) -> tuple[Detector, ...]:
-    """A detector by its name, as asked for otherwise; or one with thresholds of the user's own, as it is."""
-    if isinstance(asked, str):
-        return as_asked(named([asked]), loss_spike, gradient_explosion, sensitivity, rule)
-    if isinstance(asked, type) or not (is_dataclass(asked) and all(hasattr(asked, each) for each in _NEEDED)):
-        raise SettingsError(
-            f"detectors= takes names such as 'loss_spike' or detectors such as LossSpike(), got {asked!r}."
-        )
-    return (cast(Detector, asked),)

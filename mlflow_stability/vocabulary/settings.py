@@ -23,7 +23,7 @@ from mlflow_stability.vocabulary.argument import (
     whole_number,
     yes_or_no,
 )
-from mlflow_stability.vocabulary.judging_rule import JUDGING_RULES, ROBUST
+from mlflow_stability.vocabulary.judging_rule import DETECTORS_TAKEN, JUDGING_RULES, ROBUST
 from mlflow_stability.vocabulary.loss_level import LOSS_WORDS
 from mlflow_stability.vocabulary.presets import PRESET
 from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
@@ -77,9 +77,7 @@ class Settings:
     """Raise our own errors into the training instead of switching the failing part off."""
     extra_tags: Mapping[str, str] = field(default_factory=dict, metadata=texts_by_name("{'team': 'speech'}"))
     """Tags for the run."""
-    detectors: tuple[Any, ...] | None = field(
-        default=None, metadata=objects("names such as 'loss_spike' or detectors such as LossSpike()")
-    )
+    detectors: tuple[Any, ...] | None = field(default=None, metadata=objects(DETECTORS_TAKEN))
     """Which detectors look: names (``loss_spike``, ``loss_spike:classic``) or detectors; None: all of the catalog."""
     sensitivity: str = field(default="normal", metadata=one_of(*SENSITIVITIES))
     """How little evidence is enough for a finding of the detectors that are named or usual: low, normal, high."""

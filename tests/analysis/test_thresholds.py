@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from diagnosis.histories import run_named
 
 from mlflow_stability.analysis.thresholds import asked_detectors
-from mlflow_stability.detectors.catalog import default_detectors, name_of
+from mlflow_stability.detectors.catalog import default_detectors, name_of, named
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
 from mlflow_stability.detectors.loss.loss_spike import LossSpike, LossSpikeClassic
+from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.detectors.thresholds import detectors_with
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.sensitivity import FACTORS
 
 
 def test_without_a_wish_nothing_is_changed() -> None:
@@ -56,6 +60,31 @@ def test_a_sensitivity_moves_the_usual_detectors_and_no_others() -> None:
         asked_detectors((LossSpike(),), "low")
     with pytest.raises(SettingsError, match="sensitivity must be 'low', 'normal' or 'high'; got 'hgih'"):
         asked_detectors(None, "hgih")
+
+
+def test_names_follow_the_other_arguments_and_detectors_stay_as_they_are() -> None:
+    own = GradientExplosion(threshold=7.0)
+    assert asked_detectors(["loss_spike", own], "high") == (moved(LossSpike(), FACTORS["high"]), own)
+    assert asked_detectors("loss_spike", "normal") == (LossSpike(),)
+    assert asked_detectors(own, "normal") == (own,)  # type: ignore[arg-type]
+    assert asked_detectors(["divergence", "divergence:start"], "normal", "classic") == named(["divergence:classic"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["los_spike"], "There is no detector 'los_spike'; did you mean loss_spike"),
+        ([LossSpike], "detectors= takes names such as 'loss_spike' or detectors such as LossSpike"),
+        ([10], "detectors= takes names .* got 10"),
+        (10, "detectors must be names such as .*; got 10"),
+        ([LossSpike(threshold="10")], r"LossSpike\(threshold=...\) must be a number; got '10'"),  # type: ignore[arg-type]
+        ([LossSpike(threshold=float("nan"))], r"LossSpike\(threshold=...\) must be a number; got nan"),
+        (["loss_spike", LossSpike(threshold=10)], "detectors= has loss_spike twice, with different thresholds"),
+    ],
+)
+def test_what_is_no_detector_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        asked_detectors(given, "normal")
 
 
 def test_a_threshold_that_was_named_comes_before_the_sensitivity() -> None:

@@ -26,6 +26,7 @@ FOREIGN = {
     "figures": {"matplotlib", "numpy"},
     "importers": {"numpy", "pandas"},
     "journal": {"numpy", "orjson", "psutil"},
+    "kinds": set(),
     "manual": set(),
     "probes": {"torch"},
     "recovery": {"numpy", "torch"},

@@ -83,6 +83,7 @@ def _explain(out: TerminalWriter, about: FindingDocumentation) -> None:
     out.paragraph("What to do", about.try_)
     out.paragraph("When it is wrong", about.wrong)
     out.section("Thresholds", _thresholds(out, about), first_at_most=0.45)
+    out.paragraph("Thresholds of your own", about.own_thresholds)
     if not about.rule:
         for rule in RULES:
             if rule.kind == about.kind:

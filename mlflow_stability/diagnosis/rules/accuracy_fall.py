@@ -10,8 +10,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine import Moves
+from mlflow_stability.detectors.engine import Detector, Moves
 from mlflow_stability.detectors.loss import Overfitting
+from mlflow_stability.detectors.sensitivity import factor_of, moved
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of
 from mlflow_stability.diagnosis.curves.training_since import training_since
@@ -61,6 +62,10 @@ class AccuracyFallRule(Rule):
     """Factor on the odds that a turn must reach: of what it explains to what remains."""
     tail: float = 0.2
     """Share of the validations that count as the end."""
+
+    def like(self, detector: Detector) -> Rule:
+        """As much stricter or looser as the smallest rise of the detector."""
+        return moved(self, factor_of(detector)) if isinstance(detector, Overfitting) else self
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The first validation accuracy that fell."""

@@ -116,10 +116,21 @@ class DivergenceRule(Rule):
     """Rise in nats from which it is critical, as is an end above the early curve."""
 
     def like(self, detector: Detector) -> Rule:
-        """The least rise is that of the detector."""
+        """The smallest rise is that of the detector, and σ move as its own."""
         if not isinstance(detector, Divergence):
             return self
-        return replace(self, smallest_rise=math.log(detector.smallest_rise))
+        usual = Divergence()
+        times = detector.threshold / usual.threshold
+        below_zero = detector.threshold_of_differences / usual.threshold_of_differences
+        return replace(
+            self,
+            smallest_rise=math.log(max(1.0, detector.smallest_rise)),
+            chance=self.chance * times,
+            wandering=self.wandering * times,
+            smallest_rise_in_spreads=self.smallest_rise_in_spreads * below_zero,
+            above_start=max(self.above_start, math.log(max(1.0, detector.smallest_rise))),
+            above_first=max(self.above_first, math.log(max(1.0, detector.smallest_rise))),
+        )
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that were lost; validation losses only where no training loss was logged."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine import Moves
+from mlflow_stability.detectors.engine import Detector, Moves
 from mlflow_stability.detectors.loss import Divergence
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
@@ -61,6 +61,16 @@ class FinalRiseRule(Rule):
     CRITICAL without it: 10 of 30 random walks and 1 of 30 autoregressive losses (0.98); with it: 1 and 0."""
     most: float = 0.1
     """Maximum share of the run; longer rises are left to the divergence rule."""
+
+    def like(self, detector: Detector) -> Rule:
+        """σ move as those of the detector, and no rise is smaller than the one that it was given."""
+        if not isinstance(detector, Divergence):
+            return self
+        return replace(
+            self,
+            deviations=self.deviations * (detector.threshold / Divergence().threshold),
+            smallest_rise=max(self.smallest_rise, math.log(max(1.0, detector.smallest_rise))),
+        )
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that ended so; validation losses only where no training loss was logged."""

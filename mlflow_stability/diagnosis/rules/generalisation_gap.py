@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import Moves
+from mlflow_stability.detectors.engine import Detector, Moves
 from mlflow_stability.detectors.loss import Overfitting
+from mlflow_stability.detectors.sensitivity import factor_of, moved
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.training_since import training_since
 from mlflow_stability.diagnosis.rules.rule import Rule
@@ -51,6 +52,10 @@ class GeneralisationGapRule(Rule):
     """Minimum fall of the training loss in the second half, in nats: to its half."""
     improved: float = 0.05
     """Fall of the validation loss in the second half from which it still improves, as a share."""
+
+    def like(self, detector: Detector) -> Rule:
+        """As much stricter or looser as the smallest rise of the detector."""
+        return moved(self, factor_of(detector)) if isinstance(detector, Overfitting) else self
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The first validation loss that ended so."""

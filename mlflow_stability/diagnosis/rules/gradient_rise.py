@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import Moves
+from mlflow_stability.detectors.engine import Detector, Moves
 from mlflow_stability.detectors.gradients import GradientExplosion
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import Levels, levels_of
@@ -52,6 +52,12 @@ class GradientRiseRule(Rule):
     """σ of the noise of a level at which the growth starts."""
     loss_rise: float = math.log(1.1)
     """Minimum rise of the loss at the end above its best, in nats."""
+
+    def like(self, detector: Detector) -> Rule:
+        """No rise is smaller than the one that the detector was given."""
+        if not isinstance(detector, GradientExplosion) or detector.threshold_alone:
+            return self
+        return replace(self, smallest_rise=max(self.smallest_rise, math.log(max(1.0, detector.smallest_rise))))
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The gradient norms of the whole model that grew so."""

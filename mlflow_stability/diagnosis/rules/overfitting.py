@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Detector, Moves, stays_at_chance
 from mlflow_stability.detectors.loss import Overfitting
-from mlflow_stability.detectors.sensitivity import only_moved
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.training_since import TrainingSince, training_since
 from mlflow_stability.diagnosis.curves.turning_point import by_chance, turned
@@ -64,7 +63,7 @@ class OverfittingRule(Rule):
     """Minimum rise where it goes below zero: a share of its fall from the first validations to the best."""
     most_above: float = 0.7
     """Minimum share of the last validations that are above the best by half of that."""
-    smallest_fall: float = math.log(1.02)
+    smallest_fall: float = -math.log(Overfitting().train_fell)
     """Minimum fall of the training loss since the best validation, in nats: 2 %."""
     odds: float = 1.0
     """Factor on the odds that a turn must reach: of what it explains to what remains."""
@@ -78,10 +77,11 @@ class OverfittingRule(Rule):
     """How much less a turn must explain then. With both, 4 in 100 flat noisy curves would pass."""
 
     def like(self, detector: Detector) -> Rule:
-        """A whole curve tells less of a rise, unless somebody asked for this one."""
+        """The rise and the fall are those that the detector was given; a whole curve shows a smaller rise."""
         if not isinstance(detector, Overfitting):
             return self
-        smallest = self.smallest_rise if only_moved(detector) else math.log(detector.smallest_rise)
+        usual = detector.smallest_rise == Overfitting().smallest_rise
+        smallest = self.smallest_rise if usual else math.log(max(1.0, detector.smallest_rise))
         return replace(self, smallest_rise=smallest, smallest_fall=-math.log(detector.train_fell))
 
     def find(self, curves: RunCurves) -> list[Episode]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import Moves
+from mlflow_stability.detectors.engine import Detector, Moves
 from mlflow_stability.detectors.loss import Plateau
 from mlflow_stability.diagnosis.curves.chance_level import chance_of
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
@@ -79,6 +79,20 @@ class PlateauRule(Rule):
     """Maximum error at which the collapse is judged."""
     fewest_after: int = 60
     """Minimum number of points for a collapse, to distinguish it from a short training."""
+
+    def like(self, detector: Detector) -> Rule:
+        """What counts as no gain, and as flat, moves as with the detector."""
+        if not isinstance(detector, Plateau):
+            return self
+        usual = Plateau()
+        stuck = detector.stuck_gain / usual.stuck_gain
+        return replace(
+            self,
+            stuck_gain=self.stuck_gain * stuck,
+            possible_gain=self.possible_gain * stuck,
+            validated_gain=self.validated_gain * stuck,
+            flat_gain=self.flat_gain * (detector.fall / usual.fall),
+        )
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The training losses that went nowhere, those of the whole model alone."""

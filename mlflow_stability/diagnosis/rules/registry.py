@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mlflow_stability.detectors.catalog import SEEN_FROM_OUTSIDE
-from mlflow_stability.detectors.engine import Detector
-from mlflow_stability.detectors.gradients import GradientExplosion
-from mlflow_stability.detectors.loss import LossSpike
+from mlflow_stability.detectors.engine import Detector, FindingType
 from mlflow_stability.detectors.sensitivity import factor_of, moved, only_moved
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
@@ -57,18 +55,26 @@ def asked_for(episodes: Iterable[Episode], detectors: Sequence[Detector]) -> lis
 
 def changed_kinds(detectors: Sequence[Detector]) -> set[str]:
     """The kinds that somebody set a threshold of, or wants by a classic rule alone: what they find stays as it is."""
-    own = {each.kind for each in detectors if isinstance(each, LossSpike | GradientExplosion) and not only_moved(each)}
+    own = {each.kind for each in detectors if isinstance(each, FindingType) and not each.rule and not only_moved(each)}
     usual = {each.kind for each in detectors if each.rule != CLASSIC}
     return own | {each.kind for each in detectors if each.rule == CLASSIC and each.kind not in usual}
 
 
 def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
-    """The rule as much stricter or looser than usual as the detector of its kind is, or with its very thresholds."""
-    rule = moved(rule, _factor(rule, detectors))
-    own = next((each for each in detectors if each.kind == rule.kind and not each.rule), None)
-    return rule if own is None else rule.like(own)
+    """The rule at the sensitivity of the detector of its kind, or with the thresholds that this one was given."""
+    own = _detector_of(rule, detectors)
+    if own is None:
+        return rule
+    return moved(rule, factor_of(own)) if only_moved(own) else rule.like(own)
 
 
 def _factor(rule: Rule, detectors: Sequence[Detector]) -> float:
     """By how much the detector that looks for the same kind is stricter or looser than usual."""
-    return next((factor_of(each) for each in detectors if each.kind == rule.kind and not each.rule), 1.0)
+    own = _detector_of(rule, detectors)
+    return 1.0 if own is None else factor_of(own)
+
+
+def _detector_of(rule: Rule, detectors: Sequence[Detector]) -> Detector | None:
+    """The detector of the rule's kind; not one that a user wrote and that only has the methods of one."""
+    of_kind = (each for each in detectors if each.kind == rule.kind and not each.rule)
+    return next((each for each in of_kind if isinstance(each, FindingType)), None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import Moves
+from mlflow_stability.detectors.engine import Detector, Moves
 from mlflow_stability.detectors.loss import Divergence
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of
@@ -55,6 +55,16 @@ class ResumeRule(Rule):
     """Minimum rise in σ of the difference of both medians."""
     stayed: float = 0.5
     """Minimum share of the rise that remains at the end."""
+
+    def like(self, detector: Detector) -> Rule:
+        """σ move as those of the detector, and no rise is smaller than the one that it was given."""
+        if not isinstance(detector, Divergence):
+            return self
+        return replace(
+            self,
+            chance=self.chance * (detector.threshold / Divergence().threshold),
+            smallest_rise=max(self.smallest_rise, math.log(max(1.0, detector.smallest_rise))),
+        )
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The resumes after which a training loss of the whole model was lost."""

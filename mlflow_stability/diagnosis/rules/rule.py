@@ -29,7 +29,11 @@ class Rule(FindingType, ABC):
     """Whether it is asked of the validation losses of a watched run, which no detector sees."""
 
     def like(self, detector: Detector) -> Rule:
-        """The same rule by the thresholds that the detector of its type was given."""
+        """The same rule with the thresholds that a user gave the detector of its type.
+
+        A threshold in σ or a share moves by as much as the detector's; a ratio to a level is taken as it is, or as a
+        minimum where the rule asks for more. Sensitivities are not asked here: they move detectors and rules alike.
+        """
         del detector
         return self
 

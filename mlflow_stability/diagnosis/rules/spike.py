@@ -126,9 +126,14 @@ class SpikeRule(Rule):
     """Whether every spike is a warning, as for a threshold of your own."""
 
     def like(self, detector: Detector) -> Rule:
-        """Who asks for all that is so many σ above its level gets it, whatever its size and however heavy the tail."""
-        if not isinstance(detector, LossSpike) or not detector.threshold_alone:
+        """σ, ratios and counts are those of the detector.
+
+        `threshold_alone` finds all that is so many σ above its level, whatever its size and however heavy the tail.
+        """
+        if not isinstance(detector, LossSpike):
             return self
+        if not detector.threshold_alone:
+            return self._like(detector, LossSpike())
         asked = detector.threshold
         return replace(
             self,
@@ -144,6 +149,36 @@ class SpikeRule(Rule):
             share_of_tail=0.0,
             deviations_there=0.0,
             threshold_alone=True,
+        )
+
+    def _like(self, detector: LossSpike, usual: LossSpike) -> Rule:
+        times = detector.threshold / usual.threshold
+        together = detector.threshold_with_gradient / usual.threshold_with_gradient
+        below_zero = detector.threshold_of_differences / usual.threshold_of_differences
+        few, many = self.deviations
+        shared, rise_shared = self.agreeing
+        with_gradient, rise_with_gradient = self.agreeing_with_gradient
+        rule = replace(
+            self,
+            deviations=(few * times, many * times),
+            deviations_of_several=self.deviations_of_several * times,
+            deviations_below_zero=self.deviations_below_zero * below_zero,
+            agreeing=(shared * times, rise_shared),
+            agreeing_with_gradient=(with_gradient * together, rise_with_gradient),
+            share_of_tail=self.share_of_tail * (detector.share_of_tail / usual.share_of_tail),
+            huge=detector.critical_rise,
+            returns=detector.returns,
+            returns_within=detector.returns_within,
+        )
+        if detector.smallest_rise == usual.smallest_rise:
+            return rule
+        asked = math.log(max(1.0, detector.smallest_rise))
+        return replace(
+            rule,
+            smallest_jump=(asked, asked),
+            smallest_rise_of_several=asked,
+            agreeing=(rule.agreeing[0], max(asked, rise_shared)),
+            agreeing_with_gradient=(rule.agreeing_with_gradient[0], max(asked, rise_with_gradient)),
         )
 
     def find(self, curves: RunCurves) -> list[Episode]:

@@ -1,0 +1,110 @@
+"""The detectors, to run them with thresholds of your own.
+
+Example:
+
+    >>> from mlflow_stability import judge
+    >>> from mlflow_stability.kinds import LossSpike
+    >>> losses = [2.0 / (1 + step / 60) + 0.01 * (step % 3) for step in range(600)]
+    >>> losses[400] *= 1.3
+    >>> [(episode.kind, episode.start) for episode in judge(losses, detectors=["divergence", "loss_spike"]).episodes]
+    [('loss_spike', 400)]
+    >>> judge(losses, detectors=["divergence", LossSpike(smallest_rise=1.5)]).episodes
+    ()
+
+Detectors are frozen dataclasses whose fields are their thresholds; ``mlflow-stability explain loss_spike`` lists them.
+`autolog()`, `attach()`, `diagnose()`, `diagnose_all()`, `judge()` and `compare()` take them as ``detectors=``, beside
+names, which mean the default of that kind.
+"""
+
+from __future__ import annotations
+
+from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST
+from mlflow_stability.detectors.gradients.dead_layer import DeadLayer
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
+from mlflow_stability.detectors.gradients.gradient_vanishing import GradientVanishing
+from mlflow_stability.detectors.gradients.gradient_vanishing_layers import GradientVanishingLayers
+from mlflow_stability.detectors.gradients.imbalance import GradientImbalance, WeightImbalance
+from mlflow_stability.detectors.gradients.layer_explosion import LayerExplosion
+from mlflow_stability.detectors.hardware.low_mfu import LowMfu
+from mlflow_stability.detectors.hardware.memory_pressure import MemoryPressure
+from mlflow_stability.detectors.hardware.step_time_increase import StepTimeIncrease
+from mlflow_stability.detectors.hardware.throughput_drop import ThroughputDrop
+from mlflow_stability.detectors.inside.activation_nonfinite import ActivationNonfinite
+from mlflow_stability.detectors.inside.attention_collapse import AttentionCollapse
+from mlflow_stability.detectors.inside.attention_logit_growth import AttentionLogitGrowth
+from mlflow_stability.detectors.inside.dead_expert import DeadExpert
+from mlflow_stability.detectors.inside.dead_units import DeadUnits
+from mlflow_stability.detectors.inside.representation_collapse import RepresentationCollapse
+from mlflow_stability.detectors.inside.router_collapse import RouterCollapse
+from mlflow_stability.detectors.inside.saturated_activation import SaturatedActivation
+from mlflow_stability.detectors.inside.sdr_bit_usage import SdrBitUsage
+from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
+from mlflow_stability.detectors.inside.sdr_temperature import SdrTemperature
+from mlflow_stability.detectors.loss.divergence import Divergence, DivergenceClassic
+from mlflow_stability.detectors.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.detectors.loss.divergence_at_start import DivergenceAtStart
+from mlflow_stability.detectors.loss.loss_spike import LossSpike, LossSpikeClassic
+from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
+from mlflow_stability.detectors.loss.oscillation import Oscillation
+from mlflow_stability.detectors.loss.overfitting import Overfitting
+from mlflow_stability.detectors.loss.plateau import Plateau
+from mlflow_stability.detectors.loss.repeated_data import RepeatedData
+from mlflow_stability.detectors.loss.slow_progress import SlowProgress
+from mlflow_stability.detectors.optimizer.adam_rms_high import AdamRmsHigh
+from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
+from mlflow_stability.detectors.optimizer.learning_rate_out_of_range import LearningRateOutOfRange
+from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.detectors.optimizer.step_skipped import StepSkipped
+from mlflow_stability.detectors.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
+from mlflow_stability.detectors.optimizer.weight_spike import WeightSpike
+
+__all__ = [
+    "ActivationNonfinite",
+    "AdamRmsHigh",
+    "AttentionCollapse",
+    "AttentionLogitGrowth",
+    "DeadExpert",
+    "DeadLayer",
+    "DeadUnits",
+    "Divergence",
+    "DivergenceAhead",
+    "DivergenceAtStart",
+    "DivergenceClassic",
+    "GradientExplosion",
+    "GradientExplosionClassic",
+    "GradientImbalance",
+    "GradientVanishing",
+    "GradientVanishingLayers",
+    "InfDetected",
+    "LayerExplosion",
+    "LearningRateJump",
+    "LearningRateOutOfRange",
+    "LossScaleCollapse",
+    "LossSpike",
+    "LossSpikeClassic",
+    "LowMfu",
+    "MemoryPressure",
+    "NanDetected",
+    "Oscillation",
+    "Overfitting",
+    "Plateau",
+    "RepeatedData",
+    "RepresentationCollapse",
+    "RouterCollapse",
+    "SaturatedActivation",
+    "SdrBitUsage",
+    "SdrCollapse",
+    "SdrLowDiversity",
+    "SdrTemperature",
+    "SlowProgress",
+    "StepSkipped",
+    "StepTimeIncrease",
+    "ThroughputDrop",
+    "UpdateRatioHigh",
+    "UpdateRatioLow",
+    "WeightImbalance",
+    "WeightSpike",
+]
+
+# The imports above are for type checkers and editors; a detector that is added as a file is here as well.
+globals().update({detector.__name__: detector for detector in (*DETECTORS, *ON_REQUEST)})
