@@ -86,6 +86,8 @@ EXPLAINED = ("detectors", "diagnosis/rules", "diagnosis/causes")
 RECORDED = re.compile(r"^```console\n.*?^```$", re.MULTILINE | re.DOTALL)
 """What a command printed of a recorded run: its findings have the words of the version that recorded it."""
 TEMPLATE_CODE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
+EXAMPLE = re.compile(r"^Example:\n\n(?: {4}.*\n?)+", re.MULTILINE)
+"""Code in a docstring, which `tests/manual/test_docstring_examples.py` runs."""
 DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -114,7 +116,7 @@ def shown_docstrings(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
             members = node.body if isinstance(node, ast.ClassDef) and node.name in public else []
             for each in (node, *members):
                 if isinstance(each, DOCUMENTED) and (each is node or not each.name.startswith("_")):
-                    yield each.lineno, ast.get_docstring(each) or ""
+                    yield each.lineno, EXAMPLE.sub("", ast.get_docstring(each) or "")
 
 
 def are_words(value: object) -> bool:
