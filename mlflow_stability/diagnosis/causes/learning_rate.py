@@ -418,7 +418,8 @@ CAUSES = (
         "The learning rate was too high for the model.",
         "One of: the first updates changed the weights by 10 % of their norm or more; the rate was rising and at its "
         "highest so far; it was above ten times the default of its optimizer (0.01 with Adam, 10 with Adadelta) and "
-        "the loss did not fall. Never named before the first optimizer step, nor for first updates at the default.",
+        "the loss did not fall; updates stayed large and it hardly fell. Never named before the first optimizer step, "
+        "nor for first updates at the default.",
         "A rise that coincides with a bad batch; an architecture that is made for large rates.",
         ("Lower the learning rate by a factor of 2 to 5.",),
         made_worse_by=RAISES,

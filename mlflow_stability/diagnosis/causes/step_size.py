@@ -23,11 +23,14 @@ from mlflow_stability.diagnosis.causes.check import Check, CheckResult, is_it, i
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.curves.curves import Curve
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
+from mlflow_stability.diagnosis.rules.large_updates import LATE_FALL
 
 ABSURD = 0.1
 """An update of this share of the weights leaves little of what they held; a thousandth is usual."""
 USUAL_FIRST = 0.01
 """The first updates of a training are larger than later ones: so large they may be."""
+USUAL_LATER = 0.003
+"""The updates of a transformer that learns well are as large at most."""
 FIRST_POINTS = 32
 """A beginning within so many points, or a twentieth of the run, is one of the first steps."""
 LEFT = 3.0
@@ -166,4 +169,23 @@ def first_steps_check(around: EpisodeContext) -> CheckResult:
     )
 
 
-CHECKS = (Check(first_steps_check, {Symptom.STUCK: 10, Symptom.VANISHING: 10}),)
+def lasting_updates_check(around: EpisodeContext) -> CheckResult:
+    """Whether updates that stayed large to the end kept the loss from falling."""
+    evidence, rate = around.episode.evidence, rate_at(around, around.episode.end)
+    if LATE_FALL not in evidence or rate is None:
+        return CheckResult()
+    ratio = evidence["update_ratio"]
+    return is_it(
+        "learning_rate_too_high",
+        f"At a learning rate of {shown(rate)} each update was {ratio:.1%} of the weight norm: {1 / ratio:.0f} steps "
+        f"change the weights by as much as they hold, and the loss fell by only {evidence[LATE_FALL]:.1%}.",
+        "an update usually changes 0.1 % of the weights",
+        since=around.episode.start,
+        remedies=(lower_by(rate, max(5.0, ratio / USUAL_LATER)),),
+    )
+
+
+CHECKS = (
+    Check(first_steps_check, {Symptom.STUCK: 10, Symptom.VANISHING: 10}),
+    Check(lasting_updates_check, {Symptom.LARGE_UPDATES: 5}, frozenset({"learning_rate_too_high"})),
+)

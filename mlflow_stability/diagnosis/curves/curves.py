@@ -29,6 +29,8 @@ from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 LARGEST_STORED = 1.79e308
 """MLflow's SQL stores keep an infinity as the largest float."""
+NORMS = frozenset({"grad_norm", "update_ratio"})
+"""Quantities that are no losses: those of several models are no parts of a sum."""
 GAME_WORDS = re.compile(
     r"(?:^|[^a-z0-9])(?:disc(?:riminator)?|gen(?:erator)?|critic|actor|adv(?:ersarial)?|policy|vf|pg|kl|[dg]|(?:loss|err)[dg]"
     r"|value.loss|(?<!cross.)entropy.loss)(?:$|[^a-z0-9])"
@@ -141,6 +143,8 @@ class RunCurves:
     averages: tuple[Curve, ...] = ()
     """Means over epochs of losses that are logged by steps as well, one step in many: each sees what the other does
     not."""
+    updates: tuple[Curve, ...] = ()
+    """Norms of updates as shares of the weight norm, of whole models."""
 
 
 def run_curves(history: RunHistory) -> RunCurves:
@@ -157,6 +161,7 @@ def run_curves(history: RunHistory) -> RunCurves:
         curves_of(history, "skipped_steps", starts),
         tuple(curve for quantity in list(returns)[:MOST_SCORES] for curve in curves_of(history, quantity, starts)),
         tuple(curve for quantity in ("loss", "val_loss") for curve in _averages(history, quantity, starts)),
+        _curves(history, "update_ratio", _of_whole_models(history, "update_ratio"), starts),
     )
 
 
@@ -208,6 +213,10 @@ def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | No
     return _curves(history, quantity, metrics, starts)
 
 
+def _of_whole_models(history: RunHistory, quantity: str) -> list[Metric]:
+    return [metric for metric in history.of(quantity) if of_the_whole(metric.meaning.place) and len(metric.series) > 1]
+
+
 def _averages(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> tuple[Curve, ...]:
     """The curves that are logged at a second rate, of the whole model, unless they only repeat some of the values."""
     finer = {metric.name: metric.series.values for metric in history.metrics}
@@ -230,21 +239,21 @@ def _curves(
     whole = any(not metric.meaning.place for metric in metrics)
     if not whole:  # then none is the first by its name: the longest is, whatever the order of the columns
         metrics = sorted(metrics, key=lambda metric: (_is_policy(metric), -len(metric.series), metric.name))
-    sides = _sides(metrics) if quantity != "grad_norm" else frozenset()
+    sides = _sides(metrics) if quantity not in NORMS else frozenset()
     starts = starts_of(history) if starts is None else starts
     phases = _phases(history)
     found = []
     for metric in metrics:
         place = metric.meaning.place
         named = learns_by_reward or bool(GAME_WORDS.search(metric.name.lower()))
-        level = HAS_LEVEL if quantity == "grad_norm" else _level(recorded, named, place in sides)
+        level = HAS_LEVEL if quantity in NORMS else _level(recorded, named, place in sides)
         part = whole and place != "" and place not in sides
         for start, chosen in _pieces(metric, starts):
             steps, values = metric.series.steps[chosen], _evened(history, metric, decoded(metric.series.values))[chosen]
             signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)
             known = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
             found.append(Curve(metric.name, quantity, place, start, steps, values, part, known, phases=phases))
-    sums = list(_sums(found)) if not whole and quantity != "grad_norm" else []
+    sums = list(_sums(found)) if not whole and quantity not in NORMS else []
     summed = {curve.attempt for curve in sums}
     parts = [replace(each, part=True) if each.attempt in summed and each.has_level else each for each in found]
     return (*sums, *parts)
