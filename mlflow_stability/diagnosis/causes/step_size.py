@@ -181,7 +181,7 @@ def lasting_updates_check(around: EpisodeContext) -> CheckResult:
         f"change the weights by as much as they hold, and the loss fell by only {evidence[LATE_FALL]:.1%}.",
         "an update usually changes 0.1 % of the weights",
         since=around.episode.start,
-        remedies=(lower_by(rate, max(5.0, ratio / USUAL_LATER)),),
+        remedies=(lower_by(rate, min(10.0, max(5.0, ratio / USUAL_LATER))),),
     )
 
 
