@@ -16,6 +16,8 @@ FIRST = 20
 """So many first values say where a curve began."""
 RECENT = 10
 """And so many last ones where it is."""
+SINGLE = 3
+"""In the first steps, the median of so many last ones is compared with the very first."""
 LITTLE = 0.01
 """Below this share of where it began a loss has been learnt: its gradient is tiny by nature, and a jump is none."""
 NEARLY, MUCH = 0.05, 0.2
@@ -87,6 +89,14 @@ class LossFall:
         # Of the last values, not of the baseline: that does not follow a loss which jumped when the gradient went.
         start, now = median(self.begun.first), median(self.recent)
         return now / start if start > 0 and now >= 0 else None
+
+    def has_fallen_to(self, share: float) -> bool:
+        """Return whether at most this share of the start is left; in the first steps, of the very first value."""
+        known = self.share()
+        if known is not None:
+            return known <= share
+        first = self.begun.first
+        return len(first) > SINGLE and 0 <= median([*self.recent][-SINGLE:]) <= share * first[0]
 
     def learnt(self) -> bool:
         """Whether next to nothing is left of it."""

@@ -97,7 +97,7 @@ class GradientVanishing(Detector):
         share = state.fall.share() if (tiny or faded) and point.has_level else None
         if (tiny or faded) and point.has_level and state.fall.learnt():
             tiny = faded = False
-        tiny = tiny and not (share is not None and share <= self.gained)
+        tiny = tiny and not (point.has_level and state.fall.has_fallen_to(self.gained))
         state.tiny = state.tiny + 1 if tiny else 0
         state.faded = state.faded + 1 if faded and share is not None and share >= self.stuck else 0
         if not tiny and not faded:

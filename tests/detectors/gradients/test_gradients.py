@@ -87,6 +87,14 @@ def test_a_tiny_gradient_is_natural_once_the_loss_has_fallen() -> None:
     assert judged("gradient_vanishing", loss=decaying(800, 0.01, 3.0), grad_norm=gone) == []
 
 
+def test_a_tiny_gradient_is_natural_where_the_loss_fell_in_three_steps_as_with_lbfgs() -> None:
+    shrinking = 10.0 ** -np.arange(16)
+    fallen = np.where(np.arange(16) < 3, 2.0, 0.06)
+    assert judged("gradient_vanishing", loss=fallen, grad_norm=np.maximum(shrinking, 1e-6)) == []
+    (event,) = judged("gradient_vanishing", loss=np.full(16, 2.0), grad_norm=np.maximum(shrinking, 1e-6))
+    assert event.step == 14
+
+
 def test_a_gradient_that_faded_while_the_loss_stands_is_found() -> None:
     faded = norms * np.where(np.arange(800) < 100, 1.0, 0.02)
     (event,) = judged("gradient_vanishing", loss=2.3 + noise(1, 800, 0.01), grad_norm=faded)
