@@ -48,7 +48,10 @@ def default_detectors(*, experimental: bool = True) -> tuple[Detector, ...]:
     return tuple(each() for each in DETECTORS if experimental or not each.experimental)
 
 
-RENAMED = {"smallest_rise_of_players": ("smallest_rise_adversarial", "smallest_rise_without_level")}
+RENAMED = {
+    "smallest_rise_of_players": ("smallest_rise_adversarial", "smallest_rise_without_level"),
+    "undone": ("correlation",),
+}
 """Thresholds of recordings made before, with what they are called today, the first that a detector has."""
 
 

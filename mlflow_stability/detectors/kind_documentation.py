@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.detectors.engine.rendered_numbers import rendered
 from mlflow_stability.vocabulary.result.event import Severity
 
 SECTIONS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
@@ -103,4 +104,8 @@ def _thresholds(judgement: type[FindingType]) -> tuple[Threshold, ...]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(under, ast.Expr):
             meanings[field.target.id] = " ".join(str(ast.literal_eval(under.value)).split())
     usual = judgement()
-    return tuple(Threshold(each.name, getattr(usual, each.name), meanings.get(each.name, "")) for each in fields(usual))
+    values = {field.name: getattr(usual, field.name) for field in fields(usual)}
+    return tuple(
+        Threshold(name, value, rendered(meanings.get(name, ""), values, judgement.__module__))
+        for name, value in values.items()
+    )

@@ -112,13 +112,13 @@ def autolog(
             "bootstrapped" (DQN, SAC, TD3), "policy" (PPO, actor-critic), "self_distillation" (BYOL, DINO, MoCo),
             "adversarial" (GANs), "preference" (DPO) and "signed": it is not, and only non-finite values, a growth by a
             factor of 1,000, gradients, weights and layers are judged. Default: as observed in the training.
-        rule: "classic" judges spikes, gradient explosions and divergences by the rules in general use: a loss 3
-            standard deviations above its mean of 100 steps, a gradient norm above 100 or 3 standard deviations, a loss
-            of twice its mean in 3 steps in a row. Finds more, with more false alarms.
+        rule: "classic" judges spikes, gradient explosions and divergences by the rules in general use:
+            standard deviations above the mean of the last steps, as `mlflow-stability explain loss_spike:classic` says.
+            Finds more, with more false alarms.
         loss_spike_threshold: Report a loss spike from this many σ above the baseline on, with no other condition.
-            Default: 8σ, more where the noise has heavy tails.
+            Default: the rule of `mlflow-stability explain loss_spike`.
         gradient_explosion_threshold: Report a gradient explosion from this many σ above the baseline on, with no other
-            condition. Default: 5.5σ and 8 times the baseline.
+            condition. Default: the rule of `mlflow-stability explain gradient_explosion`.
         divergence_threshold: Report divergence too when the loss exceeds this multiple of its mean over 100 steps.
         consecutive_divergence_steps: Number of consecutive steps, with `divergence_threshold`.
         rollback: Restore a good state inside your loop when the training diverges, and continue with smaller steps:

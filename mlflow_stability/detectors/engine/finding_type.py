@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Literal
 
+from mlflow_stability.detectors.engine.rendered_numbers import defaults_of, rendered
 from mlflow_stability.vocabulary.result.event import Severity
 
 Moves = Literal["times", "power", "inverse"]
@@ -79,3 +80,8 @@ class FindingType:
     """Where it stands among the others: detectors look, and types are listed, from the lowest on, then by name."""
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {}
     """Which of its thresholds follow the sensitivity, and how; what is no matter of degree has none."""
+
+    def __init_subclass__(cls) -> None:
+        """Put the thresholds into the docstring; not again when `dataclass` makes the class anew with slots."""
+        if cls.__doc__ and "__dataclass_fields__" not in vars(cls):
+            cls.__doc__ = rendered(cls.__doc__, defaults_of(cls), cls.__module__)

@@ -43,15 +43,17 @@ class GradientExplosionState:
 class GradientExplosion(Detector):
     """The gradient norm jumped far above its baseline.
 
-    What it sees: a gradient norm, before clipping where possible, at least 5.5σ above its baseline and 8 times as high.
-    Or three norms in a row at least 4σ above it and 5 times as high, unless norms of 0 are usual. Heavy-tailed noise
-    raises both σ. The baseline is the run's own, so a healthy norm of 300 is fine. Norms below 1 % of the first norm
-    never count. A single high norm is INFO. Three in a row, or the third finding in 1,000 steps, are a warning where
-    the loss is at 1.3 times its lowest level or, after 100 steps, above 90 % of its start, up to 64 steps later; INFO
-    while the loss falls. Without a loss, or with one that has no level, they are a warning. Critical from 1000 on, if
-    that is 100 times the baseline, unless it is below the first norms and the loss falls. In adversarial training, such
-    as a GAN, the ratio is 10; where the loss has no level for another reason, as in reinforcement learning, it is 100.
-    The finding ends after 8 steps below 4σ.
+    What it sees: a gradient norm, before clipping where possible, at least {threshold}σ above its baseline and
+    {smallest_rise} times as high. Or {row} norms in a row at least {row_threshold}σ above it and {row_smallest_rise}
+    times as high, unless norms of 0 are usual. Heavy-tailed noise raises both σ. The baseline is the run's own, so a
+    healthy norm of 300 is fine. Norms below {loss_fall.LITTLE:percent} of the first norm never count. A single high
+    norm is INFO. {row} in a row, or finding number {returns} within {returns_within} steps, are a warning where the
+    loss is at {progress.RISEN} times its lowest level or, after {progress.FEWEST_LOSSES} steps, above
+    {progress.FALLEN:percent} of its start, up to {worse_within} steps later; INFO while the loss falls. Without a loss,
+    or with one that has no level, they are a warning. Critical from {critical_norm} on, if that is {critical_rise}
+    times the baseline, unless it is below the first norms and the loss falls. In adversarial training, such as a GAN,
+    the ratio is {smallest_rise_adversarial}; where the loss has no level for another reason, as in reinforcement
+    learning, it is {smallest_rise_without_level}. The finding ends after {calm_steps} steps below {calm_below}σ.
 
     Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
     infinity does.
@@ -68,7 +70,8 @@ class GradientExplosion(Detector):
     threshold: float = 5.5
     """Threshold in σ of the norm's logarithm above its baseline."""
     share_of_tail: float = 0.7
-    """Factor on the σ that the norm's own noise reaches once in 100,000 steps; the higher threshold counts."""
+    """Factor on the σ that the norm's own noise reaches once in {baseline.RARE:one_in} steps; the higher threshold
+    counts."""
     smallest_rise: float = 8.0
     """Minimum ratio of the norm to its baseline."""
     row: int = 3
@@ -210,17 +213,17 @@ def _times(point: Point) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GradientExplosionClassic(Detector):
-    """The gradient norm is above 100, or three standard deviations above its mean.
+    """The gradient norm is above {largest}, or {deviations} standard deviations above its mean.
 
-    What it sees: a norm above 100, or above the mean plus 3 standard deviations of the 100 values before it, from the
-    21st value on. High norms in a row are one finding.
+    What it sees: a norm above {largest}, or above the mean plus {deviations} standard deviations of the {window} values
+    before it, once there are {least_values}. High norms in a row are one finding.
 
     Why it matters: one such step can move the weights far away.
 
     What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; inspect the loss at this step.
 
-    When it is wrong: often. Norms are skewed, so that three deviations are reached every hundred steps, and some
-    healthy models always have a norm above 100. `gradient_explosion` without `:classic` avoids both.
+    When it is wrong: often. Norms are skewed, so that as many deviations are reached every hundred steps, and some
+    healthy models always have a norm above {largest}. `gradient_explosion` without `:classic` avoids both.
 
     Reference: Pascanu et al. (arXiv:1211.5063)
     """

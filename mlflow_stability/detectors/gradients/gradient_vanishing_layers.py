@@ -27,11 +27,11 @@ class GradientVanishingLayersState:
 class GradientVanishingLayers(Detector):
     """The gradient does not reach the first layers, and the loss has hardly fallen.
 
-    What it sees: in 5 measurements in a row, a layer whose gradient norm is below 1e-7 but not zero, or a first layer
-    below 1 % of the last layer's norm; and a loss that has fallen by less than 2 %. Or, in one measurement, a first
-    layer and half of the first half of the layers below 0.01 % of the largest norm; and a loss that has fallen by less
-    than 10 %. Parameters of the model itself, such as learned positions, are not a first layer. The finding ends when
-    the gradient is back.
+    What it sees: in {rounds} measurements in a row, a layer whose gradient norm is below {smallest} but not zero, or a
+    first layer below {share_of_last:percent} of the last layer's norm; and a loss that has fallen by less than
+    {stuck:fall}. Or, in one measurement, a first layer and half of the first half of the layers below {lost:percent} of
+    the largest norm; and a loss that has fallen by less than {lost_stuck:fall}. Parameters of the model itself, such as
+    learned positions, are not a first layer. The finding ends when the gradient is back.
 
     Why it matters: the layers before that one keep their initial weights; only the layers behind it learn.
 

@@ -29,10 +29,10 @@ class LayerExplosionState:
 class LayerExplosion(Detector):
     """The gradient norm of a layer jumped far above its baseline.
 
-    What it sees: the gradient norm of a layer at least 5.5σ above its baseline and 8 times as high. Heavy-tailed noise
-    raises the 5.5σ, and norms below 1 % of the first norm never count. Layers are measured every few steps, so it finds
-    an explosion that lasts or that falls on a measurement. Of layers that jump together the largest jump is named. The
-    finding ends after 3 normal measurements.
+    What it sees: the gradient norm of a layer at least {threshold}σ above its baseline and {smallest_rise} times as
+    high. Heavy-tailed noise raises that σ, and norms below {loss_fall.LITTLE:percent} of the first norm never count.
+    Layers are measured every few steps, so it finds an explosion that lasts or that falls on a measurement. Of layers
+    that jump together the largest jump is named. The finding ends after {calm_rounds} normal measurements.
 
     Why it matters: it shows which layer makes the whole gradient explode, and finds a small layer before the whole norm
     shows it.
@@ -49,7 +49,8 @@ class LayerExplosion(Detector):
     threshold: float = 5.5
     """Threshold in σ of the norm's logarithm above its baseline."""
     share_of_tail: float = 0.7
-    """Factor on the σ that the norm's own noise reaches once in 100,000 measurements; the higher threshold counts."""
+    """Factor on the σ that the norm's own noise reaches once in {baseline.RARE:one_in} measurements; the higher
+    threshold counts."""
     smallest_rise: float = 8.0
     """Minimum ratio of the norm to its baseline."""
     calm_rounds: int = 3

@@ -12,10 +12,10 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 @dataclass(frozen=True, slots=True)
 class LowMfu(Detector):
-    """The device runs at less than a third of its peak FLOPS.
+    """The device runs at less than {lowest:percent} of its peak FLOPS.
 
-    What it sees: a model FLOPs utilisation below 0.3, 50 times in a row, on a device whose peak is known. The finding
-    ends when it is higher.
+    What it sees: a model FLOPs utilisation below {lowest}, {steps} times in a row, on a device whose peak is known. The
+    finding ends when it is higher.
 
     Why it matters: most of the device's cost is spent on waiting.
 

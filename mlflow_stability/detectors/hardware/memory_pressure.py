@@ -14,7 +14,8 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 class MemoryPressure(Detector):
     """The device memory is nearly full.
 
-    What it sees: more than 95 % of the device memory in use, 3 times in a row. The finding ends when it is less.
+    What it sees: more than {highest:percent} of the device memory in use, {steps} times in a row. The finding ends when
+    it is less.
 
     Why it matters: the next longer batch ends the training; before that, the allocator slows it down.
 

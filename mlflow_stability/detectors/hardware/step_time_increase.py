@@ -12,10 +12,11 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 @dataclass(frozen=True, slots=True)
 class StepTimeIncrease(Detector):
-    """Steps take twice as long as usual.
+    """Steps take {smallest_rise} times as long as usual.
 
-    What it sees: 10 steps in a row that each take more than twice the usual time. Single long steps (a checkpoint, a
-    probe, an evaluation) and the first 32 steps do not count. The finding ends when the time is back.
+    What it sees: {steps} steps in a row that each take more than {smallest_rise} times as long as usual. Single long
+    steps (a checkpoint, a probe, an evaluation) and the first {baseline.MINIMUM} steps do not count. The finding ends
+    when the time is back.
 
     Why it matters: the machine, the data or the network has become slower; the same result costs twice as much.
 

@@ -12,9 +12,10 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 @dataclass(frozen=True, slots=True)
 class ThroughputDrop(Detector):
-    """The throughput fell below half of its usual value.
+    """The throughput fell below {share:percent} of its usual value.
 
-    What it sees: 5 measurements in a row below half of the usual throughput. The finding ends when it is back.
+    What it sees: {steps} measurements in a row below {share:percent} of the usual throughput. The finding ends when it
+    is back.
 
     Why it matters: the same result costs twice as much. A slow data source or a throttled device is the usual reason.
 

@@ -32,11 +32,12 @@ class AttentionCollapseState:
 class AttentionCollapse(Detector):
     """The attention heads of a layer attend to a single position.
 
-    What it sees: in 2 measurements in a row, at least half of the heads of a layer with an entropy below 5 % of its
-    maximum, or below 10 % of its first value. Heads that start below 10 % are ignored, since some attend to one
-    position by design. They count where all heads of a layer are below 0.1 % and the loss has not fallen by 2 %.
-    Nothing is reported where the loss has fallen to half of its start and is near its lowest. The layer with the lowest
-    entropy is named, each layer once until its entropy rises.
+    What it sees: in {rounds} measurements in a row, at least {heads:percent} of the heads of a layer with an entropy
+    below {lowest:percent} of its maximum, or below {share_of_start:percent} of its first value. Heads that start below
+    {born:percent} are ignored, since some attend to one position by design. They count where all heads of a layer are
+    below {nothing:percent} and the loss has not fallen by {stuck:fall}. Nothing is reported where the loss has fallen
+    to {gained:percent} of its start and is near its lowest. The layer with the lowest entropy is named, each layer once
+    until its entropy rises.
 
     Why it matters: a saturated softmax has almost no gradient. Queries and keys stop learning, and the loss often rises
     soon after.
@@ -64,7 +65,7 @@ class AttentionCollapse(Detector):
     """Entropy below which all heads of a layer count as collapsed, whatever their first entropy, if the loss is stuck.
     """
     stuck: float = 0.98
-    """Minimum share of the start at which the loss counts as stuck: of its first value and of the first 20."""
+    """Minimum share of the start at which the loss counts as stuck: of its first value and of the first {start}."""
     gained: float = 0.5
     """Share of its start at or below which the loss has fallen, so that the heads are useful."""
     risen: float = 1.05

@@ -24,10 +24,10 @@ class AttentionLogitGrowthState:
 class AttentionLogitGrowth(JudgedByProgress):
     """The attention logits have grown too large.
 
-    What it sees: in 2 measurements in a row, a head whose largest logit before the softmax is above 100 and twice its
-    first value. Or one above 50 and ten times its first value. The head with the largest logit is named, each layer
-    once until its logits are lower. It is INFO while the
-    loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
+    What it sees: in {rounds} measurements in a row, a head whose largest logit before the softmax is above {limit} and
+    {more} times its first value. Or one above {floor} and {growth} times its first value. The head with the largest
+    logit is named, each layer once until its logits are lower. It is INFO while the loss falls, and a warning where the
+    loss is above {progress.FALLEN:percent} of its start or at {progress.RISEN} times its lowest level.
 
     Why it matters: logits that grow keep growing. The softmax saturates, gradients vanish or jump, and in half
     precision the logits overflow.

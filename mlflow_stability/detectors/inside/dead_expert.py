@@ -32,9 +32,10 @@ class DeadExpertState:
 class DeadExpert(Detector):
     """An expert gets no tokens.
 
-    What it sees: an expert that got less than 2 % of an even share in 5 or more measurements together, over at least
-    200 steps, in which an even share is at least 50 tokens. It is a WARNING where a tenth of the experts of a router is
-    dead, else INFO. The router with most of them is named. Told again are twice as many dead experts.
+    What it sees: an expert that got less than {share:percent} of an even share in {rounds} or more measurements
+    together, over at least {steps} steps, in which an even share is at least {fewest} tokens. It is a WARNING where
+    {many:percent} of the experts of a router is dead, else INFO. The router with most of them is named. Told again are
+    twice as many dead experts.
 
     Why it matters: the expert gets no gradient. Its weights take memory and learn nothing, and it rarely comes back.
 

@@ -33,12 +33,13 @@ class DeadUnitsState:
 class DeadUnits(JudgedByProgress):
     """Most units of a layer are never active.
 
-    What it sees: a ReLU layer of which more than half of the units, or channels, are exactly zero for the whole batch,
-    in 3 measurements in a row. Where the loss has fallen to half of its start, or can be negative, 90 % is the
-    threshold instead. A layer that loses half of its units between two measurements keeps the threshold of 50 %.
-    Nothing is reported once the loss is below 1 % of its start. Of layers found together the first is named. The
-    finding ends when all are better. It is INFO while the
-    loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
+    What it sees: a ReLU layer of which more than {share:percent} of the units, or channels, are exactly zero for the
+    whole batch, in {rounds} measurements in a row. Where the loss has fallen to {gained:percent} of its start, or can
+    be negative, {share_of_learning:percent} is the threshold instead. A layer that loses {lost_at_once:percent} of its
+    units between two measurements keeps the threshold of {share:percent}. Nothing is reported once the loss is below
+    {loss_fall.LITTLE:percent} of its start. Of layers found together the first is named. The finding ends when all are
+    better. It is INFO while the loss falls, and a warning where the loss is above {progress.FALLEN:percent} of its
+    start or at {progress.RISEN} times its lowest level.
 
     Why it matters: a unit that is zero for every input gets no gradient and cannot recover. The layer is only as wide
     as its active units.

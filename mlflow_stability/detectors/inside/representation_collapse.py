@@ -32,9 +32,9 @@ class RepresentationCollapseState:
 class RepresentationCollapse(Detector):
     """The representations span few directions, or are nearly identical.
 
-    What it sees: a module given in `representations=` whose effective rank is below 10 % of the largest of its first 3
-    measurements, or whose outputs have a mean cosine similarity above 0.95; in 2 later measurements in a row. The
-    finding ends after 10 normal measurements.
+    What it sees: a module given in `representations=` whose effective rank is below {share:percent} of the largest of
+    its first {starts} measurements, or whose outputs have a mean cosine similarity above {cosine}; in {rounds} later
+    measurements in a row. The finding ends after {debounce.OVER_AFTER} normal measurements.
 
     Why it matters: few directions distinguish few inputs. Self-supervised training that collapses still shows a good
     loss.

@@ -23,10 +23,10 @@ class SdrBitUsageState:
 class SdrBitUsage(Detector):
     """Most bits of the sparse codes are unused.
 
-    What it sees: a module with sparse binary codes of which fewer than half of the bits are ever on in the batch. Or
-    bits that are on so unevenly that the standard deviation of their duty cycles is more than 3 times their mean. In 3
-    measurements in a row, and only where evenly used bits would nearly all be on for as many different inputs. The
-    finding ends when more are used.
+    What it sees: a module with sparse binary codes of which fewer than {used:percent} of the bits are ever on in the
+    batch. Or bits that are on so unevenly that the standard deviation of their duty cycles is more than {uneven} times
+    their mean. In {rounds} measurements in a row, and only where evenly used bits would nearly all be on for as many
+    different inputs. The finding ends when more are used.
 
     Why it matters: bits that are never on carry no information and get little gradient. A few that are always on make
     all codes similar.

@@ -30,10 +30,10 @@ class SdrCollapseState:
 class SdrCollapse(Detector):
     """Different inputs get the same sparse code.
 
-    What it sees: a module with sparse binary codes (at least 64 bits, less than a quarter on) with fewer than 30 %
-    unique codes, in 2 measurements in a row. Codes are counted against the different inputs of the batch, where those
-    can be seen; fewer than 32 are not judged. Critical below 20 %. The finding
-    ends when there are more.
+    What it sees: a module with sparse binary codes (at least 64 bits, less than a quarter on) with fewer than
+    {unique:percent} unique codes, in {rounds} measurements in a row. Codes are counted against the different inputs of
+    the batch, where those can be seen; fewer than {fewest} are not judged. Critical below {unique:sure_below}. The
+    finding ends when there are more.
 
     Why it matters: later layers cannot distinguish inputs that share one code.
 
@@ -107,9 +107,10 @@ class SdrLowDiversityState:
 class SdrLowDiversity(Detector):
     """Fewer inputs get a sparse code of their own.
 
-    What it sees: a module with sparse binary codes whose share of unique codes is between 30 % and 60 %, and 10 % or
-    more below its best, in 2 measurements in a row. Unique codes are counted against the different inputs of the batch,
-    where those can be seen; fewer than 32 are not judged. The finding ends when there are more.
+    What it sees: a module with sparse binary codes whose share of unique codes is between {lowest:percent} and
+    {highest:percent}, and {fallen:percent} or more below its best, in {rounds} measurements in a row. Unique codes are
+    counted against the different inputs of the batch, where those can be seen; fewer than {fewest} are not judged. The
+    finding ends when there are more.
 
     Why it matters: a collapse starts this way.
 

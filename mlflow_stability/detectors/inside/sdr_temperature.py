@@ -22,15 +22,15 @@ class SdrTemperatureState:
 class SdrTemperature(Detector):
     """The temperature of the sparse codes is out of range.
 
-    What it sees: the temperature of a module with sparse binary codes below 0.001 or above 100, or more than ten times
-    above or below its first value. The finding ends when it is back.
+    What it sees: the temperature of a module with sparse binary codes below {lowest} or above {highest}, or more than
+    {drift} times above or below its first value. The finding ends when it is back.
 
     Why it matters: at a very low temperature the choice of bits gets no gradient; at a very high one it is random.
 
     What to try: bound the temperature; check its schedule or its learning rate.
 
-    When it is wrong: a schedule that lowers the temperature by more than ten times on purpose. No finding in 12 healthy
-    trainings of 4 kinds with sparse codes (138 measurements every 100 steps, 1,380 every 10).
+    When it is wrong: a schedule that lowers the temperature by more than {drift} times on purpose. No finding in 12
+    healthy trainings of 4 kinds with sparse codes (138 measurements every 100 steps, 1,380 every 10).
 
     Reference: Jang, Gu and Poole, Categorical reparameterization with Gumbel-softmax (arXiv:1611.01144)
     """

@@ -53,11 +53,13 @@ class DivergenceState:
 class Divergence(Detector):
     """The loss rose above its baseline and stayed there.
 
-    What it sees: 12 of the last 16 losses at least 4σ and 10 % above their baseline. Also a slow rise: the mean of 32
-    steps lies at least 4 % and 7 standard errors above the lowest mean of the 512 steps before, and still rises.
-    Correlated noise and long runs raise that threshold of 7. High losses are a warning, and critical where 12 of them
-    are 6σ and 15 % above their baseline. A slow rise is critical from 50 % on. Losses below 1 % of the first loss never
-    count, and a rise to less than 5 % of the start is INFO. The finding ends after 64 steps without a high loss, or
+    What it sees: {high_steps} of the last {of_steps} losses at least {threshold}σ and {smallest_rise:rise} above their
+    baseline. Also a slow rise: the mean of 32 steps lies at least {slow_smallest_rise:rise} and {slow_threshold}
+    standard errors above the lowest mean of the 512 steps before, and still rises. Correlated noise and long runs raise
+    that threshold of {slow_threshold}. High losses are a warning, and critical where {high_steps} of them are
+    {threshold:sure}σ and {smallest_rise:sure_rise} above their baseline. A slow rise is critical from
+    {slow_critical_rise:rise} on. Losses below {loss_fall.LITTLE:percent} of the first loss never count, and a rise to
+    less than {kept:percent} of the start is INFO. The finding ends after {calm_steps} steps without a high loss, or
     when the higher level has become the baseline.
 
     Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
@@ -66,10 +68,12 @@ class Divergence(Detector):
     lengthen the warm-up; clip gradients.
 
     When it is wrong: harder data from some step on (a curriculum, a new mixture), or a loss term that is switched on.
-    The 200 steps after a learning-rate restart are ignored. Losses that have been negative are judged by jumps only,
-    at twice the threshold. In adversarial training, such as a GAN, one loss rises as the other model learns: there only
-    positive losses at 10 times their baseline count. Of other losses whose level does not measure progress, as in
-    reinforcement learning, only those above 10 and at 1,000 times the size of the first 20 count; they are critical.
+    The {learning_rate_restart.EXCUSES} steps after a learning-rate restart are ignored. Losses that have been negative
+    are judged by jumps only, at {threshold_of_differences}σ. In adversarial training, such as a GAN, one loss rises as
+    the other model learns: there only positive losses at {smallest_rise_adversarial} times their baseline count. Of
+    other losses whose level does not measure progress, as in reinforcement learning, only those above
+    {least_size_without_level} and at {smallest_rise_without_level} times the size of the first {loss_fall.FIRST} count;
+    they are critical.
 
     Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
     """
@@ -87,7 +91,8 @@ class Divergence(Detector):
     smallest_rise_adversarial: float = RISE
     """Minimum ratio of a high loss to its baseline in adversarial training, such as a GAN."""
     smallest_rise_without_level: float = LOSS_RISE
-    """Minimum ratio of a loss whose level does not measure progress to the median size of the first 20."""
+    """Minimum ratio of a loss whose level does not measure progress to the median size of the first
+    {loss_fall.FIRST}."""
     least_size_without_level: float = LEAST_SIZE
     """Minimum size of such a loss."""
     slow_threshold: float = 7.0
@@ -286,17 +291,18 @@ class Divergence(Detector):
 
 @dataclass(frozen=True, slots=True)
 class DivergenceClassic(Detector):
-    """The loss is twice the mean of its last 100 values, three times in a row.
+    """The loss is {divergence_threshold} times the mean of its last {window} values, {consecutive_steps} times in a
+    row.
 
-    What it sees: 3 losses in a row above 2.0 times the mean of the 100 values before each, from the 21st value on. A
-    run of such losses is one finding.
+    What it sees: {consecutive_steps} losses in a row above {divergence_threshold} times the mean of the {window} values
+    before each, once there are {least_values}. A run of such losses is one finding.
 
     Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
 
     What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
     lengthen the warm-up; clip gradients.
 
-    When it is wrong: losses at or below zero are not judged. A slow divergence, or one below twice the mean, is missed;
+    When it is wrong: losses at or below zero are not judged. A slow divergence, or one below that ratio, is missed;
     most are.
 
     Reference: llm-foundry, KillLossSpike

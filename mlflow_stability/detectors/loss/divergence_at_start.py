@@ -45,11 +45,12 @@ class DivergenceAtStartState:
 class DivergenceAtStart(Detector):
     """The loss diverged in the first steps of the training.
 
-    What it sees: among the first 32 steps, a loss and a gradient norm at 3 times their first value or more. Either 3
-    such steps in a row after an update of 0.3 of the weight norm, or 8 in a row after an update of 0.05. Nothing is
-    reported without measured updates: with tiny batches a low first loss looks the same. In adversarial training, such
-    as a GAN, the ratio is 10; other losses whose level does not measure progress are not judged. Critical from 5.2
-    times the first loss on.
+    What it sees: among the first {steps} steps, a loss and a gradient norm at {smallest_rise} times their first value
+    or more. Either {huge_row} such steps in a row after an update of {huge_update} of the weight norm, or {large_row}
+    in a row after an update of {large_update}. Nothing is reported without measured updates: with tiny batches a low
+    first loss looks the same. In adversarial training, such as a GAN, the ratio is {smallest_rise_adversarial}; other
+    losses whose level does not measure progress are not judged. Critical from {smallest_rise:sure_power} times the
+    first loss on.
 
     Why it matters: the run will not recover, and only the initial weights come before it. The learning rate is too
     high.

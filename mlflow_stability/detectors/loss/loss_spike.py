@@ -44,15 +44,19 @@ class LossSpikeState:
 class LossSpike(Detector):
     """The loss jumped above its baseline.
 
-    What it sees: a loss at least 8σ and 5 % above its baseline; 6σ are enough where the gradient norm of the same step
-    is also 6σ above its baseline. Heavy-tailed noise raises both thresholds to what that noise reaches once in 100,000
-    steps. Losses below 1 % of the first loss never count. Once a very noisy loss is below 5 % of its start, rises to
-    less than 20 % of it do not count. In adversarial training, such as a GAN, only losses at 10 times their baseline
-    count; of other losses whose level does not measure progress, only those whose sign keeps changing. A single high
-    loss is INFO. It becomes a warning when 3 of the 16 steps from it on are high (4σ, or half of a raised threshold),
-    when the median of the 16 steps after it is 2σ and 10 % above the baseline, or when it is the third spike in 1,000
-    steps. Below 5 % of the start of the loss it stays INFO. A loss at 100 times its baseline is critical at once. The
-    finding ends after 8 steps below 4σ.
+    What it sees: a loss at least {threshold}σ and {smallest_rise:rise} above its baseline; {threshold_with_gradient}σ
+    are enough where the gradient norm of the same step is also {threshold_with_gradient}σ above its baseline. Losses
+    that can be negative count from {threshold_of_differences}σ on. Heavy-tailed noise raises both thresholds to what
+    that noise reaches once in {baseline.RARE:one_in} steps. Losses below {loss_fall.LITTLE:percent} of the first loss
+    never count. Once a very noisy loss is below {loss_fall.NEARLY:percent} of its start, rises to less than
+    {loss_fall.MUCH:percent} of it do not count. In adversarial training, such as a GAN, only losses at
+    {smallest_rise_adversarial} times their baseline count; of other losses whose level does not measure progress, only
+    those whose sign keeps changing. A single high loss is INFO. It becomes a warning when {lasting_steps} of the
+    {watched_steps} steps from it on are high ({calm_below}σ, or half of a raised threshold), when the median of the
+    {watched_steps} steps after it is {worse_sigmas}σ and {worse_rise:rise} above the baseline, or when it is spike
+    number {returns} within {returns_within} steps. Below {kept:percent} of the start of the loss it stays INFO. A loss
+    at {critical_rise} times its baseline is critical at once. The finding ends after {calm_steps} steps below
+    {calm_below}σ.
 
     Why it matters: most spikes pass. Frequent spikes, or one that does not recover, usually mean that a step was too
     large; what was learnt before can be lost.
@@ -61,7 +65,7 @@ class LossSpike(Detector):
     rollback=True.
 
     When it is wrong: a different batch on purpose (another task, longer sequences), or a schedule that switches on a
-    loss term. The 200 steps after a learning-rate restart are ignored.
+    loss term. The {learning_rate_restart.EXCUSES} steps after a learning-rate restart are ignored.
 
     Reference: OLMo 2 (arXiv:2501.00656, 3.2); PaLM (arXiv:2204.02311, 5.1)
     """
@@ -73,8 +77,8 @@ class LossSpike(Detector):
     threshold_of_differences: float = 12.0
     """Threshold of the loss alone, in σ, where the loss can be negative."""
     share_of_tail: float = 1.0
-    """Factor on the σ that the loss's own noise reaches once in 100,000 steps; the higher threshold counts. 0 turns
-    this off."""
+    """Factor on the σ that the loss's own noise reaches once in {baseline.RARE:one_in} steps; the higher threshold
+    counts. 0 turns this off."""
     smallest_rise: float = 1.05
     """Minimum ratio of the loss to its baseline; unused where the loss can be negative."""
     smallest_rise_adversarial: float = RISE
@@ -98,7 +102,7 @@ class LossSpike(Detector):
     """Share of the start below which a spike stays INFO: nearly all progress is kept."""
     returns: int = 3
     """Number of spikes within `returns_within` steps from which on each is a warning: what the noise reaches once in
-    100,000 steps does not come so often."""
+    {baseline.RARE:one_in} steps does not come so often."""
     returns_within: int = 1000
     """The steps in which they are counted."""
     threshold_alone: bool = False
@@ -251,10 +255,10 @@ class LossSpike(Detector):
 
 @dataclass(frozen=True, slots=True)
 class LossSpikeClassic(Detector):
-    """The loss is three standard deviations above the mean of its last 100 values.
+    """The loss is {deviations} standard deviations above the mean of its last {window} values.
 
-    What it sees: a loss above the mean plus 3 standard deviations of the 100 values before it, from the 21st value on.
-    High losses in a row are one finding.
+    What it sees: a loss above the mean plus {deviations} standard deviations of the {window} values before it, once
+    there are {least_values}. High losses in a row are one finding.
 
     Why it matters: most spikes pass. Frequent spikes usually mean that the steps are too large.
 

@@ -27,9 +27,9 @@ class OscillationState:
 class Oscillation(Detector):
     """The loss oscillates from step to step.
 
-    What it sees: more than 30 % of the last 256 losses are local maxima or minima, and the median change is more than 5
-    % of the loss. Each step undoes much of the one before: consecutive changes correlate at -0.7 or less (mini-batch
-    noise alone gives -0.5). The finding ends when the oscillation does.
+    What it sees: more than {extremes:percent} of the last {window} losses are local maxima or minima, and the median
+    change is more than {swing:percent} of the loss. Each step undoes much of the one before: consecutive changes
+    correlate at {correlation} or less (mini-batch noise alone gives -0.5). The finding ends when the oscillation does.
 
     Why it matters: the steps are too large, so that the weights jump across the minimum.
 
@@ -49,7 +49,7 @@ class Oscillation(Detector):
     """Minimum share of local maxima and minima."""
     swing: float = 0.05
     """Minimum median change from step to step, as a share of the loss."""
-    undone: float = -0.7
+    correlation: float = -0.7
     """Maximum correlation of one change with the next."""
 
     kind = "oscillation"
@@ -82,8 +82,8 @@ class Oscillation(Detector):
             state.said = False
             return state, None
         turns = sum(before * after < 0 for before, after in pairwise(changes)) / len(losses)
-        undone = _correlation(changes)
-        if turns < self.extremes or undone > self.undone:
+        correlation = _correlation(changes)
+        if turns < self.extremes or correlation > self.correlation:
             state.said = False
             return state, None
         if state.said:
@@ -95,7 +95,7 @@ class Oscillation(Detector):
             Severity.INFO,
             f"loss oscillates at step {point.step}: median change {swing / level if level else math.inf:.0%} of the "
             f"loss (threshold {self.swing:.0%}); {turns:.0%} of the last {self.window} values are turning points.",
-            {"swing": swing, "level": level, "turning_points": turns, "correlation": undone},
+            {"swing": swing, "level": level, "turning_points": turns, "correlation": correlation},
         )
 
 

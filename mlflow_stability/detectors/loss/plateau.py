@@ -36,19 +36,19 @@ class Level:
 class Plateau(Detector):
     """The loss has not fallen since the start of the training.
 
-    What it sees: from 1000 steps on, a loss within 2 % of its start that has not fallen. Or a loss that fell by less
-    than 10 % in all and not in the last 10,000 steps. Not fallen means: no clear fall, and any fall hidden in the noise
-    is below 0.5 %. A loss at the logarithm of a number of classes is called chance level. A run that fell further and
-    then converged is not a plateau. The finding ends when the loss has fallen by 10 %. Losses that can be negative and
-    adversarial training, such as a GAN, are not judged. `diagnose` sees the whole curve and also judges shorter runs,
-    from 15 points on.
+    What it sees: from {least_steps} steps on, a loss within {stuck_gain:percent} of its start that has not fallen. Or a
+    loss that fell by less than {small_gain:percent} in all and not in the last {long_steps} steps. Not fallen means: no
+    clear fall, and any fall hidden in the noise is below {fall:percent}. A loss at the logarithm of a number of classes
+    is called chance level. A run that fell further and then converged is not a plateau. The finding ends when the loss
+    has fallen by {small_gain:percent}. Losses that can be negative and adversarial training, such as a GAN, are not
+    judged. `diagnose` sees the whole curve and also judges shorter runs.
 
     Why it matters: nothing is being learnt, and more steps of the same will not change that.
 
     What to try: check that labels and inputs match and are shuffled; overfit one batch until its loss is near zero;
     raise the learning rate, or lower it by a factor of 10; look for frozen parameters and dead units.
 
-    When it is wrong: losses that do not fall by design; a warm-up longer than 1000 steps.
+    When it is wrong: losses that do not fall by design; a warm-up longer than {least_steps} steps.
 
     Reference: https://karpathy.github.io/2019/04/25/recipe/
     """

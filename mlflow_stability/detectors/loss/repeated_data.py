@@ -79,10 +79,11 @@ class ConstantOutput(FindingType):
 class RepeatedData(Detector):
     """The loss has lost its noise: every step seems to use the same batch.
 
-    What it sees: 16 steps in a row whose changes differ from each other by less than a quarter of the usual difference,
-    with few turning points. Before, the loss went up and down from batch to batch. Where it rose meanwhile, the finding
-    is a `constant_output`. Exact repetitions, as in rounded values, and losses at or below zero are not judged. Other
-    logs are not judged, since their points may be means over many steps. The finding ends after 16 noisy steps.
+    What it sees: {row} steps in a row whose changes differ from each other by less than {share:percent} of the usual
+    difference, with few turning points. Before, the loss went up and down from batch to batch. Where it rose meanwhile,
+    the finding is a `constant_output`. Exact repetitions, as in rounded values, and losses at or below zero are not
+    judged. Other logs are not judged, since their points may be means over many steps. The finding ends after {row}
+    noisy steps.
 
     Why it matters: the input no longer changes, and the model memorises one batch while the loss looks better and
     better.

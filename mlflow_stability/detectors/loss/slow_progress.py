@@ -21,10 +21,10 @@ class SlowProgressState:
 
 @dataclass(frozen=True, slots=True)
 class SlowProgress(Detector):
-    """The loss has fallen by less than 1 % since the start of the run.
+    """The loss has fallen by less than {least_gain:percent} since the start of the run.
 
-    What it sees: every 1000 steps, a mean of 100 losses less than 1 % below the mean of the first 20. The finding ends
-    when the loss has fallen further.
+    What it sees: every {every} steps, a mean of {recent_steps} losses less than {least_gain:percent} below the mean of
+    the first {first_steps}. The finding ends when the loss has fallen further.
 
     Why it matters: either little is left to learn, or the training does not learn.
 

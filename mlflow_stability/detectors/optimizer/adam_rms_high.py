@@ -15,16 +15,16 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 class AdamRmsHigh(Detector):
     """The gradients are larger than Adam's second moment expects.
 
-    What it sees: an AdamW RMS (root mean square of the gradient divided by its second-moment estimate) above 1 and
-    above twice its baseline. The finding ends when it is lower.
+    What it sees: an AdamW RMS (root mean square of the gradient divided by its second-moment estimate) above {highest}
+    and above {smallest_rise} times its baseline. The finding ends when it is lower.
 
     Why it matters: the second moment underestimates the gradient, so the step is too large. A loss spike often follows
     1-8 steps later.
 
     What to try: lower beta2 to 0.95-0.98; clip the updates (StableAdamW); clip gradients at 1.0.
 
-    When it is wrong: early steps and small layers exceed 1 without harm. Measured at every step it was found in 38 of
-    117 healthy trainings, 29 times in 1000 values; therefore it is INFO only.
+    When it is wrong: early steps and small layers exceed that without harm. Measured at every step it was found in 38
+    of 117 healthy trainings, 29 times in 1000 values; therefore it is INFO only.
 
     Reference: Wortsman et al., Stable and low-precision training (arXiv:2304.13013)
     """

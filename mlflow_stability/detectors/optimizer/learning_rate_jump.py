@@ -52,11 +52,11 @@ class LearningRateJumpState:
 class LearningRateJump(Detector):
     """The learning rate jumped above its highest value so far.
 
-    What it sees: a learning rate that grows by a factor of 1.5 in one step, beyond its highest value so far. Before it
-    has decreased for the first time, or been constant for 1,000 steps, it may still be warming up. Then only a factor
-    of 5 counts, unless the next step continues a linear warm-up from near zero. Restarts (cosine with warm restarts,
-    cyclic schedules) return to the highest rate and do not count; nor does a decrease. Groups that jump in the same
-    step are one finding.
+    What it sees: a learning rate that grows by a factor of {smallest_rise} in one step, beyond its highest value so
+    far. Before it has decreased for the first time, or been constant for {constant} steps, it may still be warming up.
+    Then only a factor of {smallest_rise_in_warm_up} counts, unless the next step continues a linear warm-up from near
+    zero. Restarts (cosine with warm restarts, cyclic schedules) return to the highest rate and do not count; nor does a
+    decrease. Groups that jump in the same step are one finding.
 
     Why it matters: the schedule, or a resumed run that lost its schedule, uses an untested rate. Later changes
     in the loss have their cause here.
@@ -64,8 +64,8 @@ class LearningRateJump(Detector):
     What to try: check the schedule, above all at its end and after a resume; warm up to the new rate over some hundred
     steps.
 
-    When it is wrong: a warm-up whose first stage is more than five times lower than the second, or lasts 1,000 steps; a
-    rate that was set by hand on purpose. No finding in 141 healthy trainings of 64 kinds.
+    When it is wrong: a warm-up whose first stage is more than {smallest_rise_in_warm_up} times lower than the second,
+    or lasts {constant} steps; a rate that was set by hand on purpose. No finding in 141 healthy trainings of 64 kinds.
 
     Reference: Goyal et al. (arXiv:1706.02677, 2.2); SGDR (arXiv:1608.03983)
     """

@@ -24,8 +24,9 @@ class LearningRateOutOfRangeState:
 class LearningRateOutOfRange(Detector):
     """The learning rate is outside the usual range for Adam.
 
-    What it sees: a rate above 0.01 for 20 steps, or one that never exceeded 1e-8 in the first 1000 steps. One finding
-    per parameter group. The end of a schedule, where the rate goes to zero, does not count.
+    What it sees: a rate above {highest} for {high_steps} steps, or one that never exceeded {lowest} in the first
+    {low_steps} steps. One finding per parameter group. The end of a schedule, where the rate goes to zero, does not
+    count.
 
     Why it matters: a rate that is off by powers of ten is usually a configuration error.
 

@@ -29,9 +29,9 @@ class LossScaleCollapseState:
 class LossScaleCollapse(Detector):
     """The fp16 loss scale fell to its minimum, or kept falling.
 
-    What it sees: a scale that fell to 1 or below, or that was lowered 5 times without growing in between. While the
-    scaler searches for its first scale (until one has held for 50 steps), only the minimum counts. The finding ends
-    when the scale grows again.
+    What it sees: a scale that fell to {floor} or below, or that was lowered {falls} times without growing in between.
+    While the scaler searches for its first scale (until one has held for {settled_after} steps), only the minimum
+    counts. The finding ends when the scale grows again.
 
     Why it matters: every decrease is a step that was skipped because a gradient was infinite. At the minimum the
     gradients themselves overflow, and almost no step is applied.

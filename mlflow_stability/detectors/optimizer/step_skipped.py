@@ -32,9 +32,10 @@ class StepSkippedState:
 class StepSkipped(Detector):
     """More optimizer steps were skipped than a loss scaler needs.
 
-    What it sees: a step skipped without a loss scaler. With a scaler, 3 skipped steps among 300, after its search for a
-    first scale is over (50 steps without a skip): a scaler that grows its scale every 2000 steps skips one then, which
-    is normal. Critical when more than 5 % of 300 steps are skipped. The finding ends after 300 steps without a skip.
+    What it sees: a step skipped without a loss scaler. With a scaler, {scaler_skips} skipped steps among {of_steps},
+    after its search for a first scale is over ({settled_after} steps without a skip): a scaler that grows its scale
+    every 2000 steps skips one then, which is normal. Critical when more than {critical_share:percent} of {of_steps}
+    steps are skipped. The finding ends after {of_steps} steps without a skip.
 
     Why it matters: a skipped step learns nothing, yet the schedule continues and the data is used up. A run that skips
     most steps shows a flat loss.

@@ -52,11 +52,12 @@ class UpdateRatioHighState:
 class UpdateRatioHigh(JudgedByProgress):
     """The updates are large relative to the weights.
 
-    What it sees: updates that are a large share of the weight norm, of the whole model in 3 measurements in a row, or
-    of a layer in 10. The threshold is 0.1 in the warm-up: in the first 100 steps, and while a learning rate rises. Then
-    it is 0.06, and 0.03 in the decay, once every learning rate is below half of its highest. The first 10 steps do not
-    count. The finding ends when all are smaller. It is INFO while the
-    loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
+    What it sees: updates that are a large share of the weight norm, of the whole model in {rounds} measurements in a
+    row, or of a layer in {rounds_of_layer}. The threshold is {highest} in the warm-up: in the first {warm_up} steps,
+    and while a learning rate rises. Then it is {highest_after_warm_up}, and {highest_in_decay} in the decay, once every
+    learning rate is below {decay:percent} of its highest. The first {first_steps} steps do not count. The finding ends
+    when all are smaller. It is INFO while the loss falls, and a warning where the loss is above
+    {progress.FALLEN:percent} of its start or at {progress.RISEN} times its lowest level.
 
     Why it matters: such a step overwrites much of what the weights hold. About 0.001 is healthy.
 
@@ -168,10 +169,11 @@ class UpdateRatioLowState:
 class UpdateRatioLow(JudgedByProgress):
     """The updates are too small to change the weights.
 
-    What it sees: updates below 1e-7 of the weight norm, of the whole model or of a layer, in 5 measurements in a row.
-    Only while the learning rate is at least 1 % of its highest and the loss at least 1 % of its start. A layer that was
-    not updated at all does not count. The finding ends when all are larger. It is INFO while the
-    loss falls, and a warning where the loss is above 90 % of its start or at 1.3 times its lowest level.
+    What it sees: updates below {lowest} of the weight norm, of the whole model or of a layer, in {rounds} measurements
+    in a row. Only while the learning rate is at least {share_of_rate:percent} of its highest and the loss at least
+    {loss_fall.LITTLE:percent} of its start. A layer that was not updated at all does not count. The finding ends when
+    all are larger. It is INFO while the loss falls, and a warning where the loss is above {progress.FALLEN:percent} of
+    its start or at {progress.RISEN} times its lowest level.
 
     Why it matters: such updates are lost to rounding in most number formats; in bf16 they change nothing.
 

@@ -32,11 +32,12 @@ class WeightSpikeState:
 class WeightSpike(Detector):
     """The weight norm jumped above its baseline.
 
-    What it sees: a weight norm, of the whole model or of a layer, at 10 times its baseline. Before there is a baseline
-    of 32 measurements, the median of the last 8 counts, where the last 3 differ by less than a factor of 1.5. Of layers
-    that jump together the first is named. The finding ends when all are back.
+    What it sees: a weight norm, of the whole model or of a layer, at {smallest_rise} times its baseline. Before there
+    is a baseline of {baseline.MINIMUM} measurements, the median of the last {FEW} counts, where the last {fewest}
+    differ by less than a factor of {steady}. Of layers that jump together the first is named. The finding ends when all
+    are back.
 
-    Why it matters: weights change little in one step. A factor of ten means a wrong update, or other code that wrote to
+    Why it matters: weights change little in one step. Such a factor means a wrong update, or other code that wrote to
     them.
 
     What to try: restart from a checkpoint before it; inspect the update and the gradient norm at this step; lower the

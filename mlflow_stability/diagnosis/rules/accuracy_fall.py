@@ -31,9 +31,10 @@ class AccuracyFallRule(Rule):
     """The validation accuracy fell from its best and stayed below it, while the training accuracy rose.
 
     What it sees: a training and a validation accuracy of the same name (`train_acc`, `val_acc`) without any validation
-    loss, with eight validations or more. The median of the last fifth of the validations, at least three, is 3
-    percentage points and 2.5σ below the best stretch. Noise does not explain it, by the same test as for validation
-    losses. The training accuracy rose meanwhile, or is 98 % or more.
+    loss, with {fewest_validations} validations or more. The median of the last {tail:percent} of the validations, at
+    least three, is {smallest_fall:points} percentage points and {deviations}σ below the best stretch. Noise does not
+    explain it, by the same test as for validation losses. The training accuracy rose meanwhile, or is {learnt:percent}
+    or more.
 
     Why it matters: the model memorises its training data; the weights of the best step were better than the last.
 

@@ -28,15 +28,16 @@ FEW = 10
 class DivergenceRule(Rule):
     """The loss ended well above its best value and did not recover.
 
-    What it sees: the last 2 % or 5 % of the curve, at least two points, all above the best level by more than chance,
-    and by at least 10 % on average. This covers a lasting step up, a slow rise, and the last points of a sparse log.
-    The rise must lose 10 % of the progress made, or, from 25 % on, what a quarter of the run had gained. A loss that
-    reaches zero or below must lose half of its fall, or rise by eight standard deviations. A loss that ended below 1 %
-    of its start is not judged. Chance is measured on the curve itself and grows with the time since the best value; it
-    is halved where the validation loss ended above its best, too. Seven points are enough. A curve whose whole second
-    half is above its start has diverged as well, and so has one whose last third is 10 % and four standard errors above
-    its first. The reported step is the first one from which the curve stayed above
-    its best level.
+    What it sees: the last {tails[1]:percent} or {tails[0]:percent} of the curve, at least two points, all above the
+    best level by more than chance, and by at least {smallest_rise:exp_rise} on average. This covers a lasting step up,
+    a slow rise, and the last points of a sparse log. The rise must lose {lost_progress:percent} of the progress made,
+    or, from {rise_to_long_ago:exp_rise} on, what {long_ago:percent} of the run had gained. A loss that reaches zero or
+    below must lose {smallest_share_of_fall:percent} of its fall, or rise by {smallest_rise_in_spreads} standard
+    deviations. A loss that ended below {loss_fall.LITTLE:percent} of its start is not judged. Chance is measured on the
+    curve itself and grows with the time since the best value; it counts {confirmed:percent} where the validation loss
+    ended above its best, too. {fewest_points} points are enough. A curve whose whole second half is above its start has
+    diverged as well, and so has one whose last third is {smallest_rise:exp_rise} and {errors_of_thirds} standard errors
+    above its first. The reported step is the first one from which the curve stayed above its best level.
 
     Why it matters: what was learnt until the best step is being lost; every further step makes it worse.
 
@@ -66,7 +67,7 @@ class DivergenceRule(Rule):
     fewest_points: int = 7
     """Minimum number of points."""
     smallest_rise: float = math.log(1.10)
-    """Minimum mean rise of the end above the best level, in nats: 10 %."""
+    """Minimum mean rise of the end above the best level, in nats: {smallest_rise:exp_rise}."""
     smallest_rise_in_spreads: float = 8.0
     """Minimum rise of a curve that reaches zero or below, in units of its own standard deviation."""
     lost_progress: float = 0.1
@@ -98,9 +99,9 @@ class DivergenceRule(Rule):
     fewest_points_never_back: int = 10
     """Minimum number of points of a curve whose whole second half is above its start."""
     above_start: float = math.log(1.15)
-    """Minimum rise of that half above the start, in nats: 15 %."""
+    """Minimum rise of that half above the start, in nats: {above_start:exp_rise}."""
     above_first: float = math.log(2)
-    """Minimum rise above the very first point alone, where the curve left it at once: 100 %."""
+    """Minimum rise above the very first point alone, where the curve left it at once: {above_first:exp_rise}."""
     fewest_points_of_thirds: int = 40
     """Minimum number of points of a curve whose last third is compared with its first."""
     errors_of_thirds: float = 4.0

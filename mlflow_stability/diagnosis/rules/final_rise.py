@@ -24,11 +24,12 @@ SMOOTHED = 5
 
 @dataclass(frozen=True, slots=True)
 class FinalRiseRule(Rule):
-    """The last points of a loss, three or more, are all far above the points before them.
+    """The last points of a loss, {fewest} or more, are all far above the points before them.
 
-    What it sees: at least three points up to the last one. Each is above twice the level before them, above 10σ of its
-    noise, and above the highest of the points before. A loss that reaches zero or below is judged by σ, and by 1.5
-    times its largest rise over as many points before: one that wanders does not diverge.
+    What it sees: at least {fewest} points up to the last one. Each is above {smallest_rise:exp} times the level before
+    them, above {deviations}σ of its noise, and above the highest of the points before. A loss that reaches zero or
+    below is judged by σ, and by {wandering} times its largest rise over as many points before: one that wanders does
+    not diverge.
 
     Why it matters: the run ended while it diverged; its last checkpoint may hold broken weights.
 

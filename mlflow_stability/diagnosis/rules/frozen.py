@@ -18,9 +18,9 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 class FrozenRule(Rule):
     """The loss froze: it repeats exactly the same value to the end, or is always zero.
 
-    What it sees: at least twenty values up to the end that are equal to the last digit, where neighbours differed
-    before and never had that value. Or eight and more values that are all exactly zero. A loss that had fallen below 1
-    % of its start is learnt, and may go to zero.
+    What it sees: at least {fewest} values up to the end that are equal to the last digit, where neighbours differed
+    before and never had that value. Or {fewest_zeros} and more values that are all exactly zero. A loss that had fallen
+    below {loss_fall.LITTLE:percent} of its start is learnt, and may go to zero.
 
     Why it matters: no real batch gives the same loss twice. What is logged is no longer what is trained, or broken
     weights give zero for every input.

@@ -22,9 +22,10 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 class GeneralisationGapRule(Rule):
     """The gap between validation and training loss grew, and the validation loss no longer improved.
 
-    What it sees: six validations or more, of losses above zero. At the end the validation loss is 8 times the training
-    loss or more, and that ratio has grown by a factor of 3 since the first validations. In the second half of the
-    validations the training loss halved, while the validation loss fell by less than 5 %.
+    What it sees: {fewest_validations} validations or more, of losses above zero. At the end the validation loss is
+    {ratio} times the training loss or more, and that ratio has grown by a factor of {grown:exp} since the first
+    validations. In the second half of the validations the training loss fell to {smallest_fall:exp_left}, while the
+    validation loss fell by less than {improved:percent}.
 
     Why it matters: the model memorises its training data although the validation loss does not rise. More steps bring
     nothing.
@@ -47,7 +48,7 @@ class GeneralisationGapRule(Rule):
     ratio: float = 8.0
     """Minimum ratio of the validation loss to the training loss at the end."""
     grown: float = math.log(3)
-    """Minimum growth of that ratio since the first validations, in nats: 3 times."""
+    """Minimum growth of that ratio since the first validations, in nats: {grown:exp} times."""
     smallest_fall: float = math.log(2)
     """Minimum fall of the training loss in the second half, in nats: to its half."""
     improved: float = 0.05

@@ -20,10 +20,11 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 
 @dataclass(frozen=True, slots=True)
 class GradientRiseRule(Rule):
-    """The gradient norm grew a hundredfold, and the loss ended above its best.
+    """The gradient norm grew by a factor of {smallest_rise:exp}, and the loss ended above its best.
 
-    What it sees: the last levels of the whole model's gradient norm, all at least a hundred times its lowest lasting
-    level and thirty times its highest level before the growth; in a run whose loss ended 10 % or more above its best.
+    What it sees: the last levels of the whole model's gradient norm, all at least {smallest_rise:exp} times its lowest
+    lasting level and {above_earlier:exp} times its highest level before the growth; in a run whose loss ended
+    {loss_rise:exp_rise} or more above its best.
 
     Why it matters: each step is larger than the one before; clipping hides it from the weights only in part.
 

@@ -19,11 +19,11 @@ LAST = 5
 
 @dataclass(frozen=True, slots=True)
 class LossSizeRule(Rule):
-    """A loss without a level ended a thousand times as large as it began.
+    """A loss without a level ended {smallest_rise} times as large as it began.
 
     What it sees: losses whose level does not measure progress: of adversarial training, of reinforcement learning, of
-    self-distillation, or with a changing sign. The median size of the last 5 points, whatever their sign, is 1,000
-    times that of the first 20, and above 10.
+    self-distillation, or with a changing sign. The median size of the last {LAST} points, whatever their sign, is
+    {smallest_rise} times that of the first {loss_fall.FIRST}, and above {least_size}.
 
     Why it matters: no healthy target grows that much. A critic that follows its own estimates grows without bound.
 
@@ -41,7 +41,7 @@ class LossSizeRule(Rule):
     remedies = Divergence.remedies
 
     smallest_rise: float = LOSS_RISE
-    """Minimum ratio of the size at the end to that in the first 20 points."""
+    """Minimum ratio of the size at the end to that in the first {loss_fall.FIRST} points."""
     least_size: float = LEAST_SIZE
     """Minimum size at the end."""
     fewest_points: int = 32

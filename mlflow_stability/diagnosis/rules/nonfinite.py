@@ -28,8 +28,8 @@ class NonFiniteRule(Rule):
     rate; clip gradients; train in bf16 instead of fp16.
 
     When it is wrong: where the gradient norm is infinite and the loss stays finite, a loss scaler skipped the step.
-    Such series are INFO if they are few. A norm that is NaN after the first twenty steps is a warning even once: a
-    scaler's search for its scale overflows earlier.
+    Such series are INFO if they are less than {often:percent} of the norms. A norm that is NaN after the first {search}
+    steps is a warning even once: a scaler's search for its scale overflows earlier.
 
     Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """

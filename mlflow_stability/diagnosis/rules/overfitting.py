@@ -28,13 +28,14 @@ REMAINDER = 1e-3
 class OverfittingRule(Rule):
     """The validation loss rose from its best and stayed above it, while the training loss kept falling.
 
-    What it sees: a training loss and its validation loss, with six validations or more. The median of the last fifth of
-    the validations, at least three, is 4 % or more above the best stretch before it. Seven in ten of them are above it
-    by half of that. Noise does not explain the rise: a curve that falls and then rises fits the validations better than
-    one that never rises, which happens in 2 of 100 noisy curves by chance. With eight validations the turn must explain
-    93 % of the remaining variance, with thirty 71 %, with 1,000 15 %; less where the rise is a third or the training
-    loss halved meanwhile. The training loss is 2 % lower at the end than at the best validation, and not at chance
-    level. Where its noise would hide such a fall, it is enough that it did not rise.
+    What it sees: a training loss and its validation loss, with {fewest_validations} validations or more. The median of
+    the last {tail:percent} of the validations, at least three, is {smallest_rise:exp_rise} or more above the best
+    stretch before it. {most_above:percent} of them are above it by half of that. Noise does not explain the rise: a
+    curve that falls and then rises fits the validations better than one that never rises, which happens in 2 of 100
+    noisy curves by chance. With eight validations the turn must explain 93 % of the remaining variance, with thirty 71
+    %, with 1,000 15 %; less where the rise is a third or the training loss halved meanwhile. The training loss is
+    {smallest_fall:exp_fall} lower at the end than at the best validation, and not at chance level. Where its noise
+    would hide such a fall, it is enough that it did not rise.
 
     Why it matters: the model memorises its training data; the weights of the best step were better than the last.
 
@@ -58,13 +59,13 @@ class OverfittingRule(Rule):
     fewest_validations: int = 6
     """Minimum number of validations."""
     smallest_rise: float = math.log(1.04)
-    """Minimum rise of the end of the validation loss above its best, in nats: 4 %."""
+    """Minimum rise of the end of the validation loss above its best, in nats: {smallest_rise:exp_rise}."""
     smallest_share: float = 0.1
     """Minimum rise where it goes below zero: a share of its fall from the first validations to the best."""
     most_above: float = 0.7
     """Minimum share of the last validations that are above the best by half of that."""
     smallest_fall: float = -math.log(Overfitting().train_fell)
-    """Minimum fall of the training loss since the best validation, in nats: 2 %."""
+    """Minimum fall of the training loss since the best validation, in nats: {smallest_fall:exp_fall}."""
     odds: float = 1.0
     """Factor on the odds that a turn must reach: of what it explains to what remains."""
     tail: float = 0.2
@@ -72,7 +73,7 @@ class OverfittingRule(Rule):
     large_rise: float = 8.0
     """Multiple of the smallest rise that counts as evidence with the full `weight`."""
     large_fall: float = math.log(2)
-    """Fall of the training loss, in nats, that does as well: to its half."""
+    """Fall of the training loss, in nats, that does as well: to {large_fall:exp_left}."""
     weight: float = 0.2
     """How much less a turn must explain then. With both, 4 in 100 flat noisy curves would pass."""
 

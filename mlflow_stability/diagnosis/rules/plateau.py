@@ -22,12 +22,13 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 class PlateauRule(Rule):
     """The loss is still at its start, or stopped falling early.
 
-    What it sees: a whole curve of ten points or more with one of three plateaus. Stuck at the start: it fell by less
-    than 3 % from its first points to its last, as at chance level (the logarithm of the number of classes, or the
-    variance of the target). Stopped early: it started at chance level for many classes, fell by less than a third, and
-    then was flat for 80 % of the run. Collapsed: it fell to less than a quarter within the first 7 % of sixty points or
-    more, and changed by less than 1 %, or less than noise, from there to the end. A loss that falls slowly throughout,
-    as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below 1 % of its start.
+    What it sees: a whole curve of {fewest_points} points or more with one of three plateaus. Stuck at the start: it
+    fell by less than {stuck_gain:percent} from its first points to its last, as at chance level (the logarithm of the
+    number of classes, or the variance of the target). Stopped early: it started at chance level for many classes, fell
+    by less than {early_gain:percent}, and then was flat for {flat_share:percent} of the run. Collapsed: it fell to less
+    than {collapse:exp_left} within the first {at_once:percent} of {fewest_after} points or more, and changed by less
+    than {distance:percent}, or less than noise, from there to the end. A loss that falls slowly throughout, as from 4.5
+    to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LITTLE:percent} of its start.
 
     Why it matters: the steps cost time and nothing is learnt.
 
@@ -35,7 +36,7 @@ class PlateauRule(Rule):
     that the optimizer has all parameters and gradients reach them; look for dead units.
 
     When it is wrong: a training that continues another one, if its log does not begin with a late step. A loss whose
-    noise hides slow progress is not reported as long as the noise allows for a fall of 5 %.
+    noise hides slow progress is not reported as long as the noise allows for a fall of {possible_gain:percent}.
 
     Reference: Karpathy 2019, A recipe for training neural networks ("verify loss at init").
     """
@@ -70,10 +71,10 @@ class PlateauRule(Rule):
     """Relative fall from the first third to the last below which a stretch is flat."""
 
     collapse: float = 1.5
-    """Fall in nats, to less than a quarter, that is a collapse."""
+    """Fall in nats, to less than {collapse:exp_left}, that is a collapse."""
     at_once: float = 0.07
     """Share of the run within which the collapse must be over."""
-    stands: float = 0.01
+    distance: float = 0.01
     """Maximum distance of the later thirds from each other, in nats; twice its error is allowed as well."""
     known: float = 0.06
     """Maximum error at which the collapse is judged."""
@@ -141,8 +142,8 @@ class PlateauRule(Rule):
         then = float(np.median(x[first : 2 * first]))  # right after the fall
         one = 1.25 * levels.noise * math.sqrt(levels.size)
         of_thirds, of_then = one * math.sqrt(6 / (len(x) - first)), one * math.sqrt(1 / first + 3 / (len(x) - first))
-        still = max(thirds) - min(thirds) <= max(self.stands, 2 * of_thirds)
-        still = still and abs(then - thirds[-1]) <= max(self.stands, 2 * of_then)
+        still = max(thirds) - min(thirds) <= max(self.distance, 2 * of_thirds)
+        still = still and abs(then - thirds[-1]) <= max(self.distance, 2 * of_then)
         fell = max(float(x[0]), float(np.median(x[:3]))) - thirds[0]
         return first if still and of_thirds <= self.known and fell >= self.collapse else 0
 

@@ -23,8 +23,9 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 class ResumeRule(Rule):
     """After a resume the loss is higher than before it, and does not recover.
 
-    What it sees: the first values after the resume and the last ones of the run, both more than 30 % and 5σ above the
-    values of the same steps before the resume, or the last ones before it.
+    What it sees: the first values after the resume and the last ones of the run, both more than
+    {smallest_rise:exp_rise} and {chance}σ above the values of the same steps before the resume, or the last ones before
+    it.
 
     Why it matters: a state that was loaded in part, another learning rate or other data undo what was learnt.
 

@@ -15,9 +15,10 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 class ReturnFallRule(Rule):
     """The return of a policy rose, fell back to where it began, and stayed there to the end.
 
-    What it sees: a metric whose name says that it is a reward or a return, with 60 points or more. Its best stretch is
-    clearly above its first points. Of the last twentieth of the points, and at least 10, nine in ten are back at the
-    start, within a tenth of what had been gained. From a tenth of the points on it is a warning.
+    What it sees: a metric whose name says that it is a reward or a return, with {fewest_points} points or more. Its
+    best stretch is clearly above its first points. Of the last {tails[1]:percent} of the points, and at least
+    {fewest_last}, {back:percent} are back at the start, within {left:percent} of what had been gained. From
+    {tails[0]:percent} of the points on it is a warning.
 
     Why it matters: a policy that has collapsed explores no more, and does not learn again by itself.
 

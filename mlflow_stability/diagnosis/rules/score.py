@@ -13,8 +13,8 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 class ScoreRule(Rule):
     """Every score of the run stayed near zero.
 
-    What it sees: all logged accuracies, precisions, recalls, F1, IoU and mean average precisions; none of their 40 or
-    more values exceeded 3 %.
+    What it sees: all logged accuracies, precisions, recalls, F1, IoU and mean average precisions; none of their
+    {fewest_points} or more values exceeded {highest:percent}.
 
     Why it matters: a loss can fall for a long time while a model learns only to predict nothing.
 

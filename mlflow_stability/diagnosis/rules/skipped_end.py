@@ -17,7 +17,7 @@ from mlflow_stability.vocabulary.text import counted
 class SkippedEndRule(Rule):
     """The last steps of a run were all skipped.
 
-    What it sees: the count of skipped steps rose with each of its last points, and by 5 or more.
+    What it sees: the count of skipped steps rose with each of its last points, and by {fewest} or more.
 
     Why it matters: the training made no progress when it ended. A loss scaler that still searches for its scale after
     that many steps has not found one.

@@ -27,23 +27,26 @@ class SpikeRule(Rule):
     """The loss rose far above the points around it and recovered.
 
     What it sees: one point above the medians of its neighbours on both sides, further than the curve's own noise
-    reaches once in twenty runs of this length, and by 30 % (from 256 points on: by 15 % and 8σ). Or several points, up
-    to a fifth of the curve, whose median is 30 % and 7σ above the medians of as many points before and after; these may
-    jump and decay, or build up over epochs. The spike must undo more progress than it lasts. Training and validation
-    losses are judged separately, as are means over epochs. Jumps shared by training and validation loss count from 2σ
-    on; jumps shared with the gradient norm from 3.5σ and 75 % of the loss's own noise. Losses below 1 % of the start
-    never count, nor does one point below 20 % once a very noisy loss is below 5 %. The reported step is the first one
-    above a quarter of the height. A log that ends in a single high point has a spike there, in several a divergence.
-    A single point that recovered is INFO. It is a warning where the points after it keep a quarter of its rise, where
-    it is one of three spikes within 1,000 points, or where it undid a tenth of all progress made until then. From
-    256 points on, it must be at 1.25 times its threshold in σ and undo a quarter of the progress, in nats.
+    reaches once in twenty runs of this length, and by {smallest_jump[0]:exp_rise} (from 256 points on: by
+    {smallest_jump[1]:exp_rise} and {deviations[1]}σ). Or several points, up to a fifth of the curve, whose median is
+    {smallest_rise_of_several:exp_rise} and {deviations_of_several}σ above the medians of as many points before and
+    after; these may jump and decay, or build up over epochs. The spike must undo more progress than it lasts. Training
+    and validation losses are judged separately, as are means over epochs. Jumps shared by training and validation loss
+    count from {agreeing[0]}σ on; jumps shared with the gradient norm from {agreeing_with_gradient[0]}σ and
+    {agreeing_share_of_tail:percent} of the loss's own noise. Losses below {loss_fall.LITTLE:percent} of the start never
+    count, nor does one point below {loss_fall.MUCH:percent} once a very noisy loss is below {loss_fall.NEARLY:percent}.
+    The reported step is the first one above a quarter of the height. A log that ends in a single high point has a spike
+    there, in several a divergence. A single point that recovered is INFO. It is a warning where the points after it
+    keep {kept_rise:percent} of its rise, where it is one of {returns} spikes within {returns_within} points, or where
+    it undid {lost_progress[0]:percent} of all progress made until then. From 256 points on, it must be at
+    {times_beyond_noise} times its threshold in σ and undo {lost_progress[1]:percent} of the progress, in nats.
 
     Why it matters: a spike is a bad batch or a step that was too large; the next one may not recover.
 
     What to try: inspect the batch; clip gradients at 1.0; lower the learning rate by a factor of 2 to 5.
 
     When it is wrong: validations of few examples. A training that starts with a high learning rate overshoots: a spike
-    that ends within the first 5 % of the steps is INFO only.
+    that ends within the first {start_up:percent} of the steps is INFO only.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Pickands 1975 (tails over a threshold);
     tests/benchmarks/rule_recall.py (how often which size is found).
