@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mlflow_stability.detectors.reported import WAYS_TO_END
+from mlflow_stability.vocabulary.facts import EndFacts
 from mlflow_stability.vocabulary.result import Event, Severity
-from mlflow_stability.vocabulary.run import Closing, process_ended
+from mlflow_stability.vocabulary.run import Closing
 
 _ENDINGS = {"crashed": "crashed", "exited": "crashed", "killed": "killed", "out_of_memory": "out_of_memory"}
 """The event type of each outcome that is one; who stops a training with Ctrl-C knows it already."""
@@ -16,7 +17,5 @@ def ending_event(closing: Closing, last_step: int, time: float) -> Event | None:
     kind = _ENDINGS.get(closing.outcome)
     if kind is None:
         return None
-    detail = f": {closing.detail}" if closing.detail else ""
-    message = f"{process_ended(closing.outcome)} after step {last_step}{detail}."
-    when = closing.time or time
-    return Event(last_step, kind, Severity.CRITICAL, message, remedies=_REMEDIES[kind], time=when)
+    facts, when = EndFacts(closing.outcome, closing.detail), closing.time or time
+    return Event.of(facts, last_step, Severity.CRITICAL, kind=kind, remedies=_REMEDIES[kind], time=when)

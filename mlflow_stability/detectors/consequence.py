@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.vocabulary.facts import SpikeFacts
 
 SINCE = "since"
 """In the evidence of a finding that became worse: the step at which it was found first."""
@@ -23,8 +25,8 @@ class Watch:
 
     step: int
     """The step of the value that was an outlier."""
-    said: str
-    """What was said of it, without a full stop."""
+    spike: SpikeFacts
+    """What is known of it."""
     evidence: Mapping[str, float]
     """The numbers behind that."""
     high: int = 1
@@ -52,16 +54,25 @@ class Watch:
         return {**self.evidence, SINCE: float(self.step)}
 
 
+class Row(NamedTuple):
+    """Outliers that come often."""
+
+    number: int
+    """How many."""
+    since: int
+    """The step of the first one."""
+
+
 @dataclass(slots=True)
 class Returns:
     """The steps at which values were outliers lately."""
 
     steps: deque[int] = field(default_factory=deque)
 
-    def take(self, step: int, needed: int, within: int) -> str:
-        """Take one more in; which one it is where so many came within so many steps, else empty."""
+    def take(self, step: int, needed: int, within: int) -> Row | None:
+        """Take one more in; the row that it ends where so many came within so many steps."""
         self.steps.append(step)
         while self.steps[0] < step - within:
             self.steps.popleft()
         count = len(self.steps)
-        return f"; number {count} since step {self.steps[0]}" if count >= needed else ""
+        return Row(count, self.steps[0]) if count >= needed else None

@@ -16,6 +16,16 @@ class Noun:
     many: str = ""
     """Behind a number; empty for what is not counted, such as NaN."""
 
+    @property
+    def has_article(self) -> bool:
+        """Whether it is counted: "a plateau", but "NaN"."""
+        return self.one.split(" ", 1)[0] in ("a", "an")
+
+    @property
+    def bare(self) -> str:
+        """Without its article."""
+        return self.one.split(" ", 1)[1] if self.has_article else self.one
+
     def of(self, count: int) -> str:
         """So many of them."""
         return f"{count:,} {self.many}" if self.many and count > 1 else self.one
@@ -32,3 +42,15 @@ def noun_of(kind: str, count: int = 1) -> str:
         return known.of(count)
     words = kind.replace("_", " ")
     return f"{words} ({count:,} times)" if count > 1 else words
+
+
+def bare_noun_of(kind: str) -> str:
+    """One of a kind, without an article: "loss spike"."""
+    known = NOUNS.get(kind)
+    return noun_of(kind) if known is None else known.bare
+
+
+def definite_noun_of(kind: str) -> str:
+    """One of a kind that is known already: "the loss spike"."""
+    known = NOUNS.get(kind)
+    return f"the {known.bare}" if known is not None and known.has_article else noun_of(kind)

@@ -6,7 +6,6 @@ same history and diagnosis give the same card; what cannot be told is None, neve
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,7 +15,8 @@ from mlflow_stability.diagnosis.curves.curves import Curve, decoded, run_curves
 from mlflow_stability.diagnosis.curves.levels import levels_of
 from mlflow_stability.diagnosis.curves.resumes import joined, resumed_in
 from mlflow_stability.diagnosis.curves.sketch import sketch_of
-from mlflow_stability.diagnosis.verdict import final_loss, last_part, noun_of
+from mlflow_stability.diagnosis.verdict import definite_noun_of, final_loss, last_part
+from mlflow_stability.vocabulary.facts import RollbackFacts
 from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.run import LOST, OF_THE_PROCESS, LossLevels, Mark, RunCard, RunHistory
 
@@ -86,8 +86,7 @@ def _why(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
         return cause.statement
     if first.cause is not None and first.cause.statement == cause.statement:
         return cause.statement
-    what = re.sub(r"^an? ", "the ", noun_of(cause.kind))
-    return f"Cause of {what} at step {cause.step}: {cause.statement}"
+    return f"Cause of {definite_noun_of(cause.kind)} at step {cause.step}: {cause.statement}"
 
 
 def main_curve(history: RunHistory) -> Curve | None:
@@ -115,8 +114,8 @@ def _spikes_within(troubles: list[Episode]) -> tuple[int, ...]:
 
 
 def _rolled_back(history: RunHistory) -> int:
-    back = [each for each in history.events or () if each.kind == "rollback"]
-    return round(sum(each.evidence.get("steps_lost", 0.0) - each.evidence.get("steps_regained", 0.0) for each in back))
+    back = [each.facts for each in history.events or () if isinstance(each.facts, RollbackFacts)]
+    return sum(each.steps_lost - (each.steps_regained or 0) for each in back)
 
 
 def _skipped(history: RunHistory) -> int:

@@ -28,6 +28,7 @@ from zlib import crc32
 
 import orjson
 
+from mlflow_stability.vocabulary.facts import facts_of_event
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset, Returned
@@ -122,6 +123,7 @@ def encode(record: Record) -> bytes:
     """The line of any record but a step's, which needs its layout."""
     said = asdict(record)
     if isinstance(record, Event):
+        said["facts"] = None if record.facts is None else record.facts.as_json()
         said["severity"] = int(record.severity)
         said["evidence"] = {
             name: float(value) if math.isfinite(value) else repr(float(value))
@@ -142,5 +144,6 @@ def decode(said: list[Any]) -> Record | None:
         known["remedies"] = tuple(known.get("remedies", ()))
         known["evidence"] = {key: float(value) for key, value in known.get("evidence", {}).items()}
         known.setdefault("judged", not said[1].get("live", False))  # as it was called before
+        known["facts"] = facts_of_event(known)
     record: Record = kind(**known)
     return record

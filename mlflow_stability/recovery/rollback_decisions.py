@@ -149,6 +149,7 @@ def _rollback(
         policy.easing_factor ** (level + 1),
         policy.easing_steps * 2 ** min(level, DOUBLINGS),
         share,
+        finding=trouble.event,
     )
 
 

@@ -170,3 +170,5 @@ class Decision:
     """... and what they gave before."""
     ignores_level: bool = False
     """Whether a higher loss is no reason for a rollback from now on."""
+    finding: Event | None = None
+    """Of a rollback: the finding that it answers, if there is one."""

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Literal
 
 from mlflow_stability.errors import SettingsError, TrainingDiverged
+from mlflow_stability.vocabulary.facts import EarlyStopFacts
 from mlflow_stability.vocabulary.measured import Condition, Signal, StepReading, condition_in
 
 BEFORE_STEP = ("loss", "grad_norm", "learning_rate", "loss_scale")
@@ -75,19 +76,14 @@ class Stop:
     """Whether the step is not taken."""
 
     @property
-    def message(self) -> str:
-        """What happened, and what the weights are."""
-        when = f"before step {self.step} was taken" if self.before_step else f"after step {self.step}"
-        weights = f"from before step {self.step}" if self.before_step else "those of this step"
-        return (
-            f"Training stopped {when}: {self.reason} (stop_on={self.condition.text}). The weights are {weights}; "
-            "restore() loads the last good state, if one exists."
-        )
+    def facts(self) -> EarlyStopFacts:
+        """What is recorded of it."""
+        return EarlyStopFacts(self.condition.text, self.reason, self.before_step)
 
     @property
     def error(self) -> TrainingDiverged:
         """What the training is ended with."""
-        return TrainingDiverged(self.message, f"{self.reason} (stop_on={self.condition.text})")
+        return TrainingDiverged(self.facts.sentence(self.step), f"{self.reason} (stop_on={self.condition.text})")
 
 
 def stop_conditions(texts: str | Iterable[str], quantities: Iterable[str] = QUANTITIES) -> tuple[StopCondition, ...]:

@@ -49,6 +49,7 @@ from mlflow_stability.tracking.in_process import (
 )
 from mlflow_stability.tracking.store import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.tag_names import last_step
+from mlflow_stability.vocabulary.facts import RestartFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings
@@ -319,10 +320,8 @@ class RunBinding:
         """Have the run say that this is another attempt of its job."""
         job, step = launched_job(), recording.opening.first_step
         if job is not None and job.restarts:
-            times = f"{job.restarts} of at most {job.most_restarts} restarts"
-            said = f"Attempt {job.restarts + 1} of the job: torchrun started it again ({times})."
-            event = Event(step, JobRestarted.kind, Severity.INFO, said, evidence={"attempt": job.restarts + 1.0})
-            recording.emit(replace(event, remedies=JobRestarted.remedies))
+            facts = RestartFacts(job.restarts + 1, job.most_restarts)
+            recording.emit(Event.of(facts, step, Severity.INFO, remedies=JobRestarted.remedies))
 
     def _end_recording(self, closing: Closing) -> None:
         if self.recording is not None:

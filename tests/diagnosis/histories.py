@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from mlflow_stability.vocabulary import Event, Series
+from mlflow_stability.vocabulary.facts import facts_of_old_event
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
 
@@ -27,6 +29,13 @@ def metric_of(
     return Metric(name, known, Series(known.signal, at.astype(np.int64), numbers, of, np.zeros(len(numbers))))
 
 
+def as_read_back(event: Event) -> Event:
+    """An event without facts as a recording from before there were any is read."""
+    if event.facts is not None:
+        return event
+    return replace(event, facts=facts_of_old_event(event.kind, event.message, event.evidence, event.place))
+
+
 def run_of(
     *metrics: Metric,
     events: Sequence[Event] | None = None,
@@ -41,7 +50,7 @@ def run_of(
         "json_lines",
         "all of it",
         metrics,
-        None if events is None else tuple(events),
+        None if events is None else tuple(map(as_read_back, events)),
         outcome=outcome,
         outcome_detail=outcome_detail,
         params=params or {},

@@ -12,6 +12,7 @@ from mlflow_stability.diagnosis.cohort.spike_rate import spike_rate_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary.facts import RollbackFacts
 from mlflow_stability.vocabulary.run.run_card import Mark
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -88,7 +89,7 @@ def test_a_run_without_a_loss_cannot_be_told_to_be_stable() -> None:
 
 
 def test_steps_in_vain_are_counted_from_what_the_autopilot_said_and_from_the_counter() -> None:
-    back = Event(300, "rollback", Severity.INFO, "Set back.", evidence={"steps_lost": 40.0})
+    back = Event.of(RollbackFacts("loss 9.", 260, 290, 40, 0.1, 1), 300, Severity.INFO)
     counter = metric_of("skipped_steps", [0, 1, 2, 0, 3], meaning=Meaning("skipped_steps", known=True))
     history = run_of(metric_of("train_loss", falling(600)), counter, events=[back, back])
     card = run_card_of(history, diagnosis_of(history))

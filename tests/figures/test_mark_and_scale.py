@@ -6,6 +6,7 @@ import pytest
 from mlflow_stability.figures.run_page.mark import MOST_PER_KIND, Mark, MarkSketch, grouped
 from mlflow_stability.figures.scale import number_text, scale_of
 from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary.facts import RollbackFacts
 
 
 def test_a_storm_of_events_stays_few_marks_and_none_is_forgotten() -> None:
@@ -22,7 +23,7 @@ def test_a_storm_of_events_stays_few_marks_and_none_is_forgotten() -> None:
 
 def test_a_rollback_knows_where_it_led_back_to_as_the_run_counts() -> None:
     sketch = MarkSketch()
-    sketch.hear(Event(50, "rollback", Severity.INFO, "back", evidence={"target": 30.0}), 1050)
+    sketch.hear(Event.of(RollbackFacts("back", 30, 40, 20, 0.1, 1), 50, Severity.INFO), 1050)
     assert sketch.marks() == (Mark("rollback", Severity.INFO, 1050, 1050, target=1030),)
 
 

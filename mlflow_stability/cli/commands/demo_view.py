@@ -23,6 +23,7 @@ from mlflow_stability.diagnosis.verdict import final_loss, last_part
 from mlflow_stability.reports.run.terminal import show_gist
 from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
 from mlflow_stability.tracking.store.run_page import RunPage
+from mlflow_stability.vocabulary.facts import RollbackFacts, SkippedStepFacts
 from mlflow_stability.vocabulary.result import Diagnosis, Event
 from mlflow_stability.vocabulary.text import counted, times
 
@@ -120,10 +121,11 @@ def _of_the_bare(outcome: DemoOutcome) -> tuple[str, str]:
 
 def _of_the_rescued(outcome: DemoOutcome) -> tuple[str, str]:
     back = [event for event in outcome.events if event.kind == "rollback"]
-    skipped = max((event.evidence.get("skipped_steps", 0.0) for event in outcome.events), default=0.0)
-    lost = sum(event.evidence.get("steps_lost", 0.0) for event in back)
-    done = [f"Rolled back {times(len(back))} ({counted(int(lost), 'step')} lost)"] if back else []
-    done += [f"{counted(int(skipped), 'step')} skipped"] if skipped else []
+    facts = [event.facts for event in outcome.events]
+    skipped = max((each.skipped_steps for each in facts if isinstance(each, SkippedStepFacts)), default=0)
+    lost = sum(each.steps_lost for each in facts if isinstance(each, RollbackFacts))
+    done = [f"Rolled back {times(len(back))} ({counted(lost, 'step')} lost)"] if back else []
+    done += [f"{counted(skipped, 'step')} skipped"] if skipped else []
     end = _end(outcome.trainings.rescued, outcome.trainings.twin)
     return ", ".join([*done, end[:1].lower() + end[1:] if done else end]) + ".", "green"
 

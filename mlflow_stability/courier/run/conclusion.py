@@ -28,8 +28,8 @@ from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.write import section_of
 from mlflow_stability.vocabulary.result import Diagnosis
-from mlflow_stability.vocabulary.run import RunCard, RunHistory, process_ended
-from mlflow_stability.vocabulary.text import capitalised, counted
+from mlflow_stability.vocabulary.run import RunCard, RunHistory
+from mlflow_stability.vocabulary.text import capitalised, counted, process_ended
 
 FEW_ACTIONS = 2
 SDR_COLLAPSE = SdrCollapse.kind

@@ -23,6 +23,7 @@ from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
 from mlflow_stability.tracking.write import RunWriter
+from mlflow_stability.vocabulary.facts import StallEnd, StallFacts
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Reset, Returned
@@ -65,20 +66,15 @@ class StallWatch:
         self._longest = max(self._longest, seconds)
         if limit is None or seconds <= limit:
             return None
-        message = f"No step for {seconds:.0f} s after step {last}; then training continued."
-        return self._event(last, Severity.INFO, message, seconds, time)
+        return self._event(last, Severity.INFO, StallFacts(seconds, StallEnd.CONTINUED), time)
 
     def look(self, now: float) -> Event | None:
         """What to say where no step has come until `now`; None while all is well."""
         limit = self._limit()
         if limit is None or self._time is None or now - self._heard_at <= limit:
             return None
-        usual = median(self._recent)
-        message = (
-            f"No step for more than {limit:.0f} s since step {self._step} (usual step time {usual:.3g} s). "
-            "The process is still running."
-        )
-        return self._event(self._step, Severity.CRITICAL, message, limit, self._time + limit)
+        facts = StallFacts(limit, usual_seconds=median(self._recent))
+        return self._event(self._step, Severity.CRITICAL, facts, self._time + limit)
 
     def ended(self, time: float, now: float) -> Event | None:
         """What to say of the pause before the end of the training, as `heard` does of one before a step."""
@@ -88,8 +84,7 @@ class StallWatch:
         seconds = min(time - self._time, now - self._heard_at)  # neither a changed clock nor a suspended machine
         if seconds <= limit:
             return None
-        message = f"No step for {seconds:.0f} s after step {self._step}; then the training ended."
-        return self._event(self._step, Severity.INFO, message, seconds, time)
+        return self._event(self._step, Severity.INFO, StallFacts(seconds, StallEnd.ENDED), time)
 
     def _limit(self) -> float | None:
         """The longest wait that is no stall; None before steps have a usual time."""
@@ -98,9 +93,8 @@ class StallWatch:
         return max(LEAST_SECONDS, USUAL_STEPS * median(self._recent), LONGER_THAN_BEFORE * self._longest)
 
     @staticmethod
-    def _event(step: int, severity: Severity, message: str, seconds: float, time: float) -> Event:
-        remedies = Stall.remedies if severity > Severity.INFO else ()
-        return Event(step, Stall.kind, severity, message, evidence={"seconds": seconds}, remedies=remedies, time=time)
+    def _event(step: int, severity: Severity, facts: StallFacts, time: float) -> Event:
+        return Event.of(facts, step, severity, remedies=Stall.remedies if severity > Severity.INFO else (), time=time)
 
 
 _READ_AT_ONCE = 500

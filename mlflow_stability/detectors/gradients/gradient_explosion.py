@@ -159,7 +159,7 @@ class GradientExplosion(Detector):
         limit = self._exceeded(state, point)
         if limit is None:
             return None
-        often = ""
+        often = None
         if not state.episode_filter.said:
             state.since = point.step
             often = state.returns.take(point.step, self.returns, self.returns_within)
@@ -173,12 +173,13 @@ class GradientExplosion(Detector):
         severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
         severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
         row = f" for {state.high} steps in a row" if lasts else ""
+        again = "" if often is None else f"; number {often.number} since step {often.since}"
         event = finding(
             self,
             point,
             severity,
             f"gradient norm {point.value:.4g} at step {point.step}, {_times(point)} its baseline of "
-            f"{point.center:.4g}; {sigmas(z)} above it (threshold {limit:.3g}σ){row}{often}.",
+            f"{point.center:.4g}; {sigmas(z)} above it (threshold {limit:.3g}σ){row}{again}.",
             evidence,
         )
         if falls and severity is Severity.WARNING:

@@ -6,7 +6,7 @@ Says when the loss lies three deviations above its last 100 values: the rule in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mlflow_stability.detectors.consequence import Returns, Watch
@@ -19,9 +19,9 @@ from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.engine.loss_level import RISE
 from mlflow_stability.detectors.score import severity_of
+from mlflow_stability.vocabulary.facts import SeenBy, SpikeFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)
@@ -204,24 +204,24 @@ class LossSpike(Detector):
     def _spike(self, state: LossSpikeState, point: Point, gradient_z: float | None) -> Event | None:
         evidence = {"loss": point.value, "level": point.center, "z": point.z}
         limit = self._alone(point)
-        also = ""
         if gradient_z is not None:
             evidence["grad_norm_z"] = gradient_z
-            limit, also = self._together(point), f"; gradient norm {sigmas(gradient_z)} above its baseline"
+            limit = self._together(point)
         evidence["limit"] = limit
-        often = "" if state.episode_filter.said else state.returns.take(point.step, self.returns, self.returns_within)
+        often = None
+        if not state.episode_filter.said:
+            often = state.returns.take(point.step, self.returns, self.returns_within)
         huge = point.logarithmic and point.value >= point.center * self.critical_rise
         severity = Severity.WARNING if often or self.threshold_alone else Severity.INFO
         severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
         if not state.episode_filter.speaks(severity):
             return None
-        said = (
-            f"loss {point.value:.4g} at step {point.step}, {sigmas(point.z)} above its baseline of {point.center:.4g} "
-            f"(threshold {limit:.3g}σ){also}"
-        )
+        facts = SpikeFacts("loss", point.value, point.center, point.z, limit, gradient_sigmas=gradient_z)
         if severity is Severity.INFO:
-            state.watch = Watch(point.step, said, evidence)
-        return finding(self, point, severity, f"{said}{often}.", evidence)
+            state.watch = Watch(point.step, facts, evidence)
+        if often is not None:
+            facts = replace(facts, spikes=often.number, spikes_since=often.since)
+        return finding(self, point, severity, facts, evidence)
 
     def _consequence(self, state: LossSpikeState, watch: Watch, point: Point) -> Event | None:
         """Judge what came of a spike, at one of the losses after it."""
@@ -231,26 +231,27 @@ class LossSpike(Detector):
             least = self.smallest_rise_adversarial if adversarial else self.smallest_rise
             high = high and point.value >= abs(point.center) * least
         watch.take(point, high=high)
-        what = ""
+        worse: SpikeFacts | None = None
         kept = point.has_level and 0 <= watch.evidence["loss"] < self.kept * began_at(state.begun.first)
         if not kept and watch.high >= self.lasting_steps:
-            what = f"; high in {watch.high} of {watch.steps + 1} steps"
+            worse = replace(watch.spike, high_steps=watch.high)
         elif not kept and watch.steps >= self.watched_steps:
-            what = self._worse(state, watch, point)
-        if what or watch.steps >= self.watched_steps or state.restart.excuses(point.step):
+            worse = self._worse(state, watch, point)
+        if worse or watch.steps >= self.watched_steps or state.restart.excuses(point.step):
             state.watch = None
-        if not what or not state.episode_filter.speaks(Severity.WARNING):
+        if not worse or not state.episode_filter.speaks(Severity.WARNING):
             return None
-        return finding(self, point, Severity.WARNING, f"{watch.said}{what}.", watch.evidence_since())
+        worse = replace(worse, found_first=watch.step, watched_steps=watch.steps + 1)
+        return finding(self, point, Severity.WARNING, worse, watch.evidence_since())
 
-    def _worse(self, state: LossSpikeState, watch: Watch, point: Point) -> str:
-        """That the losses after a spike are above their baseline; empty where they are not."""
+    def _worse(self, state: LossSpikeState, watch: Watch, point: Point) -> SpikeFacts | None:
+        """The spike, where the losses after it are above their baseline."""
         value, level, z = watch.medians()
         if z < self.worse_sigmas or not state.begun.matters(value):
-            return ""
+            return None
         if point.logarithmic and (level <= 0 or value < level * self.worse_rise):
-            return ""
-        return f"; the next {watch.steps} losses are near {value:.4g}, above their baseline of {level:.4g}"
+            return None
+        return replace(watch.spike, value_after=value, baseline_after=level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +306,15 @@ class LossSpikeClassic(Detector):
                     self,
                     point,
                     Severity.WARNING,
-                    f"loss {point.value:.4g} at step {point.step}, above the threshold of {limit:.4g} (mean of the "
-                    f"{len(state.values)} values before: {mean:.4g}).",
+                    SpikeFacts(
+                        "loss",
+                        point.value,
+                        mean,
+                        None,
+                        limit,
+                        SeenBy.CLASSIC,
+                        values_before=len(state.values),
+                    ),
                     {"loss": point.value, "mean": mean, "limit": limit},
                 )
         state.run = state.run + 1 if high else 0

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
+from mlflow_stability.vocabulary.facts import NonFiniteFacts
 from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.text.phrases import infinite
 
 SKIPPED = "skipped_steps"
 LOSS = "loss"
@@ -48,13 +48,6 @@ def watch(state: NonFiniteState, point: Point, *, is_bad: bool) -> tuple[NonFini
     return state, False
 
 
-def before(point: Point) -> str:
-    """The half sentence about the last good value."""
-    if point.before is None:
-        return "no finite value before"
-    return f"last finite value {point.before:.4g}"
-
-
 @dataclass(frozen=True, slots=True)
 class NonFiniteDetector(Detector):
     """What the detectors of NaN and of infinity share."""
@@ -67,19 +60,18 @@ class NonFiniteDetector(Detector):
 
     @staticmethod
     @abstractmethod
-    def named(value: float) -> str:
-        """What the value is called, if it is what the detector looks for; else an empty string."""
+    def is_bad(value: float) -> bool:
+        """Whether the value is what the detector looks for."""
 
     def step(self, state: NonFiniteState, point: Point) -> tuple[NonFiniteState, Event | None]:
         """Look at the next value."""
         if point.finite and not state.ill and point.quantity != SKIPPED:
             return state, None  # nearly always
-        name = self.named(point.value)
-        new, found = watch(state, point, is_bad=bool(name))
+        new, found = watch(state, point, is_bad=self.is_bad(point.value))
         if not found:
             return new, None
-        message = f"{point.quantity} is {name} at step {point.step}; {before(point)}."
-        return new, finding(self, point, Severity.CRITICAL, message, {point.quantity: point.value})
+        facts = NonFiniteFacts(point.quantity, point.value, point.before)
+        return new, finding(self, point, Severity.CRITICAL, facts, {point.quantity: point.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +103,9 @@ class NanDetected(NonFiniteDetector):
     )
 
     @staticmethod
-    def named(value: float) -> str:
-        """What the value is called."""
-        return "NaN" if math.isnan(value) else ""
+    def is_bad(value: float) -> bool:
+        """Whether it is NaN."""
+        return math.isnan(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +137,6 @@ class InfDetected(NonFiniteDetector):
     )
 
     @staticmethod
-    def named(value: float) -> str:
-        """What the value is called."""
-        return infinite(value) if math.isinf(value) else ""
+    def is_bad(value: float) -> bool:
+        """Whether it is infinite."""
+        return math.isinf(value)

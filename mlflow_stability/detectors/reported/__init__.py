@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mlflow_stability.detectors.reported.autopilot import (
-    ENDED_TRAINING,
     DataChanged,
     EarlyStopping,
     GiveUp,
@@ -32,7 +31,6 @@ from mlflow_stability.detectors.reported.setup import (
 )
 
 __all__ = [
-    "ENDED_TRAINING",
     "WAYS_TO_END",
     "BatchDiscarded",
     "ConfigurationChanged",

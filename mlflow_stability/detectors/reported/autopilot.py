@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.engine.finding_type import FindingType, Instability
 from mlflow_stability.vocabulary.result.event import Severity
 
-ENDED_TRAINING = "ended_training"
-"""The evidence of a `give_up` that ended the training with `TrainingDiverged`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rollback(FindingType):

@@ -6,7 +6,6 @@ They are reported, not detected; each is documented here in the same sections as
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.vocabulary.result.event import Severity
@@ -119,8 +118,6 @@ class MissingZeroGrad(FindingType):
     order = 1122
     severities = (Severity.WARNING,)
     remedies = ("Call optimizer.zero_grad() in every step, or after each accumulation.",)
-    not_cleared_since: ClassVar[str] = "not_cleared_since"
-    """In the evidence of a change of the configuration: they are cleared again, and since this step they were not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, chec
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, CheckResult, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, surroundings_of
 from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent, without_rate
-from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR, said_of
+from mlflow_stability.diagnosis.causes.nan_origin import BROKEN_BATCH, KIND, NEAR, origin_of
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.findings.saved_batch import batches_of, finite_again
@@ -117,19 +117,20 @@ def _with_birth(cause: Cause, around: EpisodeContext, explained: Episode) -> Cau
     last = max(explained.end, explained.start + NEAR) if breaks else -1
     since = around.episode.start - NEAR
     first = next((each for each in around.said(KIND) if since <= each.step <= last), None)
-    said = "" if first is None else said_of(first.message)
-    if first is None or any(said in one for one in (cause.statement, *cause.evidence)):
+    if first is None or (KIND, first.step) in cause.repeats:
         return cause
+    said = origin_of(first).statement
     born = f"At step {first.step} {said[:1].lower()}{said[1:]}"
     against = (*(cause.remedies or causes()[cause.name].remedies), *first.remedies)
-    return replace(cause, evidence=(*cause.evidence, born), remedies=against)
+    repeats = (*cause.repeats, (KIND, first.step))
+    return replace(cause, evidence=(*cause.evidence, born), remedies=against, repeats=repeats)
 
 
 def _with_rerun(cause: Cause, episode: Episode, history: RunHistory, attempts: RunAttempts) -> Cause:
     """The cause, with where to look for it if the model's output was finite when its batch was run again."""
     since = episode.start if cause.since is None else cause.since
     said = finite_again(batches_of(history, attempts).get((episode.attempt, since)))
-    known = not said or any(said in each for each in (cause.statement, *cause.evidence))
+    known = not said or (BROKEN_BATCH, since) in cause.repeats
     return cause if known else replace(cause, evidence=(said, *cause.evidence))
 
 

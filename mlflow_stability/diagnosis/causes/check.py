@@ -72,10 +72,24 @@ def is_it(
     certainty: str = "likely",
     place: str = "",
     remedies: tuple[str, ...] = (),
+    repeats: tuple[tuple[str, int], ...] = (),
 ) -> CheckResult:
-    """This is the cause; ``since``: the step from which on its evidence is seen, None for what has none of its own."""
-    said = tuple(each for each in evidence if each)
-    return CheckResult(Cause(name, statement, said, certainty=certainty, place=place, since=since, remedies=remedies))
+    """This is the cause; ``since``: the step from which on its evidence is seen, None for what has none of its own.
+
+    ``repeats``: type and step of reported findings whose sentences it repeats.
+    """
+    return CheckResult(
+        Cause(
+            name,
+            statement,
+            tuple(each for each in evidence if each),
+            certainty=certainty,
+            place=place,
+            since=since,
+            remedies=remedies,
+            repeats=repeats,
+        )
+    )
 
 
 def is_not(sentence: str) -> CheckResult:

@@ -15,6 +15,7 @@ from mlflow_stability.detectors.reported import WAYS_TO_END, DataChanged
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.curves.chance_level import chance_of, classes_in
+from mlflow_stability.vocabulary.facts import DataChangedFacts
 
 ONSET_WITHIN = 64
 """A divergence is found to begin at most so many steps before or after the change that made it: twice as many as a
@@ -23,11 +24,13 @@ baseline needs losses (`engine.baseline`)."""
 
 def changed_data_check(around: EpisodeContext) -> CheckResult:
     """Whether restored weights showed that the data or the loss function changed; that none did says nothing."""
-    for said in around.said(DataChanged.kind):
-        onset = int(said.evidence.get("onset", said.step))
-        if onset - ONSET_WITHIN <= around.episode.start <= max(onset + ONSET_WITHIN, said.step):
-            since = min(onset, around.episode.start)
-            return is_it("data_changed", f"{said.message.partition('. ')[0]}.", since=since, certainty="certain")
+    for event in around.said(DataChanged.kind):
+        facts = event.facts
+        if not isinstance(facts, DataChangedFacts):
+            continue
+        if facts.onset - ONSET_WITHIN <= around.episode.start <= max(facts.onset + ONSET_WITHIN, event.step):
+            since = min(facts.onset, around.episode.start)
+            return is_it("data_changed", facts.reason, since=since, certainty="certain")
     return CheckResult()
 
 

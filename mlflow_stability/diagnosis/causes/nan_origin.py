@@ -18,22 +18,29 @@ from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.one_batch import sudden_check, unsound_before, value_at
-from mlflow_stability.vocabulary.result import Event
-from mlflow_stability.vocabulary.text import capitalised
+from mlflow_stability.vocabulary.facts import BrokenBatchFacts, NanOriginFacts, NanSource, Rerun
+from mlflow_stability.vocabulary.result import Episode, Event
 
 KIND = "nan_origin"
+BROKEN_BATCH = "broken_batch"
 NEAR = 2
 """What broke at most so many steps later is the same."""
 ABSURD = 1e15
 """Numbers beyond this are not reached by one step of a training that was sound."""
 MODEST = 10.0
 """Numbers up to this overflow in no type: an infinity that comes of them is one of an operation that is not defined."""
-SOURCES = ("input", "weight", "buffer", "optimizer", "forward", "backward", "loss", "elsewhere")
 
 
 def origin_near(around: EpisodeContext) -> Event | None:
     """The event that says where the first number that is not finite was born; None: it was not looked for."""
-    return next((each for each in around.said(KIND) if near(around, each)), None)
+    events = (each for each in around.said(KIND) if isinstance(each.facts, NanOriginFacts))
+    return next((each for each in events if near(around, each)), None)
+
+
+def origin_of(finding: Event | Episode) -> NanOriginFacts:
+    """The facts of a `nan_origin`."""
+    facts = finding.facts
+    return facts if isinstance(facts, NanOriginFacts) else NanOriginFacts(NanSource.ELSEWHERE, text=finding.message)
 
 
 def near(around: EpisodeContext, event: Event) -> bool:
@@ -41,40 +48,30 @@ def near(around: EpisodeContext, event: Event) -> bool:
     return around.episode.start <= event.step <= around.episode.start + NEAR
 
 
-def source_of(origin: Event) -> str:
-    """One of `SOURCES`."""
-    return next((each for each in SOURCES if f"from.{each}" in origin.evidence), "elsewhere")
-
-
-def said_of(message: str) -> str:
-    """The event's sentence without its step."""
-    _, _, said = message.partition(": ")
-    return capitalised(said) if said else message
-
-
-def range_of(origin: Event) -> str:
+def range_of(origin: NanOriginFacts) -> str:
     """What went into the operation, in words; empty where it is not known."""
-    low, high = origin.evidence.get("input.least"), origin.evidence.get("input.greatest")
-    return "" if low is None or high is None else f"from {shown(low)} to {shown(high)}"
+    if origin.value_range is None:
+        return ""
+    least, greatest = origin.value_range
+    return f"from {shown(least)} to {shown(greatest)}"
 
 
-def overflowed(origin: Event) -> bool:
+def overflowed(origin: NanOriginFacts) -> bool:
     """Whether large finite numbers went in and exceeded what the type can hold; told by the numbers where not said."""
-    evidence = origin.evidence
-    if "overflow" in evidence:
-        return evidence["overflow"] == 1.0
-    if source_of(origin) != "forward":
+    if origin.overflowed is not None:
+        return origin.overflowed
+    if origin.source is not NanSource.FORWARD:
         return False
-    known = [abs(evidence[key]) for key in ("input.least", "input.greatest") if key in evidence]
-    infinite = evidence.get("output.inf", 0.0) > 0 and evidence.get("output.nan", 0.0) == 0
-    return max(known, default=MODEST) >= (MODEST if infinite else ABSURD)
+    largest = MODEST if origin.value_range is None else max(map(abs, origin.value_range))
+    infinite = origin.output is not None and origin.output.inf > 0 and origin.output.nan == 0
+    return largest >= (MODEST if infinite else ABSURD)
 
 
 NAMES = {
-    "weight": "damaged_weights",
-    "buffer": "damaged_weights",
-    "backward": "gradient_non_finite",
-    "elsewhere": "tensor_from_outside",
+    NanSource.WEIGHT: "damaged_weights",
+    NanSource.BUFFER: "damaged_weights",
+    NanSource.BACKWARD: "gradient_non_finite",
+    NanSource.ELSEWHERE: "tensor_from_outside",
 }
 """What it is where that with which the operation was done was broken already."""
 
@@ -88,28 +85,29 @@ def origin_check(around: EpisodeContext) -> CheckResult:
     if look.cause is not None and look.cause.since is not None:
         # The first step of a training, or of a row of broken steps, is mostly looked at a step or two later.
         look = CheckResult(replace(look.cause, since=min(look.cause.since, around.episode.start)))
-    exact = any(each.startswith(("operation.", "from.input")) for each in origin.evidence)
-    if look.cause is None or not exact or look.cause.name == "damaged_weights":
+    if look.cause is None or not origin_of(origin).is_exact or look.cause.name == "damaged_weights":
         return look
     return CheckResult(replace(look.cause, remedies=origin.remedies))
 
 
 def _of_its_source(around: EpisodeContext, origin: Event) -> CheckResult:
-    source = source_of(origin)
+    facts = origin_of(origin)
+    source, since, repeats = facts.source, origin.step, ((KIND, origin.step),)
     sound = not unsound_before(around)
-    evidence = _inputs(origin)
-    if source == "input":
-        return is_it("bad_batch", said_of(origin.message), evidence, since=origin.step, certainty="certain")
-    if source == "optimizer":
-        sure = "certain" if sound else "likely"
-        place, since = origin.place, origin.step
-        return is_it("optimizer_state", said_of(origin.message), evidence, since=since, certainty=sure, place=place)
-    if source == "loss":
+    evidence = _inputs(facts)
+    if source is NanSource.INPUT:
+        return is_it("bad_batch", facts.statement, evidence, since=since, certainty="certain", repeats=repeats)
+    if source is NanSource.OPTIMIZER:
+        sure, place = "certain" if sound else "likely", origin.place
+        return is_it(
+            "optimizer_state", facts.statement, evidence, since=since, certainty=sure, place=place, repeats=repeats
+        )
+    if source is NanSource.LOSS:
         # With a finite loss it broke on the way back: a slope, a hook, a loss scale.
         name = "gradient_non_finite" if _loss_was_finite(around, origin.step) else "loss_function"
-        return is_it(name, said_of(origin.message), evidence, since=origin.step)
+        return is_it(name, facts.statement, evidence, since=since, repeats=repeats)
     if source in NAMES:
-        return is_it(NAMES[source], said_of(origin.message), evidence, since=origin.step, place=origin.place)
+        return is_it(NAMES[source], facts.statement, evidence, since=since, place=origin.place, repeats=repeats)
     return _of_the_forward_pass(around, origin, sound)
 
 
@@ -124,8 +122,10 @@ def one_step_check(around: EpisodeContext) -> CheckResult:
     if born is None or born.name in ("bad_batch", "damaged_weights", "optimizer_state"):
         return batch
     if born.name == "overflow":  # large numbers in, larger ones out: whether they were the batch's is not known
-        evidence = (*batch.cause.evidence, said_of(origin.message))
-        return CheckResult(replace(batch.cause, evidence=evidence, place=born.place, remedies=born.remedies))
+        evidence = (*batch.cause.evidence, origin_of(origin).statement)
+        repeats = (*batch.cause.repeats, (KIND, origin.step))
+        told = replace(batch.cause, evidence=evidence, place=born.place, remedies=born.remedies, repeats=repeats)
+        return CheckResult(told)
     return CheckResult(replace(born, evidence=(*born.evidence, *batch.cause.evidence)))
 
 
@@ -134,34 +134,39 @@ def from_the_start_check(around: EpisodeContext) -> CheckResult:
     step = around.episode.start
     if not around.before_any_update:
         return CheckResult()
+    batches = [each for each in around.said(BROKEN_BATCH) if near(around, each)]
     return is_it(
         "broken_from_start",
         f"Not finite at step {step}, before any optimizer step was taken: the batch, the loss function or the initial "
         "weights caused it. Learning rate and optimizer had no part in it.",
-        *(each.message for each in around.said("broken_batch") if near(around, each)),
+        *(each.message for each in batches),
         since=step,
+        repeats=tuple((BROKEN_BATCH, each.step) for each in batches),
     )
 
 
 def hardware_check(around: EpisodeContext) -> CheckResult:
     """Whether the same batch gave finite numbers the second time."""
-    looked = [each for each in around.said("broken_batch") if near(around, each)]
-    if not looked or "finite_again" not in looked[0].evidence:
+    looked = [each for each in around.said(BROKEN_BATCH) if near(around, each)]
+    facts = looked[0].facts if looked else None
+    rerun = facts.rerun if isinstance(facts, BrokenBatchFacts) else None
+    if rerun not in (Rerun.HARDWARE, Rerun.DATA_OR_NUMERICS):
         return not_seen("hardware: the batch was not run again")
-    if looked[0].evidence["finite_again"] == 1.0:
+    if rerun is Rerun.HARDWARE:
         return is_it(
             "hardware",
             f"The batch of step {looked[0].step} was non-finite once and finite when run again with the same weights "
             "and random numbers: a hardware fault, or a non-deterministic operation.",
             looked[0].message,
             since=looked[0].step,
+            repeats=((BROKEN_BATCH, looked[0].step),),
         )
     return is_not("hardware: the same batch was non-finite again when run a second time")
 
 
 def _of_the_forward_pass(around: EpisodeContext, origin: Event, sound: bool) -> CheckResult:
-    evidence = origin.evidence
-    largest = max((abs(evidence[key]) for key in ("input.least", "input.greatest") if key in evidence), default=0.0)
+    facts, repeats = origin_of(origin), ((KIND, origin.step),)
+    largest = 0.0 if facts.value_range is None else max(map(abs, facts.value_range))
     given = _modest_batch(around)
     if sound and largest > ABSURD and given:
         return is_it(
@@ -169,20 +174,22 @@ def _of_the_forward_pass(around: EpisodeContext, origin: Event, sound: bool) -> 
             f"The weights were corrupted at step {origin.step}: values up to {shown(largest)} reached "
             f"{origin.place or 'the model'} from {given}; the step before was normal. Check what writes to the "
             "weights, and the device memory.",
-            said_of(origin.message),
+            facts.statement,
             since=origin.step,
             place=origin.place,
+            repeats=repeats,
         )
-    name = "overflow" if overflowed(origin) else "invalid_operation"
-    return is_it(name, said_of(origin.message), _inputs(origin), since=origin.step, place=origin.place)
+    name = "overflow" if overflowed(facts) else "invalid_operation"
+    return is_it(name, facts.statement, _inputs(facts), since=origin.step, place=origin.place, repeats=repeats)
 
 
 def _modest_batch(around: EpisodeContext) -> str:
     """What came in, in words, where it is known to hold no absurd number; empty: it may."""
     if around.history.params.get("stability.batch", "").startswith(("int", "uint", "bool")):
         return "a batch of integers"
-    for each in around.said("broken_batch"):
-        ranges = [abs(value) for key, value in each.evidence.items() if key.startswith(("least.", "greatest."))]
+    for each in around.said(BROKEN_BATCH):
+        tensors = each.facts.tensors if isinstance(each.facts, BrokenBatchFacts) else ()
+        ranges = [abs(end) for tensor in tensors for end in (tensor.least, tensor.greatest) if end is not None]
         if near(around, each) and ranges and max(ranges) < ABSURD:
             return f"a batch with values up to {shown(max(ranges))}"
     return ""
@@ -194,7 +201,7 @@ def _loss_was_finite(around: EpisodeContext, step: int) -> bool:
     return value is not None and isfinite(value)
 
 
-def _inputs(origin: Event) -> str:
+def _inputs(origin: NanOriginFacts) -> str:
     ranges = range_of(origin)
     return f"inputs range {ranges}" if ranges else ""
 

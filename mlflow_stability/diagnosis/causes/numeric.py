@@ -9,8 +9,9 @@ from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.optimizer import LossScaleCollapse
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, shown, usual_norm
-from mlflow_stability.diagnosis.causes.nan_origin import origin_near, overflowed, range_of, source_of
+from mlflow_stability.diagnosis.causes.nan_origin import origin_near, origin_of, overflowed, range_of
 from mlflow_stability.diagnosis.curves.curves import Curve
+from mlflow_stability.vocabulary.facts import NanSource
 from mlflow_stability.vocabulary.result import Event
 
 HALVINGS = 3
@@ -49,12 +50,13 @@ def overflow_check(around: EpisodeContext) -> CheckResult:
 
 def _where_it_was_born(origin: Event) -> CheckResult:
     """What the operation that made the first number that is not finite says of it."""
-    if overflowed(origin):
+    facts = origin_of(origin)
+    if overflowed(facts):
         return not_seen("overflow: see the origin of the NaN")
-    ranges, source = range_of(origin), source_of(origin)
-    if source == "input":
+    ranges = range_of(facts)
+    if facts.source is NanSource.INPUT:
         return is_not("overflow: the batch itself was non-finite")
-    if source in ("forward", "backward") and ranges:
+    if facts.source in (NanSource.FORWARD, NanSource.BACKWARD) and ranges:
         return is_not(f"overflow: inputs of the operation range {ranges}, within its type")
     return not_seen("overflow: inputs of the operation are unknown")
 

@@ -11,7 +11,8 @@ from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import BETWEEN_LOOKS, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.one_batch import jump_near, value_at
-from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
+from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
+from mlflow_stability.vocabulary.facts import LintFacts, RollbackFacts, Setting
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.text import factor
@@ -46,7 +47,7 @@ def decay_check(around: EpisodeContext) -> CheckResult:
         then, now = float(norms.values[place - 1]), float(norms.values[place])
         if not (np.isfinite(then) and np.isfinite(now) and now < SHRUNK * then):
             continue
-        changed = [each for each in _changes(around) if each.message.startswith("weight_decay")]
+        changed = [each for each in _changes(around) if is_of_option(each, "weight_decay")]
         setting = f" {changed[0].message}" if changed else ""
         return is_it(
             "weight_decay",
@@ -71,7 +72,7 @@ def setting_check(around: EpisodeContext) -> CheckResult:
     if not changes:
         return is_not("changed settings: none just before")
     said = " ".join(each.message for each in changes[:2])
-    frozen = any("parameters that are trained" in each.message for each in changes)
+    frozen = any(is_of_setting(each, Setting.TRAINED_PARAMETERS) for each in changes)
     return is_it(
         "frozen_parameters" if frozen else "configuration_changed",
         f"A setting changed just before: {said}",
@@ -91,7 +92,8 @@ def frozen_check(around: EpisodeContext) -> CheckResult:
     frozen = 1 - trained / total if total else 0.0
     if frozen < MOSTLY_FROZEN:
         return is_not(f"frozen parameters: {frozen:.0%} of all values".replace("%", " %"))
-    said = [each.message for each in around.said("model_lint") if " frozen, " in each.message]
+    lints = [(each.message, each.facts) for each in around.said("model_lint")]
+    said = [message for message, facts in lints if isinstance(facts, LintFacts) and facts.check == "frozen"]
     return is_it(
         "frozen_parameters",
         f"Only {trained:,} of {total:,} values of the model are trained; all others are frozen.",
@@ -125,7 +127,7 @@ def damage_check(around: EpisodeContext) -> CheckResult:
     if back is not None:
         whole = around.whole_loss if around.whole_loss is not None else loss
         there = whole.values[whole.steps > back.step][:1]
-        target = f"{back.evidence.get('target', 0):.0f}"
+        target = back.facts.target if isinstance(back.facts, RollbackFacts) else 0
         if len(there) and not np.isfinite(there[0]):
             return is_not(f"corrupted weights: the weights of step {target} gave a non-finite loss, too")
         back = back if len(there) else None  # it ended before the restored weights gave a loss

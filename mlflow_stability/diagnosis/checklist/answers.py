@@ -13,7 +13,7 @@ import numpy as np
 
 from mlflow_stability.detectors.catalog import DETECTORS
 from mlflow_stability.detectors.engine import BAND, gradient_flow
-from mlflow_stability.detectors.finding_nouns import noun_of
+from mlflow_stability.detectors.finding_nouns import bare_noun_of
 from mlflow_stability.diagnosis.causes.context import shown
 from mlflow_stability.diagnosis.checklist.question import Answer, AnswerFunction, Case
 from mlflow_stability.diagnosis.curves.curves import Curve
@@ -43,8 +43,7 @@ def found(*kinds: str) -> AnswerFunction:
         measured = any(metric.meaning.quantity in needed for metric in case.around.history.metrics)
         if needed and not measured:
             return Answer(f"No data: {_listed(needed)} not logged.", "unknown")
-        nouns = (noun_of(kind).removeprefix("a ").removeprefix("an ") for kind in kinds)
-        return Answer(f"No {' or '.join(dict.fromkeys(nouns))} found.", "ok")
+        return Answer(f"No {' or '.join(dict.fromkeys(map(bare_noun_of, kinds)))} found.", "ok")
 
     return answer
 

@@ -6,8 +6,15 @@ In: the surroundings of an episode. Out: for the questions of a checklist, sente
 from __future__ import annotations
 
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
-from mlflow_stability.diagnosis.causes.nan_origin import near, origin_near, overflowed, range_of, said_of, source_of
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.diagnosis.causes.nan_origin import (
+    BROKEN_BATCH,
+    near,
+    origin_near,
+    origin_of,
+    overflowed,
+    range_of,
+)
+from mlflow_stability.vocabulary.facts import BrokenBatchFacts, NanSource
 from mlflow_stability.vocabulary.text import counted
 
 MOST = 4
@@ -17,43 +24,39 @@ MOST = 4
 def birth_said(around: EpisodeContext) -> str:
     """Where the first number that is not finite was born; empty where it was not looked for."""
     origin = origin_near(around)
-    return "" if origin is None else said_of(origin.message)
+    return "" if origin is None else origin_of(origin).statement
 
 
 def overflow_said(around: EpisodeContext) -> tuple[str, bool] | None:
     """Whether numbers overflowed where the first bad one was born; None where that was not looked for."""
     origin = origin_near(around)
-    if origin is not None and source_of(origin) == "input":
-        return "No: the batch itself was non-finite.", False
-    if origin is None or source_of(origin) not in ("forward", "backward"):
+    if origin is None:
         return None
-    ranges = range_of(origin)
+    facts = origin_of(origin)
+    if facts.source is NanSource.INPUT:
+        return "No: the batch itself was non-finite.", False
+    if facts.source not in (NanSource.FORWARD, NanSource.BACKWARD):
+        return None
+    ranges = range_of(facts)
     given = f" Its inputs range {ranges}." if ranges else ""
-    if overflowed(origin):
+    if overflowed(facts):
         return f"Yes, in {origin.place or 'the model'} at step {origin.step}.{given}", True
     return f"No: the operation is undefined for its inputs.{given}", False
 
 
 def inputs_said(around: EpisodeContext) -> tuple[str, bool] | None:
     """What the batch held, and whether all of it was finite; None where nobody looked."""
-    batch = next((each for each in around.said("broken_batch") if near(around, each)), None)
+    batch = next((each for each in around.said(BROKEN_BATCH) if near(around, each)), None)
     if batch is None:
         return None
-    ill = {_name(key): int(number) for key, number in batch.evidence.items() if key.startswith("not_finite.")}
-    if ill:
-        told = [f"{counted(number, 'number')} of {name}" for name, number in ill.items()]
+    tensors = batch.facts.tensors if isinstance(batch.facts, BrokenBatchFacts) else ()
+    told = [f"{counted(each.nan + each.inf, 'number')} of {each.name}" for each in tensors if not each.is_finite]
+    if told:
         return f"Non-finite at step {batch.step}: {'; '.join(told[:MOST])}.", False
-    ranges = _ranges(batch)
+    ranges = [
+        f"{each.name} from {shown(each.least)} to {shown(each.greatest)}"
+        for each in tensors
+        if each.least is not None and each.greatest is not None
+    ]
     said = f"All finite at step {batch.step}"
     return f"{said}: {'; '.join(ranges[:MOST])}." if ranges else f"{said}.", True
-
-
-def _ranges(batch: Event) -> list[str]:
-    evidence = batch.evidence
-    names = [_name(key) for key in evidence if key.startswith("least.")]
-    known = [(name, evidence[f"least.{name}"], evidence.get(f"greatest.{name}")) for name in names]
-    return [f"{name} from {shown(low)} to {shown(high)}" for name, low, high in known if high is not None]
-
-
-def _name(key: str) -> str:
-    return key.partition(".")[2]

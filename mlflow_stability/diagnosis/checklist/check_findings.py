@@ -17,8 +17,7 @@ from mlflow_stability.diagnosis.checklist.question import Answer, Case, State
 from mlflow_stability.diagnosis.curves.chance_level import chance_of
 from mlflow_stability.diagnosis.curves.curves import decoded
 from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
-from mlflow_stability.vocabulary.run import process_ended
-from mlflow_stability.vocabulary.text import sentence
+from mlflow_stability.vocabulary.text import process_ended, sentence
 
 NON_FINITE = ("nan_detected", "inf_detected")
 FALLEN = 0.9

@@ -16,6 +16,7 @@ from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Episode, Event, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
@@ -28,7 +29,7 @@ LEFT = 0.05
 """A loss that ended this share lower than where it stood still has left that plateau."""
 NON_FINITE = ("nan_detected", "inf_detected")
 REMARKS = frozenset({"model_lint", "not_measured", "configuration_changed", "give_up"})
-"""Kinds of which each message is about something else, so that several at one step stay several."""
+"""Kinds whose facts are about something else each, so that several at one step stay several."""
 RISING = frozenset({"divergence", "gradient_explosion", "loss_spike"})
 """Kinds that end when the curve is back where it was."""
 
@@ -44,9 +45,9 @@ def episodes_of(
     alone = {each.kind for each in detectors if getattr(each, "threshold_alone", False)}
     quantities = {detector.kind: detector.quantities for detector in detectors}
     experimental = {each.kind for each in detectors if getattr(each, "experimental", False)}
-    groups: dict[tuple[str, str, int, str], list[Event]] = {}
+    groups: dict[tuple[str, str, int, Facts | None], list[Event]] = {}
     for event in events:
-        remark = event.message if event.kind in REMARKS else ""
+        remark = event.facts if event.kind in REMARKS else None
         start = starts.get(event.attempt, event.attempt)
         groups.setdefault((event.kind, event.place, start, remark), []).append(event)
     found = []
@@ -88,6 +89,7 @@ def _episode(events: list[Event], metric: str, start: int, experimental: bool) -
         evidence=with_highest_score(first.evidence, events),
         remedies=first.remedies,
         experimental=experimental,
+        facts=telling.facts,
     )
 
 

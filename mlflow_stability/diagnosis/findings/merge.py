@@ -7,17 +7,15 @@ were skipped for it, and the operation in which it was born, are one.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from mlflow_stability.detectors.reported import Rollback
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
 from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
+from mlflow_stability.vocabulary.facts import NonFiniteFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
 
-LAST_FINITE = re.compile(r"; last finite value \S+?(?=;|\. |\.?$)")
-"""In the message of a finding; of two that are one it is said once."""
 NEAR = 0.02
 """Episodes that begin within this share of the run from each other are about the same trouble."""
 
@@ -76,12 +74,24 @@ def _overflowed(episodes: list[Episode], reach: float) -> list[Episode]:
     for nan in [each for each in episodes if each.kind == "nan_detected"]:
         for inf in [each for each in episodes if each.kind == "inf_detected" and each.attempt == nan.attempt]:
             if inf.start <= nan.start <= inf.end + reach:
-                known = LAST_FINITE.search(inf.message)
-                message = f"{inf.message} {nan.message if known is None else nan.message.replace(known[0], '', 1)}"
-                both = replace(nan, start=inf.start, message=message, evidence={**nan.evidence, **inf.evidence})
+                both = replace(
+                    nan,
+                    start=inf.start,
+                    message=f"{inf.message} {_without_last_finite(nan, inf)}",
+                    evidence={**nan.evidence, **inf.evidence},
+                    facts=inf.facts,
+                )
                 episodes = [both if each is nan else each for each in episodes if each is not inf]
                 break
     return episodes
+
+
+def _without_last_finite(nan: Episode, inf: Episode) -> str:
+    """The message of a NaN that follows an infinity, without a last finite value that the infinity names, too."""
+    facts = inf.facts
+    if not isinstance(facts, NonFiniteFacts) or facts.last_finite is None:
+        return nan.message
+    return nan.message.replace(facts.last_finite_clause, "", 1)
 
 
 def _same(one: Episode, other: Episode, reach: float) -> bool:
@@ -90,7 +100,7 @@ def _same(one: Episode, other: Episode, reach: float) -> bool:
         return False
     if one.kind in ("plateau", "overfitting"):
         return True
-    if one.kind in REMARKS and one.message != other.message:
+    if one.kind in REMARKS and one.facts != other.facts:
         return False
     return other.start <= one.end + (reach if one.kind == "divergence" else 0) and one.start <= other.end + reach
 

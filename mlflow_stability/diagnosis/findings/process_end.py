@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlflow_stability.detectors.reported import WAYS_TO_END
+from mlflow_stability.vocabulary.facts import EndFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
-from mlflow_stability.vocabulary.run import RunHistory, process_ended
+from mlflow_stability.vocabulary.run import RunHistory
 
 REMEDIES = {each.kind: each.remedies for each in WAYS_TO_END}
 BAD = ("crashed", "killed", "out_of_memory")
@@ -21,7 +22,7 @@ def endings_of(history: RunHistory, last_step: int, attempt: int) -> list[Episod
     kind = history.outcome
     if kind not in BAD or any(event.kind in BAD for event in history.events or ()):
         return []
-    detail = f": {history.outcome_detail.removesuffix('.')}" if history.outcome_detail else ""
-    message = f"{process_ended(kind)} after step {last_step}{detail}."
+    facts = EndFacts(kind, history.outcome_detail)
+    message = facts.sentence(last_step)
     ended = Episode(kind, Severity.CRITICAL, last_step, last_step, last_step, message, recovered=False, attempt=attempt)
-    return [replace(ended, remedies=REMEDIES[kind])]
+    return [replace(ended, remedies=REMEDIES[kind], facts=facts)]

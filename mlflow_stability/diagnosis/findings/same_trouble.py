@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from mlflow_stability.detectors.optimizer import StepSkipped
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
-from mlflow_stability.diagnosis.causes.nan_origin import said_of
+from mlflow_stability.diagnosis.causes.nan_origin import origin_of
 from mlflow_stability.vocabulary.result import Episode, Severity
 
 NON_FINITE = ("nan_detected", "inf_detected")
@@ -76,7 +76,12 @@ def with_births(episodes: Iterable[Episode]) -> list[Episode]:
         if at not in told:
             told.add(at)
             remedies = tuple(dict.fromkeys((*birth.remedies, *kept[at].remedies)))
-            kept[at] = replace(kept[at], message=f"{kept[at].message} {said_of(birth.message)}", remedies=remedies)
+            kept[at] = replace(
+                kept[at],
+                message=f"{kept[at].message} {origin_of(birth).statement}",
+                remedies=remedies,
+                repeats=(*kept[at].repeats, (BIRTH, birth.start)),
+            )
     return kept
 
 
@@ -92,7 +97,7 @@ def _as_one(group: list[Episode]) -> Episode:
     if len(group) == 1:
         return first
     worst = max(group, key=lambda each: each.severity)
-    said = first.message if worst.message == first.message else f"{first.message} {worst.message}"
+    said = first.message if worst is first else f"{first.message} {worst.message}"
     return replace(
         first,
         severity=worst.severity,

@@ -5,17 +5,14 @@ In: a run and the attempts of its training. Out: by start of the training and st
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts
+from mlflow_stability.vocabulary.facts import BatchFacts, BrokenBatchFacts, Rerun
 from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.run import RunHistory
 
 KINDS = frozenset({"broken_batch", "spike_batch"})
-SAVED = re.compile(r"Its tensors are saved in (?P<file>.+?\.pt)(?:, and in the run under stability/batches/)?\.$")
-FINITE_AGAIN = re.compile(r"The model's output was finite both times.+?\.(?= Its tensors|$)")
-"""How the sentence begins that says where to look instead of in the model."""
 
 
 def batches_of(history: RunHistory, attempts: RunAttempts) -> Mapping[tuple[int, int], Event]:
@@ -29,11 +26,13 @@ def batches_of(history: RunHistory, attempts: RunAttempts) -> Mapping[tuple[int,
 
 def file_of(event: Event | None) -> str:
     """Where the batch is saved; empty where it is not."""
-    told = None if event is None else SAVED.search(event.message)
-    return "" if told is None else told["file"]
+    facts = None if event is None else event.facts
+    return facts.saved_in if isinstance(facts, BatchFacts) else ""
 
 
 def finite_again(event: Event | None) -> str:
     """What to check where the model's output was finite when the batch was run again; empty where it was not."""
-    told = None if event is None else FINITE_AGAIN.search(event.message)
-    return "" if told is None else told[0]
+    facts = None if event is None else event.facts
+    if not isinstance(facts, BrokenBatchFacts) or facts.rerun is not Rerun.AFTER_THE_MODEL:
+        return ""
+    return facts.rerun_words

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mlflow_stability.detectors.reported import ConfigurationChanged, MissingZeroGrad
+from mlflow_stability.detectors.reported import MissingZeroGrad
+from mlflow_stability.vocabulary.facts import ConfigurationFacts
 from mlflow_stability.vocabulary.result import Episode, Event
 
 
 def cleared_from(first: int, events: Iterable[Event]) -> int | None:
     """From which step on gradients that were not cleared since step ``first`` were; None: to the end they were not."""
-    changes = (each for each in events if each.kind == ConfigurationChanged.kind)
-    again = (each.step for each in changes if each.evidence.get(MissingZeroGrad.not_cleared_since) == first)
+    changes = ((each.step, each.facts) for each in events)
+    again = (
+        step for step, facts in changes if isinstance(facts, ConfigurationFacts) and facts.not_cleared_since == first
+    )
     return min(again, default=None)
 
 

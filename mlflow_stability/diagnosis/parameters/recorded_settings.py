@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.parameters.half_precision import in_half_precision
+from mlflow_stability.vocabulary.facts import ConfigurationFacts, Setting
+from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.run import RunHistory
 
 WEIGHT_DECAY = frozenset({"weight_decay", "wd"})
@@ -55,10 +57,10 @@ def settings_of(history: RunHistory) -> RecordedSettings:
     """The recorded settings."""
     decays = _numbers(history.params, WEIGHT_DECAY)
     norms = [each for each in _numbers(history.params, MAX_NORM) if each > 0]
-    changes = [each.message for each in history.events or () if each.kind == "configuration_changed"]
-    decay_changed = any(each.startswith("weight_decay of ") for each in changes)
-    clipping_changed = any(" clipped to " in each for each in changes)
-    betas_changed = any(each.startswith("betas of ") for each in changes)
+    changes = history.events or ()
+    decay_changed = any(is_of_option(each, "weight_decay") for each in changes)
+    clipping_changed = any(is_of_setting(each, Setting.CLIPPING_NORM) for each in changes)
+    betas_changed = any(is_of_option(each, "betas") for each in changes)
     return RecordedSettings(
         in_half_precision(history),
         None if not decays or decay_changed else max(decays),
@@ -67,6 +69,16 @@ def settings_of(history: RunHistory) -> RecordedSettings:
         is_sgd(history),
         None if betas_changed else _betas(history.params),
     )
+
+
+def is_of_setting(event: Event, setting: Setting) -> bool:
+    """Whether an event says that this setting changed."""
+    return isinstance(event.facts, ConfigurationFacts) and event.facts.name.setting is setting
+
+
+def is_of_option(event: Event, option: str) -> bool:
+    """Whether an event says that this option of a parameter group changed."""
+    return isinstance(event.facts, ConfigurationFacts) and event.facts.name.option == option
 
 
 def _numbers(params: Mapping[str, str], names: frozenset[str]) -> list[float]:

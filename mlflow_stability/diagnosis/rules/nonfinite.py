@@ -10,8 +10,8 @@ import numpy as np
 from mlflow_stability.detectors.loss import InfDetected, NanDetected
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.vocabulary.facts import NonFiniteFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
-from mlflow_stability.vocabulary.text import infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,15 @@ class NonFiniteRule(Rule):
         recovered = high + 1 < len(curve.values)
         first = int(curve.steps[low])
         before = curve.values[:low][curve.finite[:low]]
-        word = "NaN" if nan[0] else infinite(float(values[0]))
-        message = f"{curve.name} is {word} at step {first}"
-        if not nan[0] and nan.any():
-            message += f" and NaN from step {int(curve.steps[low + int(np.argmax(nan))])} on"
-        message += f"; last finite value {before[-1]:.4g}" if len(before) else "; no finite value before"
-        if count > 1:
-            message += f"; {count} non-finite values up to step {int(curve.steps[high])}"
-        message += "; finite again afterwards." if recovered else "; none finite afterwards." if count > 1 else "."
+        facts = NonFiniteFacts(
+            curve.name,
+            float(values[0]),
+            float(before[-1]) if len(before) else None,
+            nan_from=int(curve.steps[low + int(np.argmax(nan))]) if nan.any() and not nan[0] else None,
+            count=count,
+            last_step=int(curve.steps[high]) if count > 1 else None,
+            finite_afterwards=recovered if recovered or count > 1 else None,
+        )
         evidence = {curve.quantity: float(values[0]), "count": float(count)}
         if len(before):
             evidence["before"] = float(before[-1])
@@ -105,13 +106,14 @@ class NonFiniteRule(Rule):
             first,
             first,
             int(curve.steps[high]),
-            message,
+            facts.sentence(first),
             recovered=recovered,
             metric=curve.name,
             place=curve.place,
             attempt=curve.attempt,
             evidence=evidence,
             remedies=detector.remedies,
+            facts=facts,
         )
 
     def _thrown_away(self, norm: Episode, norms: tuple[Curve, ...]) -> Episode:
@@ -135,6 +137,7 @@ def _led(norm: Episode, loss: Episode) -> Episode:
         start=norm.start,
         peak=norm.peak,
         message=f"{norm.message} {loss.message}",
+        facts=norm.facts,
         metric=norm.metric,
         place=norm.place,
         evidence={**norm.evidence, **loss.evidence, "gradient_step": float(norm.start), "loss_step": float(loss.start)},

@@ -18,8 +18,8 @@ from mlflow_stability.diagnosis.curves.levels import scaled
 from mlflow_stability.diagnosis.curves.log_resolution import is_rounding
 from mlflow_stability.diagnosis.curves.prominence import Jumps, jumps_of, noise_of_points, tail_limit
 from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.vocabulary.facts import SeenBy, SpikeFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
-from mlflow_stability.vocabulary.text import sigmas
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,14 +311,17 @@ class SpikeRule(Rule):
         severity = Severity.CRITICAL if huge else Severity.INFO if passed else Severity.WARNING
         severity = Severity.INFO if transient else severity
         z, limit = float(jumps.z[peak]), self._limit(jumps)
-        above = f" ({sigmas(z)}, threshold {limit:.3g}σ)" if z >= limit else ""
-        message = f"{curve.name} jumped to {values[peak]:.4g} at step {int(steps[peak])} from about {level:.4g}{above}"
-        if count > 1:
-            begun = f" at step {int(steps[first])}" if peak > first else ""
-            message = f"{curve.name} rose from about {level:.4g}{begun} to {values[peak]:.4g}"
-            message += f" at step {int(steps[peak])}"
-        message += " and recovered" if recovered else "; the log ends there"
-        message += f" after {count} points." if count > 1 and recovered else "."
+        facts = SpikeFacts(
+            curve.name,
+            float(values[peak]),
+            level,
+            z,
+            limit,
+            SeenBy.WHOLE_CURVE,
+            points=count,
+            first_step=int(steps[first]) if peak > first else None,
+            recovered=recovered,
+        )
         return Episode(
             self.kind,
             Severity.INFO
@@ -331,7 +334,7 @@ class SpikeRule(Rule):
             int(steps[first]),
             int(steps[peak]),
             int(steps[last]),
-            message,
+            facts.sentence(int(steps[peak])),
             events=count,
             recovered=True if recovered else None,
             metric=curve.name,
@@ -339,6 +342,7 @@ class SpikeRule(Rule):
             attempt=curve.attempt,
             evidence={"peak": float(values[peak]), "before": level, "z": float(jumps.z[peak])},
             remedies=self.remedies,
+            facts=facts,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflow_stability.diagnosis.verdict.coverage import limits_of, loss_that_stopped, single_loss
 from mlflow_stability.diagnosis.verdict.final_loss import final_loss, last_part
-from mlflow_stability.diagnosis.verdict.finding_phrases import listed, noun_of
+from mlflow_stability.diagnosis.verdict.finding_phrases import bare_noun_of, definite_noun_of, listed, noun_of
 from mlflow_stability.diagnosis.verdict.step_units import in_words_of_the_log
 from mlflow_stability.diagnosis.verdict.verdict import (
     deciding_of,
@@ -16,7 +16,9 @@ from mlflow_stability.diagnosis.verdict.verdict import (
 )
 
 __all__ = [
+    "bare_noun_of",
     "deciding_of",
+    "definite_noun_of",
     "ended_by_autopilot",
     "final_loss",
     "in_words_of_the_log",

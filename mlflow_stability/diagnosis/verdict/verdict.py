@@ -8,16 +8,22 @@ healthy.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
-from mlflow_stability.detectors.reported import ENDED_TRAINING, DataChanged, EarlyStopping, GiveUp, Rollback
+from mlflow_stability.detectors.reported import EarlyStopping, GiveUp, Rollback
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
-from mlflow_stability.diagnosis.causes.nan_origin import said_of
+from mlflow_stability.diagnosis.causes.nan_origin import origin_of
 from mlflow_stability.diagnosis.findings.uncleared_gradients import persists
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
+from mlflow_stability.vocabulary.facts import (
+    DataChangedFacts,
+    EarlyStopFacts,
+    GiveUpFacts,
+    NonFiniteFacts,
+    RollbackFacts,
+)
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.run import OF_THE_PROCESS
 from mlflow_stability.vocabulary.text import counted, factor, times
@@ -137,19 +143,19 @@ def _stopped(episodes: Sequence[Episode]) -> str:
     ended = ended_by_autopilot(episodes)
     if ended is not None:
         return f" TrainingDiverged ended the training at step {ended.end}: {reason_of_end(ended)}"
-    stop = next((each for each in episodes if each.kind == EarlyStopping.kind), None)
-    said = None if stop is None else re.match(r"Training stopped (.*? \(stop_on=.*?\)\.)", stop.message)
-    return "" if said is None else f" Stopped {said[1]}"
+    stops = ((each.end, each.facts) for each in episodes if each.kind == EarlyStopping.kind)
+    step, facts = next(stops, (0, None))
+    return f" Stopped {facts.statement(step)}" if isinstance(facts, EarlyStopFacts) else ""
 
 
 def ended_by_autopilot(episodes: Sequence[Episode]) -> Episode | None:
     """The end of the rollbacks, where it ended the training with `TrainingDiverged`."""
-    return next((each for each in episodes if each.kind == GiveUp.kind and ENDED_TRAINING in each.evidence), None)
+    return next((each for each in episodes if isinstance(each.facts, GiveUpFacts) and each.facts.ended_training), None)
 
 
 def reason_of_end(episode: Episode) -> str:
-    """Why: its message without what is said around it."""
-    return re.sub(r"^No rollback at step \d+: | Training stopped with TrainingDiverged\.$", "", episode.message)
+    """Why the autopilot ended the training."""
+    return episode.facts.reason if isinstance(episode.facts, GiveUpFacts) else episode.message
 
 
 def _training_sentence(
@@ -218,7 +224,9 @@ def _to_the_end(deciding: Episode) -> str:
     """Its sentence; of what stayed non-finite also until when, which the step where it began does not say."""
     first, _, more = deciding.message.partition(". ")
     stayed = deciding.kind in NON_FINITE and deciding.recovered is False and deciding.end > deciding.start
-    if not stayed or "afterwards" in first:
+    facts = deciding.facts
+    told = isinstance(facts, NonFiniteFacts) and facts.finite_afterwards is not None
+    if not stayed or told:
         return deciding.message
     return f"{first.rstrip('.')}; non-finite up to step {deciding.end}. {more}".rstrip()
 
@@ -253,15 +261,20 @@ def _rose(reading: CurveReading) -> bool:
 def _back(episodes: Sequence[Episode]) -> str:
     """``rolled back to step 380``; ``rolled back 2 times, last to step 380,``."""
     rollbacks = [each for each in episodes if each.kind == Rollback.kind]
-    undone = sum(each.events for each in rollbacks if "steps_regained" in each.evidence)
+    undone = sum(each.events for each in rollbacks if _is_reverted(each))
     count = max(1, sum(each.events for each in rollbacks) - 2 * undone)  # to undo one is one more
     last = max(rollbacks, key=lambda each: (each.attempt, each.start))
-    target = last.evidence.get("target") if last.events == 1 else None  # of several in one episode, the first is known
+    only = last.facts if last.events == 1 else None  # of several in one episode, the first is known
+    target = only.target if isinstance(only, RollbackFacts) else None
     if target is None:
         return f"rolled back {times(count)}"
     return (
         f"rolled back to step {target:.0f}" if count == 1 else f"rolled back {times(count)}, last to step {target:.0f},"
     )
+
+
+def _is_reverted(rollback: Episode) -> bool:
+    return isinstance(rollback.facts, RollbackFacts) and rollback.facts.steps_regained is not None
 
 
 def _worst_of(bad: Sequence[Episode]) -> str:
@@ -276,7 +289,7 @@ def _worst_of(bad: Sequence[Episode]) -> str:
 def _born(episodes: Sequence[Episode]) -> str:
     """Where the first number that is not finite was born, where that was found: nothing tells more."""
     births = sorted((each for each in episodes if each.kind == BIRTH), key=lambda each: (each.attempt, each.start))
-    return f" Step {births[0].start}: {said_of(births[0].message)}" if births else ""
+    return f" Step {births[0].start}: {origin_of(births[0]).statement}" if births else ""
 
 
 def _gone(episode: Episode) -> bool:
@@ -292,10 +305,10 @@ def _learnt_since(divergence: Episode, episodes: Sequence[Episode]) -> Episode |
     changes = (
         each
         for each in episodes
-        if each.kind == DataChanged.kind
+        if isinstance(each.facts, DataChangedFacts)
         and each.attempt >= divergence.attempt
         and divergence.start <= each.start <= divergence.end
-        and last < each.evidence.get("loss", -inf)
+        and last < each.facts.loss
     )
     return next(changes, None)
 
@@ -304,11 +317,12 @@ def _new_data(bad: Sequence[Episode]) -> str:
     """That the data changed, and how the loss went on; empty where nothing else than that would be left out."""
     lost = next((each for each in bad if _gone(each)), None)
     change = None if lost is None else _learnt_since(lost, bad)
-    if lost is None or change is None:
+    facts = None if change is None else change.facts
+    if lost is None or not isinstance(facts, DataChangedFacts):
         return ""
     return (
-        f"the data or the loss function changed at about step {change.evidence['onset']:.0f}; "
-        f"{lost.metric or 'loss'} rose from {change.evidence['level']:.4g} to {change.evidence['loss']:.4g} "
+        f"the data or the loss function changed at about step {facts.onset}; "
+        f"{lost.metric or 'loss'} rose from {facts.level:.4g} to {facts.loss:.4g} "
         f"and has fallen to {lost.evidence['last']:.4g} since."
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mlflow_stability.vocabulary.facts import RollbackFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 
 MOST_PER_KIND = 500
@@ -38,8 +39,8 @@ class MarkSketch:
 
     def hear(self, event: Event, step: int) -> None:
         """Take an event in, at the step that the run counts it at."""
-        target = event.evidence.get("target") if event.kind == ROLLBACK else None
-        moved = None if target is None else int(target) + step - event.step
+        target = event.facts.target if isinstance(event.facts, RollbackFacts) else None
+        moved = None if target is None else target + step - event.step
         self.add(Mark(event.kind, event.severity, step, step, target=moved))
 
     def add(self, mark: Mark) -> None:

@@ -14,8 +14,7 @@ from dataclasses import replace
 from mlflow_stability.importers.assemble.log_content import LogContent, LogWords
 from mlflow_stability.importers.decode import shown_text
 from mlflow_stability.vocabulary.result import Event, Severity
-from mlflow_stability.vocabulary.run import process_ended
-from mlflow_stability.vocabulary.text import HINT, said_in, unique_share_in
+from mlflow_stability.vocabulary.text import HINT, process_ended, said_in, unique_share_in
 
 MOST_EVENTS = 1000
 """How many of the last skipped steps are kept one by one."""

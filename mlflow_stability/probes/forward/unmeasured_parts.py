@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.reported import NotMeasured
 from mlflow_stability.probes.objects.model_discovery import parameters_in
 from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
+from mlflow_stability.vocabulary.facts import NotMeasuredFacts, Unmeasured
 from mlflow_stability.vocabulary.result import Event, Severity
 
 
@@ -27,13 +27,9 @@ def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step
 
 def not_looked_into(model: str, why: str, step: int) -> Event:
     """That a model is not looked into, and why."""
-    return Event(
-        step,
-        NotMeasured.kind,
-        Severity.INFO,
-        f"Activations, attention and representations of {model} are not measured: {why}.",
-        remedies=("No action needed: losses, gradients, weights and updates are recorded as usual.",),
-    )
+    facts = NotMeasuredFacts(Unmeasured.INSIDE, model, why)
+    remedies = ("No action needed: losses, gradients, weights and updates are recorded as usual.",)
+    return Event.of(facts, step, Severity.INFO, remedies=remedies)
 
 
 def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> Event | None:
@@ -44,31 +40,20 @@ def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> E
     lost = [each for each in trained if id(each) not in owned]
     if not lost:
         return None
-    return Event(
-        step,
-        NotMeasured.kind,
-        Severity.INFO,
-        f"Layers, throughput and facts of the model are not recorded: the model that owns {len(lost)} of "
-        f"{len(trained)} trained parameters was not found. Objects frozen by `gc.freeze()` before the first "
-        "step cannot be found.",
-        evidence={"parameters": float(len(lost))},
-        remedies=("Call `gc.freeze()` after the first step of the training.",),
-    )
+    facts = NotMeasuredFacts(Unmeasured.HIDDEN_MODEL, parameters=len(lost), of_parameters=len(trained))
+    remedies = ("Call `gc.freeze()` after the first step of the training.",)
+    return Event.of(facts, step, Severity.INFO, remedies=remedies)
 
 
 def _split(trained: Sequence[Tensor], step: int) -> Event | None:
     split = [each for each in trained if is_split(each)]
     if not split:
         return None
-    what = "AdamW RMS, extreme values and histograms by layer"
-    if world_size() == 1:
-        what = "Gradient norm and layers"
-    return Event(
-        step,
-        NotMeasured.kind,
-        Severity.INFO,
-        f"{what} are not recorded: {len(split)} of {len(trained)} trained parameters are split over processes. "
-        "Everything else is recorded.",
-        evidence={"parameters": float(len(split))},
-        remedies=("No action needed: these are measured only where one process has all weights.",),
+    facts = NotMeasuredFacts(
+        Unmeasured.SPLIT_PARAMETERS,
+        parameters=len(split),
+        of_parameters=len(trained),
+        one_process=world_size() == 1,
     )
+    remedies = ("No action needed: these are measured only where one process has all weights.",)
+    return Event.of(facts, step, Severity.INFO, remedies=remedies)

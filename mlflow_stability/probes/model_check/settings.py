@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.reported import ModelLint
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.vocabulary.facts import LintFacts
 from mlflow_stability.vocabulary.result import Event, ModelFinding, Severity
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")
@@ -56,9 +56,17 @@ def model_lint(
     identity; they are not frozen.
     """
     return [
-        Event(step, ModelLint.kind, Severity.INFO, each.message, each.place, each.evidence, each.remedies)
+        lint_event(each.check, each.message, step, place=each.place, numbers=each.evidence, remedies=each.remedies)
         for each in settings_found(models, optimizers, limits, trained)
     ]
+
+
+def lint_event(
+    check: str, text: str, step: int, *, place: str, numbers: Mapping[str, float], remedies: tuple[str, ...]
+) -> Event:
+    """One finding as an event of a training."""
+    facts = LintFacts(check, text, tuple(numbers.items()))
+    return Event.of(facts, step, Severity.INFO, place=place, remedies=remedies)
 
 
 def settings_found(

@@ -11,9 +11,9 @@ from collections.abc import Container, Iterator, Sequence
 from torch.nn import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout, Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.reported import EvaluationMode, ModelLint
+from mlflow_stability.detectors.reported import EvaluationMode
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.model_check.settings import count_of
+from mlflow_stability.probes.model_check.settings import count_of, lint_event
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.vocabulary.result import Event, Severity
@@ -59,7 +59,7 @@ def few_rows(models: Sequence[Module], rows: int, step: int) -> Event | None:
     )
     evidence = {"rows": float(rows), "modules": float(len(found))}
     remedies = ("Use larger batches, or GroupNorm in place of batch normalisation.",)
-    return Event(step, ModelLint.kind, Severity.INFO, message, found[0], evidence, remedies)
+    return lint_event("few_rows", message, step, place=found[0], numbers=evidence, remedies=remedies)
 
 
 def _is_trained(module: Module, trained: Container[int]) -> bool:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch
-from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of, save_batch
+from mlflow_stability.recovery.nan_origin.batch_facts import facts_of, save_batch
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
-from mlflow_stability.recovery.nan_origin.nan_report import KIND, in_words, origin_event
+from mlflow_stability.recovery.nan_origin.nan_report import KIND, origin_event
 
 __all__ = [
     "KIND",
     "BatchCapture",
     "CapturedBatch",
     "Replay",
-    "TensorFacts",
     "facts_of",
-    "in_words",
     "origin_event",
     "replay_step",
     "save_batch",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,41 +15,10 @@ from torch import Tensor
 
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch
 from mlflow_stability.recovery.nan_origin.nested_tensors import named_tensors
+from mlflow_stability.vocabulary.facts import TensorFacts, TokenFacts
 
 MOST_VALUES = 2**22
 """Tokens are counted among so many values at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFacts:
-    """What is in one tensor of a batch."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    least: float | None
-    """The smallest finite value; None where there is none."""
-    greatest: float | None
-    mean: float | None
-    nan: int = 0
-    inf: int = 0
-    tokens: TokenFacts | None = None
-    """Of whole numbers only."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenFacts:
-    """What is in a tensor of whole numbers."""
-
-    different: int
-    """How many different ones there are."""
-    most_frequent: int
-    its_share: float
-    longest_run: int
-    """The longest row of equal ones."""
-    repeated_rows: int
-    """How many rows are the same as an earlier one."""
-    negative: int
 
 
 def facts_of(batch: CapturedBatch) -> tuple[TensorFacts, ...]:

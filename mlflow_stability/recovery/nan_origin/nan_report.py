@@ -2,19 +2,13 @@
 
 In: an origin. Out: an event whose place is the module, and whose message is one sentence with the operation, the
 user's line and its inputs; remedies, most useful first, by operation where it is known.
-
-Evidence: ``from.SOURCE`` = 1, SOURCE being ``input``, ``weight``, ``buffer``, ``optimizer``, ``forward``,
-``backward``, ``loss`` or ``elsewhere``; ``input.least``, ``input.greatest``, ``input.nan``, ``input.inf`` of the
-operation's first tensor; ``output.nan``, ``output.inf`` and ``dtype.TYPE`` = 1 of its result; ``operation.NAME`` = 1,
-for the loss function each possible one; ``overflow``: 1 where large numbers exceeded the type, 0 where the operation
-is undefined for its input.
 """
 
 from __future__ import annotations
 
-from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin
 from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
+from mlflow_stability.vocabulary.facts import NanOriginFacts, NanSource
 from mlflow_stability.vocabulary.result import Event, Severity
 
 REMEDIES = {
@@ -83,98 +77,24 @@ def _normalises(name: str) -> bool:
 
 
 KIND = "nan_origin"
-_LARGEST = {"float16": "65504", "bfloat16": "3.4e38", "float32": "3.4e38", "float64": "1.8e308"}
 
 
 def origin_event(step: int, origin: NanOrigin, layer: str) -> Event:
     """The event; `layer` is how the recording calls the module."""
-    evidence = {f"from.{origin.source}": 1.0}
-    for what, facts in (("input", origin.inputs[0] if origin.inputs else None), ("output", origin.output)):
-        if facts is None:
-            continue
-        evidence[f"{what}.nan"], evidence[f"{what}.inf"] = float(facts.nan), float(facts.inf)
-        if facts.least is not None and facts.greatest is not None:
-            evidence[f"{what}.least"], evidence[f"{what}.greatest"] = facts.least, facts.greatest
-    if origin.source in ("forward", "backward", "loss"):
-        evidence |= {f"operation.{name}": 1.0 for name in origin.operation.split(", ") if name}
-    if origin.output is not None:
-        evidence[f"dtype.{origin.output.dtype}"] = 1.0
-        if origin.source in ("forward", "backward"):
-            evidence["overflow"] = float(overflowed(origin))
-    message = f"Step {step}: {origin_sentence(origin, layer)}"
-    return Event(step, KIND, Severity.INFO, message, layer, evidence, remedies_against(origin))
+    return Event.of(origin_facts(origin, layer), step, Severity.INFO, place=layer, remedies=remedies_against(origin))
 
 
-def origin_sentence(origin: NanOrigin, layer: str) -> str:
-    """Where the first number that is not finite was born."""
-    source = origin.source
-    if source == "input":
-        return f"the batch itself was non-finite: {_holds(origin)}{_in(origin, layer, ', where it was first used')}."
-    if source in ("weight", "buffer"):
-        return f"a {source} of {layer} was non-finite: {_holds(origin)}. The optimizer's state does not explain it."
-    if source == "optimizer":
-        return f"{_optimizer(origin)}: {_holds(origin)}."
-    if source == "loss":
-        return _loss(origin)
-    if source == "backward":
-        what = f"the gradient of {origin.operation}" if origin.operation else "the backward pass"
-    elif source == "elsewhere":
-        what = f"a tensor that {origin.operation} takes from outside the batch and the model"
-    else:
-        what = origin.operation
-    later = f" {origin.nan_by} turned it into NaN." if origin.nan_by else ""
-    return f"the first non-finite value comes from {what}{_in(origin, layer)}{_made(origin)}.{later}"
-
-
-def in_words(facts: TensorFacts) -> str:
-    """One tensor in a few words: ``float32 6x8 from -0.3 to 2.1``."""
-    shape = "x".join(map(str, facts.shape)) or "scalar"
-    words = f"{facts.dtype} {shape}"
-    if facts.least is not None and facts.greatest is not None:
-        words += f" from {facts.least + 0.0:.4g} to {facts.greatest + 0.0:.4g}"
-    if facts.nan + facts.inf:
-        words += f" ({_count(facts)})"
-    return words
-
-
-def _in(origin: NanOrigin, layer: str, more: str = "") -> str:
-    module = f" in {layer}{more}" if layer else ""
-    return f"{module} ({origin.line})" if origin.line else module
-
-
-def _made(origin: NanOrigin) -> str:
-    if not origin.inputs:
-        return ""
-    given = " and ".join(
-        f"{'' if each.name == 'input' else each.name + ', '}{in_words(each)}" for each in origin.inputs
+def origin_facts(origin: NanOrigin, layer: str) -> NanOriginFacts:
+    """What is recorded of an origin."""
+    traced = origin.source in ("forward", "backward") and origin.output is not None
+    return NanOriginFacts(
+        NanSource(origin.source),
+        layer,
+        tuple(name for name in origin.operation.split(", ") if name),
+        origin.line,
+        origin.name,
+        origin.inputs,
+        origin.output,
+        origin.nan_by,
+        overflowed(origin) if traced else None,
     )
-    if origin.output is None:
-        return f", from {given}"
-    made = f", which produced {_count(origin.output)} from {given}"
-    return (
-        f"{made}; the largest {origin.output.dtype} is {_LARGEST[origin.output.dtype]}" if overflowed(origin) else made
-    )
-
-
-def _holds(origin: NanOrigin) -> str:
-    facts = origin.output
-    return origin.name if facts is None else f"{facts.name} is {in_words(facts)}"
-
-
-def _optimizer(origin: NanOrigin) -> str:
-    if origin.name == "update":
-        return f"{origin.operation} wrote a non-finite weight, and would again from its present state"
-    return f"{origin.operation} wrote a non-finite weight, because its {origin.name} is non-finite"
-
-
-def _loss(origin: NanOrigin) -> str:
-    gave = f", which returned {in_words(origin.inputs[0])}" if origin.inputs else ""
-    what = {"loss": "the loss is non-finite", "gradient": "the loss is finite, its gradient is not"}
-    said = what.get(origin.name, "the gradient from the loss is non-finite")
-    of = f": possible source {origin.operation}" if origin.operation else ""
-    return f"the first non-finite value comes from the loss function, not from the model{gave}; {said}{of}."
-
-
-def _count(facts: TensorFacts) -> str:
-    parts = [f"{number} {word}" for number, word in ((facts.nan, "NaN"), (facts.inf, "infinite")) if number]
-    return " and ".join(parts)

@@ -8,11 +8,12 @@ and after it every hundredth; what a loss scaler does while it looks for its fir
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mlflow_stability.recovery.extras import GROWTH_FACTOR, GROWTH_INTERVAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.facts import SkipNews, SkippedStepFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 
 KIND = "step_skipped"
@@ -23,7 +24,6 @@ REMEDIES = (
 )
 
 
-NOT_RESTORED = "Buffers (batch-norm statistics) are not finite and were not restored: no earlier copy of them exists."
 RESET_STATISTICS = "Call reset_running_stats() on batch-norm layers, or load these buffers from a checkpoint."
 """Where buffers could not be put back."""
 
@@ -92,15 +92,15 @@ class SkipCount:
         calm = cut and self._last_cut is not None and step - self._last_cut <= policy.skip_window
         if cut:
             self._last_cut = step
-        said = self._say(step, skipped, loss_scale, cut=cut, searching=searching)
+        said = self._say(skipped, loss_scale, cut=cut, searching=searching)
         if said is None:
             return SkipRow(row, (), cut, calm)
-        severity, message, place, numbers = said
+        severity, facts = said
         remedies: tuple[str, ...] = REMEDIES
         if buffers_lost and not self._lost_said:
             self._lost_said = True
-            message, remedies = f"{message} {NOT_RESTORED}", (RESET_STATISTICS, *REMEDIES)
-        event = Event(step, KIND, severity, message, place, numbers, remedies=remedies, attempt=attempt, time=time)
+            facts, remedies = replace(facts, buffers_not_restored=True), (RESET_STATISTICS, *REMEDIES)
+        event = Event.of(facts, step, severity, kind=KIND, remedies=remedies, attempt=attempt, time=time)
         return SkipRow(row, (event,), cut, calm)
 
     def forget_row(self) -> None:
@@ -124,35 +124,26 @@ class SkipCount:
         return sum(self._recent) / len(self._recent)
 
     def _say(
-        self, step: int, who: str, loss_scale: float | None, *, cut: bool, searching: bool
-    ) -> tuple[Severity, str, str, dict[str, float]] | None:
-        """Severity, message, place and numbers of what there is to say; None when there is nothing new."""
+        self, who: str, loss_scale: float | None, *, cut: bool, searching: bool
+    ) -> tuple[Severity, SkippedStepFacts] | None:
+        """Severity and facts of what there is to say; None when there is nothing new."""
         policy, row = self._policy, self._row
-        numbers = {"skips_in_a_row": float(row), "skipped_steps": float(self.total)}
-        numbers |= {} if loss_scale is None else {"loss_scale": loss_scale}
-        by = (
-            "non-finite gradients, found by the loss scaler"
-            if who == "scaler"
-            else "non-finite or extremely large loss or gradients"
-        )
+
+        def facts(news: SkipNews) -> SkippedStepFacts:
+            return SkippedStepFacts(news, row, self.total, who == "scaler", loss_scale)
+
         if row % policy.tell_every_skips == 0:
-            message = f"{row} consecutive steps skipped up to step {step}: training makes no progress."
-            return Severity.CRITICAL, message, "", numbers
+            return Severity.CRITICAL, facts(SkipNews.NO_PROGRESS)
         if row == policy.rollback_after_skips:
-            message = f"{row} consecutive steps skipped up to step {step}: skipping does not help."
-            return Severity.CRITICAL, message, "", numbers
+            return Severity.CRITICAL, facts(SkipNews.NO_HELP)
         if not searching and self._often():
-            share = self._share()
-            numbers["share"] = share
-            many = f"{sum(self._recent)} of the last {len(self._recent)} steps"
-            return Severity.CRITICAL, f"{many} were skipped, up to step {step}.", "", numbers
+            often = replace(facts(SkipNews.OFTEN), share=self._share(), of_steps=len(self._recent))
+            return Severity.CRITICAL, often
         if cut and loss_scale is not None:
             new = max(loss_scale * policy.cut_factor, policy.smallest_scale)
-            message = f"{row} consecutive steps skipped; loss scale lowered from {loss_scale:g} to {new:g}."
-            return Severity.WARNING, message, "", numbers
+            return Severity.WARNING, replace(facts(SkipNews.SCALE_LOWERED), new_loss_scale=new)
         if row == 1:
-            severity = Severity.INFO if searching else Severity.WARNING
-            return severity, f"Skipped step {step}: {by}. Weights and optimizer state are unchanged.", "", numbers
+            return Severity.INFO if searching else Severity.WARNING, facts(SkipNews.FIRST)
         return None
 
     def _often(self) -> bool:

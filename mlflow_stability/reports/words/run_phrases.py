@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mlflow_stability.diagnosis.causes import cause_phrase
-from mlflow_stability.diagnosis.verdict import noun_of
+from mlflow_stability.diagnosis.verdict import bare_noun_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Episode, Severity
@@ -134,7 +134,7 @@ def explained(diagnosis: Diagnosis) -> str:
     several = sum(each.severity > Severity.INFO for each in diagnosis.episodes) > 1
     if cause is None or cause.step is None or cause.name == cause.kind or not several:
         return ""
-    return f"{noun_of(cause.kind).removeprefix('a ').removeprefix('an ')} at {diagnosis.unit} {cause.step:,}"
+    return f"{bare_noun_of(cause.kind)} at {diagnosis.unit} {cause.step:,}"
 
 
 def own_cause(episode: Episode, diagnosis: Diagnosis) -> Cause | None:
@@ -148,11 +148,9 @@ def is_unsaid_birth(episode: Episode, diagnosis: Diagnosis) -> bool:
     """Whether an episode tells where the first number that is not finite was born, and nothing else does."""
     if episode.kind != "nan_origin":
         return False
-    said = episode.message.partition(": ")[2][1:] or episode.message
-    cause = diagnosis.cause
-    told = () if cause is None else (cause.statement, *cause.evidence)
-    others = (each.message for each in diagnosis.episodes if each is not episode)
-    return not any(said in each for each in (*told, *others))
+    told = () if diagnosis.cause is None else diagnosis.cause.repeats
+    others = (repeated for each in diagnosis.episodes for repeated in each.repeats)
+    return (episode.kind, episode.start) not in (*told, *others)
 
 
 def evidence(episode: Episode) -> str:

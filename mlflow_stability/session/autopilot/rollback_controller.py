@@ -26,7 +26,6 @@ from mlflow_stability.recovery.restored_losses import LossHistory
 from mlflow_stability.recovery.rollback_decisions import carried_out, decide
 from mlflow_stability.recovery.rollback_events import (
     OF_SCALE,
-    HeldRate,
     data_changed_event,
     give_up_event,
     level_ignored_event,
@@ -43,6 +42,7 @@ from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsen
 from mlflow_stability.session.autopilot.snapshot_manager import MissingStateError, SnapshotManager
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.recording import Recording
+from mlflow_stability.vocabulary.facts import HeldRate
 from mlflow_stability.vocabulary.result import Event, Severity
 
 OR_GO_ON = 'To continue all the same: rollback=RollbackPolicy(on_give_up="continue").'

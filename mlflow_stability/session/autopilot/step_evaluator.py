@@ -115,9 +115,7 @@ class StepEvaluator:
         if self._stop_told:
             return stop.error
         self._stop_told = True
-        evidence = {"step": float(stop.step)}
-        told = Event(stop.step, EarlyStopping.kind, Severity.INFO, stop.message, evidence=evidence)
-        self._emit(replace(told, remedies=EarlyStopping.remedies))
+        self._emit(Event.of(stop.facts, stop.step, Severity.INFO, remedies=EarlyStopping.remedies))
         return stop.error
 
     def _emit_batch_event(self, event: Event) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -26,16 +26,20 @@ from mlflow_stability.recovery.nan_origin import (
     BatchCapture,
     CapturedBatch,
     Replay,
-    TensorFacts,
     facts_of,
-    in_words,
     origin_event,
     replay_step,
     save_batch,
 )
+from mlflow_stability.vocabulary.facts import (
+    BrokenBatchFacts,
+    Rerun,
+    SpikeBatchFacts,
+    TensorFacts,
+    first_and_broken,
+)
 from mlflow_stability.vocabulary.result import Event, Severity
 
-KIND = "broken_batch"
 PART = "the broken batch"
 MOST_REPORTS = 10
 MOST_LOOKS = 20
@@ -44,16 +48,14 @@ MOST_FILES = 3
 MOST_SPIKES = 10
 MOST_SPIKE_BYTES = 256 * 2**20
 """So many batches of spikes are kept, of so many bytes in all."""
-MOST_TENSORS = 8
-"""So many tensors of a batch are described."""
 MOST_SECONDS = 60.0
 """So long steps are looked at, all in all: a training must not wait for what is told of it."""
 MOST_OF_ONE = 10.0
 """So long one of them, or as long as `MOST_STEPS_OF_ONE` steps take, where that is longer."""
 MOST_STEPS_OF_ONE = 5
-AGAIN = {"hardware": 1.0, "data or numerics": 0.0}
-"""Whether what was not finite the first time was so the second time."""
 NOT_AGAIN = "Batches of the other processes were not inspected, and the batch was not run again without them."
+
+KeptBatch = TypeVar("KeptBatch", BrokenBatchFacts, SpikeBatchFacts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +196,16 @@ class BatchReport(ForwardObserver):
         if finding is None or finding.batch_number != batch_number:
             return
         self._reports += 1
-        said = "; ".join(map(_sentence, finding.facts[:MOST_TENSORS])) or "no tensors"
-        evidence = _evidence(finding)
-        again = NOT_AGAIN if finding.replay is None else finding.replay.message
-        where = self._kept([finding.batch], step) if self._reports <= MOST_FILES else ""
-        whose = " in the first process" if self._of_several else ""
-        message = f"Batch of step {step}{whose}: {said}. {again}{where}"
-        emit(Event(step, KIND, Severity.INFO, message, evidence=evidence))
+        replay = finding.replay
+        facts = BrokenBatchFacts(
+            first_and_broken(finding.facts),
+            self._of_several,
+            rerun=None if replay is None else Rerun(replay.conclusion),
+            rerun_words=NOT_AGAIN if replay is None else replay.message,
+        )
+        if self._reports <= MOST_FILES:
+            facts = self._kept(facts, [finding.batch], step)
+        emit(Event.of(facts, step, Severity.INFO))
         if finding.replay is not None and finding.replay.origin is not None:
             emit(origin_event(step, finding.replay.origin, finding.layer))
 
@@ -209,28 +214,26 @@ class BatchReport(ForwardObserver):
             return
         self._spikes += 1
         self._spike_bytes += sum(each.bytes for each in passes)
-        facts = [one for each in passes for one in facts_of(each)][:MOST_TENSORS]
-        said = "; ".join(map(_sentence, facts)) or "no tensors"
-        several = f" ({len(passes)} micro-batches)" * (len(passes) > 1)
-        whose = " in the first process" if self._of_several else ""
-        what = "gradient explosion" if spike.kind == "gradient_explosion" else "loss spike"
-        where = self._kept(passes, spike.step)
-        message = f"Batch of the {what} at step {spike.step}{whose}{several}: {said}.{where}"
-        evidence = _ranges(facts)
-        emit(Event(spike.step, SpikeBatch.kind, Severity.INFO, message, "", evidence, remedies=SpikeBatch.remedies))
+        facts = SpikeBatchFacts(
+            first_and_broken([one for each in passes for one in facts_of(each)]),
+            self._of_several,
+            spike=spike.kind,
+            micro_batches=len(passes),
+        )
+        kept = self._kept(facts, passes, spike.step)
+        emit(Event.of(kept, spike.step, Severity.INFO, remedies=SpikeBatch.remedies))
 
-    def _kept(self, passes: Sequence[CapturedBatch], step: int) -> str:
-        """Keep their tensors; gives the sentence that says where."""
+    def _kept(self, facts: KeptBatch, passes: Sequence[CapturedBatch], step: int) -> KeptBatch:
+        """Keep the tensors of a batch, and note where."""
         try:
             file = save_batch(passes, self._folder / f"batch-{step:06d}.pt")
         except OSError as error:
-            return f" Its tensors could not be saved in {self._folder} ({error.strerror or error})."
-        if self._to_be_sent is None:
-            return f" Its tensors are saved in {file}."
-        if not self._announced:
+            why = f"Its tensors could not be saved in {self._folder} ({error.strerror or error})."
+            return replace(facts, not_saved=why)
+        if self._to_be_sent is not None and not self._announced:
             self._announced = True
             self._to_be_sent()
-        return f" Its tensors are saved in {file}, and in the run under stability/batches/."
+        return replace(facts, saved_in=str(file), in_run=self._to_be_sent is not None)
 
 
 def _layer(batch: CapturedBatch, replay: Replay, optimizers: Sequence[Optimizer]) -> str:
@@ -243,28 +246,3 @@ def _layer(batch: CapturedBatch, replay: Replay, optimizers: Sequence[Optimizer]
     module: Module = dict(Module.named_modules(model, remove_duplicate=False)).get(name, model)
     models = models_of(optimizers) or [root]
     return names_of_modules(models).get(id(module)) or names_of_modules([root])[id(module)]
-
-
-def _evidence(finding: BrokenBatch) -> dict[str, float]:
-    """What was seen, in numbers, for whoever asks why."""
-    found = {f"not_finite.{each.name}": float(each.nan + each.inf) for each in finding.facts if each.nan + each.inf}
-    found |= _ranges(finding.facts[:MOST_TENSORS])
-    again = None if finding.replay is None else AGAIN.get(finding.replay.conclusion)
-    return found if again is None else found | {"finite_again": again}
-
-
-def _ranges(facts: Sequence[TensorFacts]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for each in facts:
-        if each.least is not None and each.greatest is not None:
-            found |= {f"least.{each.name}": float(each.least), f"greatest.{each.name}": float(each.greatest)}
-    return found
-
-
-def _sentence(facts: TensorFacts) -> str:
-    """One tensor in a few words."""
-    words = f"{facts.name} {in_words(facts)}"
-    if facts.tokens is None:
-        return words
-    tokens = facts.tokens
-    return f"{words}, {tokens.different} different, {tokens.its_share:.0%} of them {tokens.most_frequent}"

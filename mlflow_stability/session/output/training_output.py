@@ -17,6 +17,7 @@ from typing import Any
 from mlflow_stability.detectors.reported import DataChanged, MissingZeroGrad, NanOrigin
 from mlflow_stability.session.output.log_line import write_line
 from mlflow_stability.session.output.troubles import Troubles
+from mlflow_stability.vocabulary.facts import ConfigurationFacts, RollbackFacts
 from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.run import Closing
 from mlflow_stability.vocabulary.text import counted
@@ -93,7 +94,7 @@ class TrainingOutput:
         self._lock = RLock()
         """Findings are held by the thread that trains, and reported late by a timer."""
         self._timer: Timer | None = None
-        self._not_cleared: set[float] = set()
+        self._not_cleared: set[int] = set()
         """The steps since which gradients are not cleared, for as long as that is so."""
         self._origin: Event | None = None
         """Where the last NaN was traced to: who knows that need not look for it by hand."""
@@ -153,7 +154,8 @@ class TrainingOutput:
         with self._lock:
             if event.kind == MissingZeroGrad.kind:
                 self._not_cleared.add(event.step)
-            self._not_cleared.discard(event.evidence.get(MissingZeroGrad.not_cleared_since, 0.0))
+            if isinstance(event.facts, ConfigurationFacts) and event.facts.not_cleared_since is not None:
+                self._not_cleared.discard(event.facts.not_cleared_since)
             if event.kind == NanOrigin.kind:
                 self._origin = event
             if event.kind == DataChanged.kind:
@@ -162,7 +164,8 @@ class TrainingOutput:
                 said = self._said_of_rollback(event)
                 self._forget_held()
                 self._troubles.answered(event.step)
-                if "steps_regained" not in event.evidence or event.step > self._changed_at + 1:
+                reverted = isinstance(event.facts, RollbackFacts) and event.facts.steps_regained is not None
+                if not reverted or event.step > self._changed_at + 1:
                     self._begins_before_trouble()
                     self.warn("%s", said)  # else `data_changed` has said so
             elif event.kind == "give_up":  # it says what was found, too
@@ -190,15 +193,18 @@ class TrainingOutput:
         """All of it; in short where its reason was said before, because that came so much earlier."""
         before = self._troubles.said_before(event.step)
         known = [] if before is None else [before, *(each.event for each in self._held)]
-        reason = next((each for each in known if each.message in event.message), None)
-        target, lost = event.evidence.get("target"), event.evidence.get("steps_lost")
-        if before is None or reason is None or target is None or lost is None:
+        facts = event.facts
+        if before is None or not isinstance(facts, RollbackFacts):
+            return event.message
+        answered = (facts.finding, facts.finding_step)
+        reason = next((each for each in known if (each.kind, each.step) == answered), None)
+        if reason is None:
             return event.message
         signs = [before] if reason.kind == before.kind else [before, reason]
         after = " and the ".join(f"{each.kind} at step {each.step}" for each in signs)
-        rate = event.evidence.get("learning_rate")
+        rate = facts.learning_rate
         now = "" if rate is None else f" Learning rate now {rate:.4g}."
-        back = f"Rolled back from step {event.step} to step {target:.0f} ({counted(int(lost), 'step')} lost)"
+        back = f"Rolled back from step {event.step} to step {facts.target} ({counted(facts.steps_lost, 'step')} lost)"
         return f"{back} after the {after}.{now}"
 
     def _forget_held(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.panel import Panel
-from mlflow_stability.detectors.reported import BatchDiscarded, NotMeasured
+from mlflow_stability.detectors.reported import BatchDiscarded
 from mlflow_stability.journal.attention_maps import write_attention_map
 from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.slow_writes import SlowWrites
@@ -30,6 +30,7 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import DeferredDetection
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
+from mlflow_stability.vocabulary.facts import NotMeasuredFacts, Unmeasured
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, StepReading, one_layout
 from mlflow_stability.vocabulary.result import Event, Severity
@@ -87,15 +88,11 @@ class LossCount:
         if self.seen or self._told or not self._steps:
             return []
         self._told = True
-        message = (
-            f"No loss recorded in {self._steps} step{'s' * (self._steps > 1)}: no backward pass began at a "
-            "scalar tensor. Typical reasons: torch.func, torch.autograd.grad, a pipeline stage, a CUDA graph, or "
-            "gradients set by the script. Gradient norms and learning rates are recorded."
-        )
         remedy = (
             "Pass the loss yourself: `with mlflow_stability.attach(model, optimizer) as session: session.step(loss)`."
         )
-        return [Event(step, NotMeasured.kind, Severity.INFO, message, "loss", remedies=(remedy,))]
+        facts = NotMeasuredFacts(Unmeasured.LOSS, steps=self._steps)
+        return [Event.of(facts, step, Severity.INFO, place="loss", remedies=(remedy,))]
 
     def _of_discarded(self, step: int, reading: ProbeReading) -> list[Event]:
         self._discarded += len(reading.discarded)

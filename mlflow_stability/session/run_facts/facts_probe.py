@@ -27,6 +27,7 @@ from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
+from mlflow_stability.vocabulary.facts import ConfigurationFacts, Setting, SettingName, UnclearedFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 
 FIRST_STEPS = 32
@@ -141,23 +142,12 @@ class FactsProbe(ForwardObserver, BaseProbe):
                 self._tell_of_cleared(first, view.step - 1)
         elif optimizer not in self._kept:
             first = self._kept[optimizer] = max(1, view.step - kept_for)
-            message = (
-                f"Gradients are not cleared since step {first}: each step used those of the step before as well, "
-                f"{kept_for} steps in a row."
-            )
-            evidence = {"steps": float(kept_for)}
             remedies = MissingZeroGrad.remedies
-            event = Event(first, MissingZeroGrad.kind, Severity.WARNING, message, evidence=evidence, remedies=remedies)
-            self._recording.emit(event)
+            self._recording.emit(Event.of(UnclearedFacts(kept_for), first, Severity.WARNING, remedies=remedies))
 
     def _tell_of_cleared(self, first: int, cleared: int) -> None:
-        message = f"Gradients are cleared again at step {cleared}; since step {first} they were not."
-        evidence = {MissingZeroGrad.not_cleared_since: float(first)}
-        remedies = ConfigurationChanged.remedies
-        changed = Event(
-            cleared, ConfigurationChanged.kind, Severity.INFO, message, evidence=evidence, remedies=remedies
-        )
-        self._recording.emit(changed)
+        facts = ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=first)
+        self._recording.emit(Event.of(facts, cleared, Severity.INFO, remedies=ConfigurationChanged.remedies))
 
     def _is_new(self, optimizer: Optimizer) -> bool:
         if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:

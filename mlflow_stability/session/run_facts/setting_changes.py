@@ -18,6 +18,7 @@ from mlflow_stability.probes.model_check import evaluation_mode, few_rows, model
 from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings
 from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.session.run_facts.training_facts import TrainingView
+from mlflow_stability.vocabulary.facts import ConfigurationFacts, Setting, SettingName
 from mlflow_stability.vocabulary.result import Event, Severity
 
 LOOK_EVERY = 10
@@ -26,7 +27,7 @@ MOST_TOLD = 3
 _PASSED_OVER = frozenset({"learning_rate", "max_lr", "min_lr"})
 _OF_CYCLES = frozenset({"betas", "momentum", "base_momentum", "max_momentum"})
 """What a schedule turns as well that goes in cycles."""
-_BATCHES = "The shape of the batches"
+_BATCHES = SettingName(Setting.BATCH_SHAPE)
 _FIXED = frozenset({bool, int, float, str, type(None)})
 """Types of values that cannot change within themselves."""
 
@@ -49,7 +50,7 @@ class SettingChanges:
     """Detects changed settings of one recording's training."""
 
     def __init__(self) -> None:
-        self._settings: dict[str, _Setting] = {}
+        self._settings: dict[SettingName, _Setting] = {}
         self._values: list[object] | None = None
         """What all settings were made from at the last look, where nothing was about to be told."""
         self._linted = False
@@ -86,7 +87,7 @@ class SettingChanges:
         self._mode_told = True
         return [before]
 
-    def _changed(self, name: str, value: str, step: int) -> Event | None:
+    def _changed(self, name: SettingName, value: str, step: int) -> Event | None:
         known = self._settings.get(name)
         if known is None:
             self._settings[name] = _Setting(value)
@@ -104,17 +105,8 @@ class SettingChanges:
         known.told += 1
         if known.told > MOST_TOLD:
             return None
-        message = f"{name} changed from {before} to {value}, seen at step {known.since}."
-        if known.told == MOST_TOLD:
-            message += " It changes often; further changes are not reported."
-        return Event(
-            known.since,
-            ConfigurationChanged.kind,
-            Severity.INFO,
-            message,
-            evidence=_numbers(before, value),
-            remedies=ConfigurationChanged.remedies,
-        )
+        facts = ConfigurationFacts(name, before, value, last_report=known.told == MOST_TOLD)
+        return Event.of(facts, known.since, Severity.INFO, remedies=ConfigurationChanged.remedies)
 
 
 def _once(view: TrainingView, step: int) -> list[Event]:
@@ -144,39 +136,32 @@ def _values(view: TrainingView) -> list[object] | None:
     return found
 
 
-def _settings(view: TrainingView) -> dict[str, str]:
-    """What is compared, by the words in which it is told."""
-    found: dict[str, str] = {}
+def _settings(view: TrainingView) -> dict[SettingName, str]:
+    """What is compared: names and values."""
+    found: dict[SettingName, str] = {}
     if view.batch:
         found[_BATCHES] = view.batch
     if view.micro_batches:
-        found["The number of micro-batches in a step"] = str(view.micro_batches)
+        found[SettingName(Setting.MICRO_BATCHES)] = str(view.micro_batches)
     if "max_norm" in view.limits:
-        found["The gradient clipping norm"] = view.limits["max_norm"]
+        found[SettingName(Setting.CLIPPING_NORM)] = view.limits["max_norm"]
     if "clip_value" in view.limits:
-        found["The gradient clipping value"] = view.limits["clip_value"]
+        found[SettingName(Setting.CLIPPING_VALUE)] = view.limits["clip_value"]
     captures = any(vars(each).get("cycle_momentum") for each in view.schedulers)
     passed_over = _PASSED_OVER | _OF_CYCLES if captures else _PASSED_OVER
     for number, optimizer in enumerate(view.optimizers[:MOST_OPTIMIZERS]):
         title = type(optimizer).__name__ + (f" (optimizer_{number})" if number else "")
         found |= _of_optimizer(optimizer, passed_over, title)
     trained = [each.requires_grad for one in view.optimizers for each in parameters_of(one)]
-    found["The number of trained parameters"] = f"{sum(trained)} of {len(trained)}"
+    found[SettingName(Setting.TRAINED_PARAMETERS)] = f"{sum(trained)} of {len(trained)}"
     return found
 
 
-def _of_optimizer(optimizer: Optimizer, passed_over: Set[str], title: str) -> dict[str, str]:
-    found = {f"The number of parameter groups of {title}": str(len(optimizer.param_groups))}
+def _of_optimizer(optimizer: Optimizer, passed_over: Set[str], title: str) -> dict[SettingName, str]:
+    found = {SettingName(Setting.PARAMETER_GROUPS, owner=title): str(len(optimizer.param_groups))}
     for number, group in enumerate(optimizer.param_groups[:MOST_GROUPS]):
         where = f"group {number} of {title}" if len(optimizer.param_groups) > 1 else title
         for name, value in group_settings(group).items():
             if name not in passed_over:
-                found[f"{name} of {where}"] = value
+                found[SettingName(Setting.GROUP_OPTION, name, where)] = value
     return found
-
-
-def _numbers(before: str, after: str) -> dict[str, float]:
-    try:
-        return {"before": float(before), "after": float(after)}
-    except ValueError:  # words, or a row of numbers
-        return {}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
+from mlflow_stability.vocabulary.facts import facts_of_event
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset
 
@@ -55,6 +56,7 @@ def line_of(said: Said) -> str:
     known = {name: _plain(value) for name, value in asdict(said).items()}
     if isinstance(said, Event):
         known["severity"] = said.severity.name
+        known["facts"] = None if said.facts is None else said.facts.as_json()
         known["evidence"] = {name: _plain(value) for name, value in said.evidence.items()}
     return json.dumps({"record": _NAMES[type(said)], **known}, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -88,6 +90,7 @@ def _said(known: dict[str, Any]) -> Said | None:
         known["severity"] = Severity[known["severity"]]
         known["remedies"] = tuple(known.get("remedies", ()))
         known["evidence"] = {name: float(value) for name, value in known.get("evidence", {}).items()}
+        known["facts"] = facts_of_event(known)
     said: Said = kind(**known)
     return said
 

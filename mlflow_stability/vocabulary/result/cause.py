@@ -33,6 +33,8 @@ class Cause:
     None for what has no step of its own."""
     remedies: tuple[str, ...] = ()
     """What goes against it, where more is known than its name; empty: what goes against all causes of this name."""
+    repeats: tuple[tuple[str, int], ...] = ()
+    """Type and step of reported findings whose sentences are part of the statement or the evidence."""
 
     @property
     def certain(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlflow_stability.vocabulary.facts.facts import Facts
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.event import Finding, Severity
 from mlflow_stability.vocabulary.sensitivity import score_in
@@ -47,6 +48,10 @@ class Episode(Finding):
     """Why it began; None where that is not known, and for what is only mentioned."""
     unit: str = "step"
     """What the log calls a step: ``epoch`` where it counts nothing else."""
+    repeats: tuple[tuple[str, int], ...] = ()
+    """Type and step of reported findings whose sentences are part of the message."""
+    facts: Facts | None = None
+    """What is known, as a frozen dataclass whose fields have types and units; None for types that have none."""
 
     @property
     def score(self) -> float:

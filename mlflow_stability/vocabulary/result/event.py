@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from mlflow_stability.vocabulary.facts.facts import Facts
 from mlflow_stability.vocabulary.sensitivity import FACTORS, score_in
 
 
@@ -66,6 +67,35 @@ class Event(Finding):
     judged: bool = True
     """Whether a detector found it in what was measured, so that judging the record again finds it too; False: it was
     said by what acts or looks while the training runs."""
+    facts: Facts | None = None
+    """What it knows, with types; None for types whose numbers are in `evidence` alone."""
+
+    @classmethod
+    def of(
+        cls,
+        facts: Facts,
+        step: int,
+        severity: Severity,
+        *,
+        kind: str = "",
+        place: str = "",
+        remedies: tuple[str, ...] = (),
+        attempt: int = 0,
+        time: float = 0.0,
+    ) -> Event:
+        """Make the event of these facts, with their sentence and numbers; `kind`: where that is not theirs."""
+        return cls(
+            step,
+            kind or facts.kind,
+            severity,
+            facts.sentence(step),
+            place,
+            facts.numbers(),
+            remedies,
+            attempt,
+            time,
+            facts=facts,
+        )
 
     @property
     def score(self) -> float:

@@ -6,7 +6,7 @@ from mlflow_stability.vocabulary.run.attempts import attempts_of, in_order
 from mlflow_stability.vocabulary.run.found_run import FoundRun
 from mlflow_stability.vocabulary.run.judged_curves import AskedCurves, JudgedCurves
 from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note, Opening, Reset, Returned
-from mlflow_stability.vocabulary.run.outcome import RUN_STATUS, process_ended
+from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.run.run_card import (
     LOST,
     OF_THE_PROCESS,
@@ -44,6 +44,5 @@ __all__ = [
     "attempts_of",
     "card_of",
     "in_order",
-    "process_ended",
     "text_of",
 ]

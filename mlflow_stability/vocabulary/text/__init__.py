@@ -26,6 +26,7 @@ from mlflow_stability.vocabulary.text.phrases import (
     sigmas,
     times,
 )
+from mlflow_stability.vocabulary.text.process_ended import process_ended
 from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, SECTIONS, chart_of, read_key, topic_of
 from mlflow_stability.vocabulary.text.terminal_row import to_new_row
 
@@ -50,6 +51,7 @@ __all__ = [
     "factor",
     "infinite",
     "meanings_of",
+    "process_ended",
     "read_key",
     "register_page",
     "said_in",

@@ -9,6 +9,7 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict.verdict import outcome_of, verdict_of
+from mlflow_stability.vocabulary.facts import EarlyStopFacts, RollbackFacts
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -21,7 +22,14 @@ def episode(kind: str, step: int, severity: Severity, times: int = 1, **more: An
 
 
 DIVERGED = episode("divergence", 200, Severity.CRITICAL)
-BACK = episode("rollback", 210, Severity.INFO, evidence={"target": 190.0})
+
+
+def back_to(target: int, step: int = 210, times: int = 1, **more: Any) -> Episode:
+    facts = RollbackFacts("loss 9.", target, step - 10, step - target, 0.1, times)
+    return episode("rollback", step, Severity.INFO, times, facts=facts, **more)
+
+
+BACK = back_to(190)
 
 
 def outcome(found: list[Episode]) -> str:
@@ -60,11 +68,8 @@ def test_a_noisy_loss_that_did_not_move_stayed_where_it_was() -> None:
 
 
 def test_a_run_that_stop_on_ended_says_so_whatever_its_outcome_is() -> None:
-    message = (
-        "Training stopped before step 74 was taken: loss is 0.04 (stop_on=loss<0.05). The weights are from before."
-    )
-    stop = episode("early_stopping", 74, Severity.INFO)
-    stop = replace(stop, message=message)
+    facts = EarlyStopFacts("loss<0.05", "loss is 0.04", before_step=True)
+    stop = episode("early_stopping", 74, Severity.INFO, facts=facts)
     assert verdict_of("healthy", [stop], [READING], 74) == (
         "Healthy: loss fell from 2 to 1 in 500 steps; no warnings. "
         "Stopped before step 74 was taken: loss is 0.04 (stop_on=loss<0.05)."
@@ -72,9 +77,9 @@ def test_a_run_that_stop_on_ended_says_so_whatever_its_outcome_is() -> None:
 
 
 def test_it_is_said_how_often() -> None:
-    again = episode("rollback", 320, Severity.INFO, attempt=1, evidence={"target": 300.0})
+    again = back_to(300, 320, attempt=1)
     assert "rolled back 2 times, last to step 300, after" in verdict_of("recovered", [DIVERGED, BACK, again], [], 500)
-    merged = episode("rollback", 210, Severity.INFO, 3, evidence={"target": 190.0})
+    merged = back_to(190, times=3)
     assert "rolled back 3 times after" in verdict_of("recovered", [DIVERGED, merged], [READING], 500)
 
 
@@ -143,7 +148,7 @@ def test_a_loss_that_has_not_come_down_since_the_rollback_is_told_with_the_rollb
         "Diverged: rolled back to step 190 after a divergence at step 200, but loss has not come down again: it ended "
         "at 0.03, 3 times its best level of 0.01."
     )
-    again = replace(BACK, start=320, end=320, attempt=1, evidence={"target": 300.0})
+    again = back_to(300, 320, attempt=1)
     said = verdict_of("diverged", [*found, again], [READING], 500)
     assert said.startswith("Diverged: rolled back 2 times, last to step 300, after a divergence at step 200, but loss ")
 

@@ -7,7 +7,8 @@ import pytest
 from mlflow_stability.detectors.catalog import KINDS
 from mlflow_stability.detectors.finding_nouns import NOUNS, noun_of
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
-from mlflow_stability.vocabulary.run.outcome import RUN_STATUS, process_ended
+from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
+from mlflow_stability.vocabulary.text import process_ended
 
 VOWEL = re.compile(r"(?:[aeio]|u(?!n[ai]))")
 PARTICIPLE = re.compile(r"\b\w+(?:eds|eses|ss s|ys|chs|shs|ums of)\b|_")

@@ -15,11 +15,13 @@ from waiting import wait_until
 from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, training_output
 from mlflow_stability.session.output.training_output import HELD_SECONDS, MOST_ENDS
+from mlflow_stability.vocabulary.facts import ConfigurationFacts, RollbackFacts, Setting, SettingName
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 RUN = DeliveredRun("ab12", "kind-otter-7", "http://host:5000/#/experiments/0/runs/ab12", "", "Healthy: it fell.")
 SPIKE = Event(7, "loss_spike", Severity.WARNING, "loss 9 at step 7.", remedies=("Lower the learning rate.",))
-ROLLBACK = Event(9, "rollback", Severity.INFO, "Rolled back from step 9 to step 3 (6 steps lost): loss 9.")
+BACK = RollbackFacts("loss 9.", target=3, onset=7, steps_lost=6, seconds=0.1, rollbacks=1)
+ROLLBACK = Event.of(BACK, 9, Severity.INFO)
 LOGGER = logging.getLogger("mlflow_stability")
 
 
@@ -62,10 +64,10 @@ def test_a_level_that_the_script_has_chosen_is_kept(caplog: pytest.LogCaptureFix
 def test_while_gradients_are_not_cleared_no_smaller_steps_are_advised(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     missing = Event(2, MissingZeroGrad.kind, Severity.WARNING, "Not cleared.", remedies=MissingZeroGrad.remedies)
-    over = {MissingZeroGrad.not_cleared_since: 2.0}
+    over = ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=2)
     output.found(missing)
     output.found(SPIKE)
-    output.found(Event(300, "configuration_changed", Severity.INFO, "Cleared again.", evidence=over))
+    output.found(Event.of(over, 300, Severity.INFO))
     output.found(replace(SPIKE, step=400))
     zero_grad, before, after = caplog.messages
     assert "zero_grad()" in zero_grad
@@ -195,17 +197,18 @@ def test_a_rollback_that_comes_after_the_finding_was_said_is_short_and_names_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     output = TrainingOutput(silent=False, rolls_back=True)
-    evidence = {"target": 3.0, "steps_lost": 6.0, "learning_rate": 0.005}
     divergence = Event(9, "divergence", Severity.CRITICAL, "loss 20 at step 9, 30σ above its baseline.")
     output.found(SPIKE, may_act=True)
     output.all_done()  # as after two seconds
     output.found(divergence, may_act=True)
-    why = f"Rolled back from step 9 to step 3 (6 steps lost): {divergence.message} Learning rate now 0.005: it starts."
-    output.found(replace(ROLLBACK, message=why, evidence=evidence), may_act=True)
+    answer = replace(
+        BACK, reason=divergence.message, learning_rate=0.005, finding=divergence.kind, finding_step=divergence.step
+    )
+    output.found(Event.of(answer, 9, Severity.INFO), may_act=True)
     output.all_done()
     short = "Rolled back from step 9 to step 3 (6 steps lost) after the loss_spike at step 7"
     assert caplog.messages[1:] == [f"{short} and the divergence at step 9. Learning rate now 0.005."]
-    later = replace(ROLLBACK, step=30, evidence=evidence, message="Rolled back from step 30: diverged again.")
+    later = Event.of(answer, 30, Severity.INFO)
     output.found(later, may_act=True)
     assert caplog.messages[2:] == [later.message], "nothing was said of the second one before"
 
@@ -214,9 +217,9 @@ def test_a_rollback_for_another_reason_than_what_was_said_gives_it(caplog: pytes
     output = TrainingOutput(silent=False, rolls_back=True)
     output.found(SPIKE, may_act=True)
     output.all_done()
-    back = "Rolled back from step 9 to step 3 (6 steps lost): Non-finite weights after step 9."
-    output.found(replace(ROLLBACK, message=back, evidence={"target": 3.0, "steps_lost": 6.0}), may_act=True)
-    assert caplog.messages[1:] == [back]
+    back = Event.of(replace(BACK, reason="Non-finite weights after step 9."), 9, Severity.INFO)
+    output.found(back, may_act=True)
+    assert caplog.messages[1:] == [back.message]
 
 
 def test_what_no_rollback_answers_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:

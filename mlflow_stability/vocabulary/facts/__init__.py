@@ -1,0 +1,75 @@
+"""What findings know, with types: facts travel, sentences are made last."""
+
+from __future__ import annotations
+
+from mlflow_stability.vocabulary.facts.autopilot import (
+    DataChangedFacts,
+    EarlyStopFacts,
+    GaveUp,
+    GiveUpFacts,
+    HeldRate,
+    RollbackFacts,
+    SkipNews,
+    SkippedStepFacts,
+)
+from mlflow_stability.vocabulary.facts.batch import (
+    BatchFacts,
+    BrokenBatchFacts,
+    Rerun,
+    SpikeBatchFacts,
+    first_and_broken,
+)
+from mlflow_stability.vocabulary.facts.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
+from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SeenBy, SpikeFacts
+from mlflow_stability.vocabulary.facts.nan_origin import NanOriginFacts, NanSource, TensorFacts, TokenFacts
+from mlflow_stability.vocabulary.facts.old_events import facts_of_event, facts_of_old_event
+from mlflow_stability.vocabulary.facts.process import EndFacts, RestartFacts, StallEnd, StallFacts
+from mlflow_stability.vocabulary.facts.setup import (
+    ConfigurationFacts,
+    LintFacts,
+    NotMeasuredFacts,
+    Setting,
+    SettingName,
+    UnclearedFacts,
+    Unmeasured,
+)
+
+__all__ = [
+    "BatchFacts",
+    "BrokenBatchFacts",
+    "ConfigurationFacts",
+    "DataChangedFacts",
+    "EarlyStopFacts",
+    "EndFacts",
+    "Facts",
+    "GaveUp",
+    "GiveUpFacts",
+    "HeldRate",
+    "LintFacts",
+    "NanOriginFacts",
+    "NanSource",
+    "NonFiniteFacts",
+    "NotMeasuredFacts",
+    "OtherFacts",
+    "Rerun",
+    "RestartFacts",
+    "RollbackFacts",
+    "SeenBy",
+    "Setting",
+    "SettingName",
+    "SkipNews",
+    "SkippedStepFacts",
+    "SpikeBatchFacts",
+    "SpikeFacts",
+    "StallEnd",
+    "StallFacts",
+    "TensorFacts",
+    "TokenFacts",
+    "UnclearedFacts",
+    "Unmeasured",
+    "classes_of_facts",
+    "facts_from_json",
+    "facts_of_event",
+    "facts_of_old_event",
+    "first_and_broken",
+]

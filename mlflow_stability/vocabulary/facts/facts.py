@@ -1,0 +1,93 @@
+"""What a finding knows, as fields with types; its sentence is made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar
+
+from mlflow_stability.vocabulary.facts.json_codec import decode, encode
+
+_CLASSES: dict[str, type[Facts]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Base class: one small frozen dataclass for each type of finding.
+
+    Fields are numbers, texts, enums, None, tuples of these and frozen dataclasses of these. A field that is
+    added later has a default, so that earlier recordings can be read.
+    """
+
+    kind: ClassVar[str] = ""
+    """The name by which they are read back: the type of finding, where they are about one type."""
+
+    def __init_subclass__(cls) -> None:
+        # Not super(): `slots=True` makes a second class, of which the first one's `super()` knows nothing.
+        if cls.kind:
+            _CLASSES[cls.kind] = cls
+
+    def sentence(self, step: int, /) -> str:
+        """What happened, with numbers, in one sentence or two."""
+        raise NotImplementedError(type(self).__name__)
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers among the fields, by name; those of a nested dataclass as ``name.field``."""
+        return _numbers_in(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """The kind and the fields as JSON has them; `facts_from_json` reads them back."""
+        return {"kind": self.kind, **encode(self)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OtherFacts(Facts):
+    """Facts of a type that this version does not know."""
+
+    values: dict[str, Any]
+    """As they were read."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OtherFacts) and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash(repr(sorted(self.values.items())))
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers among the values."""
+        return {name: float(value) for name, value in self.values.items() if _is_number(value)}
+
+    def as_json(self) -> dict[str, Any]:
+        """The values."""
+        return self.values
+
+
+def facts_from_json(values: dict[str, Any]) -> Facts:
+    """Read the facts of a finding; fields that this version does not know are passed over."""
+    cls = _CLASSES.get(values.get("kind", ""))
+    if cls is None:
+        return OtherFacts(values)
+    try:
+        facts: Facts = decode(cls, values)
+    except (TypeError, ValueError, KeyError):  # written by a version in which this type has other fields
+        return OtherFacts(values)
+    return facts
+
+
+def classes_of_facts() -> dict[str, type[Facts]]:
+    """All classes, by kind."""
+    return dict(_CLASSES)
+
+
+def _numbers_in(facts: Any) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for field in fields(facts):
+        value = getattr(facts, field.name)
+        if _is_number(value):
+            found[field.name] = float(value)
+        elif is_dataclass(value):
+            found |= {f"{field.name}.{name}": number for name, number in _numbers_in(value).items()}
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

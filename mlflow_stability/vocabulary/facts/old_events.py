@@ -1,0 +1,260 @@
+"""Facts of events that were recorded before events had facts, read from their sentences and numbers.
+
+This is the only module that reads sentences of this package: those of recordings made before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlflow_stability.vocabulary.facts.autopilot import (
+    DataChangedFacts,
+    EarlyStopFacts,
+    GaveUp,
+    GiveUpFacts,
+    RollbackFacts,
+)
+from mlflow_stability.vocabulary.facts.batch import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
+from mlflow_stability.vocabulary.facts.facts import Facts, OtherFacts, facts_from_json
+from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SpikeFacts
+from mlflow_stability.vocabulary.facts.nan_origin import NanOriginFacts, NanSource, TensorFacts
+from mlflow_stability.vocabulary.facts.setup import (
+    ConfigurationFacts,
+    LintFacts,
+    Setting,
+    SettingName,
+    UnclearedFacts,
+)
+
+Numbers = Mapping[str, float]
+
+_ROLLED_BACK = re.compile(r"^(?:Rolled back|Reverted).*?\): (?P<reason>.*)$", re.DOTALL)
+_NO_ROLLBACK = re.compile(
+    r"^No rollback at step \d+: (?P<reason>.*?)(?: (?:Training stopped with TrainingDiverged|"
+    r"No further rollbacks; broken steps are still skipped)\.)?$",
+    re.DOTALL,
+)
+_STOPPED = re.compile(
+    r"^Training stopped (?P<when>before|after) step \d+(?: was taken)?: "
+    r"(?P<reason>.*?) \(stop_on=(?P<condition>.*?)\)\."
+)
+_SAVED = re.compile(
+    r"Its tensors are saved in (?P<file>.+?\.pt)(?P<in_run>, and in the run under stability/batches/)?\.$"
+)
+_FINITE_BOTH_TIMES = re.compile(r"The model's output was finite both times.+?\.(?= Its tensors|$)")
+_CHANGED = re.compile(
+    r"^(?P<name>.+?) (?:changed|went) from (?P<before>.*?) to (?P<after>.*?), seen at step \d+\.", re.DOTALL
+)
+_LAST_FINITE = re.compile(r"; last finite value (?P<value>\S+?)(?=;|\. |\.?$)")
+_SETTINGS = {
+    str(SettingName(setting)): setting
+    for setting in Setting
+    if setting not in (Setting.GROUP_OPTION, Setting.PARAMETER_GROUPS, Setting.GRADIENTS_CLEARED)
+}
+
+
+def facts_of_event(fields: Mapping[str, Any]) -> Facts | None:
+    """The facts among the fields of a recorded event; of one that was recorded before there were any, as far as known.
+
+    None where its type has none, or where its sentence is not known.
+    """
+    if "facts" not in fields:
+        return facts_of_old_event(fields["kind"], fields["message"], fields["evidence"], fields.get("place", ""))
+    return None if fields["facts"] is None else facts_from_json(fields["facts"])
+
+
+def facts_of_old_event(kind: str, message: str, evidence: Numbers, place: str = "") -> Facts | None:
+    """The facts of an event; None where its type had none, or where its sentence is not known."""
+    read = _READERS.get(kind)
+    return None if read is None else read(message, evidence, place)
+
+
+def _nan_origin(message: str, evidence: Numbers, place: str) -> Facts:
+    source = next((each for each in NanSource if f"from.{each.value}" in evidence), NanSource.ELSEWHERE)
+    operations = tuple(name.partition(".")[2] for name in evidence if name.startswith("operation."))
+    dtype = next((name.partition(".")[2] for name in evidence if name.startswith("dtype.")), "")
+    given = _tensor("input", "", evidence)
+    overflow = evidence.get("overflow")
+    return NanOriginFacts(
+        source,
+        place,
+        operations,
+        inputs=() if given is None else (given,),
+        output=_tensor("output", dtype, evidence),
+        overflowed=None if overflow is None else overflow == 1.0,
+        text=message.partition(": ")[2] or message,
+    )
+
+
+def _tensor(name: str, dtype: str, evidence: Numbers) -> TensorFacts | None:
+    known = {
+        part: evidence[f"{name}.{part}"] for part in ("nan", "inf", "least", "greatest") if f"{name}.{part}" in evidence
+    }
+    if not known:
+        return None
+    counts = (int(known.get("nan", 0)), int(known.get("inf", 0)))
+    return TensorFacts(name, (), dtype, known.get("least"), known.get("greatest"), None, *counts)
+
+
+def _batch(message: str, evidence: Numbers) -> BatchFacts:
+    names = dict.fromkeys(name.partition(".")[2] for name in evidence if "." in name)
+    tensors = tuple(
+        TensorFacts(
+            name,
+            (),
+            "",
+            evidence.get(f"least.{name}"),
+            evidence.get(f"greatest.{name}"),
+            None,
+            nan=int(evidence.get(f"not_finite.{name}", 0)),
+        )
+        for name in names
+    )
+    saved = _SAVED.search(message)
+    return BatchFacts(
+        tensors,
+        saved_in="" if saved is None else saved["file"],
+        in_run=saved is not None and saved["in_run"] is not None,
+    )
+
+
+def _broken_batch(message: str, evidence: Numbers, _place: str) -> Facts:
+    batch = _batch(message, evidence)
+    rerun = {1.0: Rerun.HARDWARE, 0.0: Rerun.DATA_OR_NUMERICS}.get(evidence.get("finite_again", math.nan))
+    finite = _FINITE_BOTH_TIMES.search(message)
+    return BrokenBatchFacts(
+        batch.tensors,
+        saved_in=batch.saved_in,
+        in_run=batch.in_run,
+        rerun=Rerun.AFTER_THE_MODEL if finite is not None else rerun,
+        rerun_words="" if finite is None else finite[0],
+    )
+
+
+def _spike_batch(message: str, evidence: Numbers, _place: str) -> Facts:
+    batch = _batch(message, evidence)
+    return SpikeBatchFacts(batch.tensors, saved_in=batch.saved_in, in_run=batch.in_run)
+
+
+def _rollback(message: str, evidence: Numbers, _place: str) -> Facts | None:
+    if "target" not in evidence:
+        return None
+    told = _ROLLED_BACK.match(message)
+    regained = evidence.get("steps_regained")
+    return RollbackFacts(
+        message if told is None else told["reason"],
+        int(evidence["target"]),
+        int(evidence.get("onset", 0)),
+        int(evidence.get("steps_lost", 0)),
+        evidence.get("seconds", math.nan),
+        int(evidence.get("rollbacks", 1)),
+        steps_regained=None if regained is None else int(regained),
+        learning_rate=evidence.get("learning_rate"),
+        learning_rate_share=evidence.get("learning_rate_share"),
+    )
+
+
+def _data_changed(message: str, evidence: Numbers, _place: str) -> Facts | None:
+    if "onset" not in evidence:
+        return None
+    target = evidence.get("target")
+    return DataChangedFacts(
+        f"{message.partition('. ')[0]}.",
+        int(evidence["onset"]),
+        int(evidence.get("rollbacks", 0)),
+        evidence.get("loss", math.nan),
+        evidence.get("level", math.nan),
+        target=None if target is None else int(target),
+    )
+
+
+def _give_up(message: str, evidence: Numbers, _place: str) -> Facts:
+    told = _NO_ROLLBACK.match(message)
+    return GiveUpFacts(
+        GaveUp.NO_ROLLBACK if told is not None else GaveUp.NOT_RESTORED,
+        message if told is None else told["reason"],
+        int(evidence.get("onset", 0)),
+        int(evidence.get("rollbacks", 0)),
+        ended_training="ended_training" in evidence,
+    )
+
+
+def _early_stopping(message: str, _evidence: Numbers, _place: str) -> Facts | None:
+    told = _STOPPED.match(message)
+    return None if told is None else EarlyStopFacts(told["condition"], told["reason"], told["when"] == "before")
+
+
+def _configuration(message: str, evidence: Numbers, _place: str) -> Facts:
+    since = evidence.get("not_cleared_since")
+    if since is not None:
+        return ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=int(since))
+    told = _CHANGED.match(message)
+    if told is None:
+        return OtherFacts({"message": message})
+    return ConfigurationFacts(_setting(told["name"]), told["before"], told["after"])
+
+
+def _setting(name: str) -> SettingName:
+    if name in _SETTINGS:
+        return SettingName(_SETTINGS[name])
+    what, _, owner = name.partition(" of ")
+    if what == "The number" and owner.startswith("parameter groups of "):
+        return SettingName(Setting.PARAMETER_GROUPS, owner=owner.removeprefix("parameter groups of "))
+    if what == "The number" and owner == "parameters that are trained":
+        return SettingName(Setting.TRAINED_PARAMETERS)
+    return SettingName(Setting.GROUP_OPTION, what, owner)
+
+
+def _uncleared(_message: str, evidence: Numbers, _place: str) -> Facts:
+    return UnclearedFacts(int(evidence.get("steps", 0)))
+
+
+def _lint(message: str, evidence: Numbers, _place: str) -> Facts:
+    return LintFacts("frozen" if " frozen, " in message else "", message, tuple(evidence.items()))
+
+
+def _remark(message: str, _evidence: Numbers, _place: str) -> Facts:
+    return OtherFacts({"message": message})
+
+
+def _non_finite(message: str, evidence: Numbers, _place: str) -> Facts | None:
+    name = next((name for name, value in evidence.items() if not math.isfinite(value)), None)
+    last = _LAST_FINITE.search(message)
+    if name is None:
+        return None
+    return NonFiniteFacts(name, evidence[name], None if last is None else float(last["value"]))
+
+
+def _spike(_message: str, evidence: Numbers, _place: str) -> Facts | None:
+    if not {"loss", "level", "z", "limit"} <= evidence.keys():
+        return None
+    return SpikeFacts(
+        "loss",
+        evidence["loss"],
+        evidence["level"],
+        evidence["z"],
+        evidence["limit"],
+        gradient_sigmas=evidence.get("grad_norm_z"),
+        found_first=int(evidence["since"]) if "since" in evidence else None,
+    )
+
+
+_READERS: Mapping[str, Callable[[str, Numbers, str], Facts | None]] = {
+    "nan_origin": _nan_origin,
+    "broken_batch": _broken_batch,
+    "spike_batch": _spike_batch,
+    "rollback": _rollback,
+    "data_changed": _data_changed,
+    "give_up": _give_up,
+    "early_stopping": _early_stopping,
+    "configuration_changed": _configuration,
+    "missing_zero_grad": _uncleared,
+    "model_lint": _lint,
+    "not_measured": _remark,
+    "nan_detected": _non_finite,
+    "inf_detected": _non_finite,
+    "loss_spike": _spike,
+}

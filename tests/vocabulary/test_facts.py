@@ -1,0 +1,114 @@
+"""Facts are read back from JSON as they were written."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from mlflow_stability import Severity
+from mlflow_stability.journal.record import decode, encode, unframe
+from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
+from mlflow_stability.vocabulary import Event
+from mlflow_stability.vocabulary.facts import Facts, NonFiniteFacts, OtherFacts, SpikeFacts, facts_from_json
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    least: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleFacts(Facts):
+    kind: ClassVar[str] = "example"
+
+    colour: Colour
+    value: float
+    steps: int
+    file: str | None
+    parts: tuple[Part, ...]
+    first: Part | None = None
+    certain: bool = False
+
+    def sentence(self, step: int, /) -> str:
+        return f"{self.colour} at step {step}."
+
+
+EXAMPLE = ExampleFacts(Colour.RED, math.inf, 3, "/a/b.pt", (Part("x", None), Part("y", 2.0)), Part("z", 0.5), True)
+
+
+def test_json_holds_plain_values_of_all_fields() -> None:
+    assert json.loads(json.dumps(EXAMPLE.as_json(), allow_nan=False)) == {
+        "kind": "example",
+        "colour": "red",
+        "value": "inf",
+        "steps": 3,
+        "file": "/a/b.pt",
+        "parts": [{"name": "x", "least": None}, {"name": "y", "least": 2.0}],
+        "first": {"name": "z", "least": 0.5},
+        "certain": True,
+    }
+
+
+def test_facts_are_read_back_and_new_fields_passed_over() -> None:
+    values = json.loads(json.dumps(EXAMPLE.as_json()))
+    assert facts_from_json(values) == EXAMPLE
+    assert facts_from_json({**values, "added_later": 1}) == EXAMPLE
+    assert facts_from_json({name: value for name, value in values.items() if name != "certain"}).sentence(4)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "unheard_of", "value": 2},
+        {"kind": "example", "colour": "blue"},
+        {"kind": "example"},
+        {},
+        EXAMPLE.as_json() | {"steps": "three"},
+        EXAMPLE.as_json() | {"certain": 1},
+        EXAMPLE.as_json() | {"parts": 3},
+    ],
+)
+def test_facts_of_other_versions_are_kept_as_they_are(values: dict[str, object]) -> None:
+    facts = facts_from_json(values)
+    assert isinstance(facts, OtherFacts)
+    assert facts.as_json() == values
+    assert facts == facts_from_json(dict(values))
+    assert hash(facts) == hash(facts_from_json(dict(values)))
+
+
+def test_numbers_are_those_of_the_fields() -> None:
+    assert EXAMPLE.numbers() == {"value": math.inf, "steps": 3.0, "first.least": 0.5}
+    assert OtherFacts({"loss": 2, "why": "x", "sure": True}).numbers() == {"loss": 2.0}
+
+
+@pytest.mark.parametrize("facts", [EXAMPLE, NonFiniteFacts("loss", math.nan, 0.5), OtherFacts({"kind": "new"}), None])
+def test_journal_and_artifact_keep_the_facts_of_an_event(facts: Facts | None) -> None:
+    event = Event(7, "example", Severity.WARNING, "Red at step 7.", facts=facts)
+    read = decode(unframe(encode(event).rstrip(b"\n")))
+    assert isinstance(read, Event)
+    again = read_line(line_of(event))
+    assert isinstance(again, Event)
+    assert repr(read.facts) == repr(again.facts) == repr(facts)
+
+
+def test_an_event_of_facts_has_their_sentence_and_numbers() -> None:
+    event = Event.of(EXAMPLE, 7, Severity.WARNING, place="layer", remedies=("Do it.",), attempt=1)
+    assert (event.kind, event.message, event.place, event.attempt) == ("example", "red at step 7.", "layer", 1)
+    assert event.evidence == EXAMPLE.numbers()
+    assert event.facts is EXAMPLE
+    assert event.remedies == ("Do it.",)
+
+
+def test_sentence_of_a_spike_follows_what_is_known() -> None:
+    spike = SpikeFacts("loss", 7.5, 0.5, 18.8, 8.0)
+    assert spike.sentence(400) == "loss 7.5 at step 400, 18.8σ above its baseline of 0.5 (threshold 8σ)."
