@@ -133,7 +133,7 @@ def _concluded(
         return comparison_of(
             made.cards,
             baseline=chosen,
-            parting=pair.parting,
+            first_difference=pair.first_difference,
             layers=pair.layers,
             asked=max(asked, len(made.cards)),
             interrupted=interrupted,

@@ -31,7 +31,7 @@ from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHistory
 class Pair:
     """What is known of two runs beside what their cards say."""
 
-    parting: FirstDifference | None = None
+    first_difference: FirstDifference | None = None
     layers: tuple[LayersBeside, ...] = ()
     lacking: tuple[str, ...] = ()
     """What could not be laid beside each other, and why."""
@@ -48,12 +48,12 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: A
     try:
         one, courses = _read(first, tracking_uri, None if columns is None else columns[0], curves)
         other, theirs = _read(second, tracking_uri, None if columns is None else columns[1], curves)
-        parting = first_difference_of(one, other)
+        first_difference = first_difference_of(one, other)
         if columns is None:
-            return Pair(parting)
+            return Pair(first_difference)
         names = (first.name or first.source, second.name or second.source)
         beside = layers_beside(courses, theirs, columns, (first, second))
-        return Pair(parting, beside, tuple(lacking(courses, theirs, names)))
+        return Pair(first_difference, beside, tuple(lacking(courses, theirs, names)))
     except StabilityError as error:  # one was deleted meanwhile, or is one of several runs in a file
         return Pair(lacking=(f"The two runs could not be compared step by step: {error}",))
     except Exception as error:  # a mistake of ours must not take with it what is known of either

@@ -84,8 +84,8 @@ class RunTools:
             },
             "not_read": [_cut(each.error) for each in found.unread[:MOST_DIFFERENCES]],
         }
-        if found.parting is not None:
-            said["first_difference"] = found.parting.sentence
+        if found.first_difference is not None:
+            said["first_difference"] = found.first_difference.sentence
         if found.gate is not None:
             said["baseline"] = {
                 "passed": found.gate.passed,

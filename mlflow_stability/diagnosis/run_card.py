@@ -47,7 +47,8 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         verdict=diagnosis.verdict,
         severity=diagnosis.severity,
         cause="" if diagnosis.cause is None else diagnosis.cause.name,
-        cause_statement=_why(diagnosis, about_training),
+        cause_statement="" if diagnosis.cause is None else diagnosis.cause.statement,
+        cause_explains=_explained(diagnosis, about_training),
         ended=diagnosis.ended,
         first_step=first,
         last_step=last,
@@ -74,19 +75,19 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
     )
 
 
-def _why(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
-    """The cause, and which finding it explains where that is not the first."""
+def _explained(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
+    """The finding that the cause explains, where that is not the first one."""
     cause = diagnosis.cause
     if cause is None:
         return ""
     first = min(about_training, key=lambda each: (each.attempt, each.start), default=None)
     if first is None or cause.step is None or cause.step <= first.start or cause.kind in OF_THE_PROCESS:
-        return cause.statement
+        return ""
     if cause.name == first.kind:  # the first finding is the cause itself
-        return cause.statement
-    if first.cause is not None and first.cause.statement == cause.statement:
-        return cause.statement
-    return f"Cause of {definite_noun_of(cause.kind)} at step {cause.step}: {cause.statement}"
+        return ""
+    if first.cause is not None and first.cause.is_same(cause):
+        return ""
+    return f"{definite_noun_of(cause.kind)} at step {cause.step}"
 
 
 def main_curve(history: RunHistory) -> Curve | None:

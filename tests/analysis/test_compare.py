@@ -50,9 +50,9 @@ def test_runs_of_a_store_and_logs_are_compared_together(sqlite_uri: str) -> None
     found = compare([run_id, "bad.jsonl"], tracking_uri=sqlite_uri)
     assert [card.source for card in found.cards] == [run_id, "bad.jsonl"]
     assert [card.outcome for card in found.cards] == ["healthy", "diverged"]
-    assert found.parting is not None
-    assert found.parting.parts_at == pytest.approx(300, abs=40)
-    assert found.parting.gap is not None
+    assert found.first_difference is not None
+    assert found.first_difference.parts_at == pytest.approx(300, abs=40)
+    assert found.first_difference.gap is not None
 
 
 def test_an_experiment_is_searched_by_name_and_by_mlflows_filters(sqlite_uri: str) -> None:

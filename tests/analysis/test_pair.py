@@ -72,10 +72,10 @@ def test_the_layers_and_heads_of_two_recorded_runs_are_laid_beside_each_other(sq
     zero = -norms.begin // norms.width
     assert np.nanmax(norms.second[2, : zero - 1]) == 3.0
     assert np.nanmin(norms.second[2, zero + 1 :]) == 1e4
-    assert found.parting is not None
-    assert (found.parting.first, found.parting.second) == (calm, wild)
-    assert "wild" in found.parting.sentence
-    assert "calm" in found.parting.sentence
+    assert found.first_difference is not None
+    assert (found.first_difference.first, found.first_difference.second) == (calm, wild)
+    assert "wild" in found.first_difference.sentence
+    assert "calm" in found.first_difference.sentence
     assert found.notes == ()
 
 
@@ -102,7 +102,7 @@ def test_two_logs_without_layers_are_compared_all_the_same() -> None:
     write_log(Path("other.jsonl"), falling(1))
     found = compare(["one.jsonl", "other.jsonl", "gone.jsonl"])
     assert found.layers == ()
-    assert found.parting is not None  # of the two that could be read
+    assert found.first_difference is not None  # of the two that could be read
     assert "neither run" in found.notes[0]
     assert len(found.unread) == 1
 

@@ -127,8 +127,8 @@ def test_the_cause_of_a_later_finding_is_told_as_such() -> None:
         Event(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
     ]
     history = run_of(metric_of("loss", losses), events=events)
-    said = run_card_of(history, diagnosis_of(history)).cause_statement
-    assert said == "Cause of NaN at step 600: The batch was not finite."
+    card = run_card_of(history, diagnosis_of(history))
+    assert (card.cause_statement, card.cause_explains) == ("The batch was not finite.", "NaN at step 600")
 
 
 def test_the_cause_of_the_first_finding_stands_for_itself() -> None:
@@ -137,7 +137,8 @@ def test_the_cause_of_the_first_finding_stands_for_itself() -> None:
         Event(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
     ]
     history = run_of(metric_of("loss", np.concatenate([falling(600), np.full(10, np.nan)])), events=events)
-    assert run_card_of(history, diagnosis_of(history)).cause_statement == "The batch was not finite."
+    card = run_card_of(history, diagnosis_of(history))
+    assert (card.cause_statement, card.cause_explains) == ("The batch was not finite.", "")
 
 
 def test_a_cause_that_is_the_first_finding_itself_is_not_said_to_be_unknown_there() -> None:

@@ -162,7 +162,7 @@ def checklist_shapes() -> dict[str, Shape]:
 
 def comparison_shape(comparison: Comparison) -> Shape:
     """Which runs of a comparison are unstable, and what they have in common."""
-    parting, cohort, gate = comparison.parting, comparison.cohort, comparison.gate
+    first_difference, cohort, gate = comparison.first_difference, comparison.cohort, comparison.gate
     return plain(
         {
             "summary": comparison.summary,
@@ -172,7 +172,7 @@ def comparison_shape(comparison: Comparison) -> Shape:
             "unstable_runs": [card.name for card in comparison.cards if card.unstable],
             "lost_runs": [card.name for card in comparison.cards if card.lost],
             "differing_parameters": [each.name for each in comparison.differences if not each.is_tag],
-            "first_difference": None if parting is None else parting.sentence,
+            "first_difference": None if first_difference is None else first_difference.sentence,
             "layers": [each.quantity for each in comparison.layers],
             "baseline": None
             if gate is None

@@ -67,7 +67,9 @@ def _show(out: TerminalWriter, done: Simulation, *, answer: bool) -> None:
         out.section(
             "Right cause", [(out.text(said), out.text(f"{done.cause or 'none'} (right: {', '.join(done.causes)})"))]
         )
-        out.paragraph("Comparison", done.comparison.parting.sentence if done.comparison.parting else "")
+        out.paragraph(
+            "Comparison", done.comparison.first_difference.sentence if done.comparison.first_difference else ""
+        )
     ways = (
         f"mlflow-stability diagnose {done.run_id}",
         f"mlflow-stability checklist {done.run_id}",

@@ -17,7 +17,7 @@ from mlflow_stability.vocabulary.measured import LayersBeside
 from mlflow_stability.vocabulary.result import Compared, Comparison, Severity
 from mlflow_stability.vocabulary.run import Mark
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _DRAWN = frozenset({"sketch", "course", "error"})
 
 
@@ -44,7 +44,9 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "runs": [_run(each) for each in comparison.runs],
         "errors": [{"source": card.source, "message": card.error} for card in comparison.unread],
         "differences": [_plain(asdict(each)) for each in comparison.differences],
-        "parting": None if comparison.parting is None else _plain(asdict(comparison.parting)),
+        "first_difference": None
+        if comparison.first_difference is None
+        else _plain(asdict(comparison.first_difference)),
         "layers": [_layers(each) for each in comparison.layers],
         "gate": None if gate is None else {"passed": gate.passed, **_plain(asdict(gate))},
         "cohort": None if comparison.cohort is None else _cohort(comparison),

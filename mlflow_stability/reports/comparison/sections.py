@@ -50,7 +50,7 @@ def comparison_sections(comparison: Comparison) -> ComparisonSections:
     return ComparisonSections(
         _gate(comparison.gate) if comparison.gate else Section(""),
         Section("Causes, worst run first", tuple(_causes(comparison)), few=FEW_CAUSES, most=MOST_CAUSES),
-        sentences("First difference", (comparison.parting.sentence,) if comparison.parting else ()),
+        sentences("First difference", (comparison.first_difference.sentence,) if comparison.first_difference else ()),
         Section(layers_wording.SECTION, tuple(_layers(comparison))),
         _differences(comparison),
         _seeds(cohort),
@@ -85,12 +85,9 @@ def _causes(comparison: Comparison) -> Iterator[Row]:
 
 def _statement(card: RunCard) -> tuple[str, ...]:
     """The cause, unless the verdict says it: as where the first NaN comes from."""
-    said = (
-        card.cause_statement.partition(": ")[2]
-        if card.cause_statement.startswith("Cause of ")
-        else card.cause_statement
-    )
-    return (card.cause_statement,) if said and said not in card.verdict else ()
+    if not card.cause_statement or card.cause_statement in card.verdict:
+        return ()
+    return (f"Cause of {card.cause_explains}: {card.cause_statement}" if card.cause_explains else card.cause_statement,)
 
 
 def _source(card: RunCard) -> str:

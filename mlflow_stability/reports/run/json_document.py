@@ -15,7 +15,7 @@ from typing import Any
 from mlflow_stability.reports.report import Failure, Report
 from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Episode, Severity
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def render(report: Report) -> str:
@@ -62,6 +62,7 @@ def _issue(episode: Episode) -> dict[str, Any]:
         "score": episode.score,
         "message": episode.message,
         "metrics": {name: number(value) for name, value in episode.evidence.items()},
+        "facts": None if episode.facts is None else episode.facts.as_json(),
         "place": episode.place,
         "metric": episode.metric,
         "peak_step": int(episode.peak),

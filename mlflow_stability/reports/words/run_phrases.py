@@ -140,7 +140,7 @@ def explained(diagnosis: Diagnosis) -> str:
 def own_cause(episode: Episode, diagnosis: Diagnosis) -> Cause | None:
     """The cause of an episode; None where it is told as the cause of what decides the outcome."""
     cause, deciding = episode.cause, diagnosis.cause
-    same = cause is not None and deciding is not None and cause.statement == deciding.statement
+    same = cause is not None and deciding is not None and cause.is_same(deciding)
     return None if same else cause
 
 

@@ -26,6 +26,16 @@ class RollbackFacts(Facts):
     """The training was rolled back, or a rollback was reverted."""
 
     kind: ClassVar[str] = "rollback"
+    metrics: ClassVar[tuple[str, ...]] = (
+        "target",
+        "onset",
+        "steps_lost",
+        "seconds",
+        "rollbacks",
+        "learning_rate_share",
+        "steps_regained",
+        "learning_rate",
+    )
 
     reason: str
     """Why, in a sentence."""
@@ -134,6 +144,7 @@ class GiveUpFacts(Facts):
     """The autopilot stopped rolling back."""
 
     kind: ClassVar[str] = "give_up"
+    metrics: ClassVar[tuple[str, ...]] = ("onset", "rollbacks")
 
     gave_up: GaveUp
     """What it stopped doing."""
@@ -218,6 +229,7 @@ class SkippedStepFacts(Facts):
     """The autopilot, or a loss scaler that it watches, skipped a step."""
 
     kind: ClassVar[str] = "skipped_step"
+    metrics: ClassVar[tuple[str, ...]] = ("skips_in_a_row", "skipped_steps", "loss_scale", "share")
 
     news: SkipNews
     """What is new about it."""
@@ -237,11 +249,6 @@ class SkippedStepFacts(Facts):
     """The number of these last steps."""
     buffers_not_restored: bool = False
     """Whether buffers are not finite, and no earlier copy of them exists."""
-
-    def numbers(self) -> dict[str, float]:
-        """The counts and the loss scale."""
-        names = ("skips_in_a_row", "skipped_steps", "loss_scale", "share")
-        return {name: float(value) for name in names if (value := getattr(self, name)) is not None}
 
     def sentence(self, step: int, /) -> str:
         """``Skipped step 320: non-finite or extremely large loss or gradients. …``"""

@@ -21,6 +21,9 @@ class Facts:
     kind: ClassVar[str] = ""
     """The name by which they are read back: the type of finding, where they are about one type."""
 
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """The fields that are metrics of the finding; empty: all numbers."""
+
     def __init_subclass__(cls) -> None:
         # Not super(): `slots=True` makes a second class, of which the first one's `super()` knows nothing.
         if cls.kind:
@@ -31,8 +34,9 @@ class Facts:
         raise NotImplementedError(type(self).__name__)
 
     def numbers(self) -> dict[str, float]:
-        """The numbers among the fields, by name; those of a nested dataclass as ``name.field``."""
-        return _numbers_in(self)
+        """The metrics of the finding, by name; those of a nested dataclass as ``name.field``."""
+        found = _numbers_in(self)
+        return {name: found[name] for name in self.metrics if name in found} if self.metrics else found
 
     def as_json(self) -> dict[str, Any]:
         """The kind and the fields as JSON has them; `facts_from_json` reads them back."""

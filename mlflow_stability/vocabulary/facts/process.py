@@ -43,6 +43,7 @@ class StallFacts(Facts):
     """No step for a long time."""
 
     kind: ClassVar[str] = "stall"
+    metrics: ClassVar[tuple[str, ...]] = ("seconds",)
 
     seconds: float
     """How long no step came, in seconds; while none has come yet, the threshold."""
@@ -50,10 +51,6 @@ class StallFacts(Facts):
     """What came after it."""
     usual_seconds: float | None = None
     """The usual time of a step, in seconds; None where it is not known."""
-
-    def numbers(self) -> dict[str, float]:
-        """The time without a step."""
-        return {"seconds": self.seconds}
 
     def sentence(self, step: int, /) -> str:
         """``No step for 130 s after step 80; then training continued.``"""
@@ -71,15 +68,12 @@ class RestartFacts(Facts):
     """A launcher started the job again."""
 
     kind: ClassVar[str] = "job_restarted"
+    metrics: ClassVar[tuple[str, ...]] = ("attempt",)
 
     attempt: int
     """The attempt that begins, from 1."""
     restarts_allowed: int
     """How often the launcher starts it again at most."""
-
-    def numbers(self) -> dict[str, float]:
-        """The attempt."""
-        return {"attempt": float(self.attempt)}
 
     def sentence(self, _step: int, /) -> str:
         """``Attempt 2 of the job: torchrun started it again (1 of at most 3 restarts).``"""

@@ -140,6 +140,7 @@ class NotMeasuredFacts(Facts):
     """A part of the training is not measured."""
 
     kind: ClassVar[str] = "not_measured"
+    metrics: ClassVar[tuple[str, ...]] = ("parameters",)
 
     part: Unmeasured
     """Which part."""
@@ -155,10 +156,6 @@ class NotMeasuredFacts(Facts):
     """Number of steps without a loss; None where it is not about the loss."""
     one_process: bool = False
     """Whether the parameters are split although there is one process."""
-
-    def numbers(self) -> dict[str, float]:
-        """The number of parameters."""
-        return {} if self.parameters is None else {"parameters": float(self.parameters)}
 
     def sentence(self, _step: int, /) -> str:
         """``Activations, attention and representations of net are not measured: …``"""

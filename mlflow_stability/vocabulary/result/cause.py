@@ -36,6 +36,15 @@ class Cause:
     repeats: tuple[tuple[str, int], ...] = ()
     """Type and step of reported findings whose sentences are part of the statement or the evidence."""
 
+    def is_same(self, other: Cause) -> bool:
+        """Whether both say the same, whichever findings they explain."""
+        return (self.name, self.certainty, self.place, self.since) == (
+            other.name,
+            other.certainty,
+            other.place,
+            other.since,
+        )
+
     @property
     def certain(self) -> bool:
         """Whether it was seen directly."""

@@ -110,7 +110,7 @@ class Comparison(ShownAsPage):
     """One sentence about all of them."""
     differences: tuple[Difference, ...] = ()
     """Parameters and tags that are not the same in all runs."""
-    parting: FirstDifference | None = None
+    first_difference: FirstDifference | None = None
     """Where two runs part; None for more than two."""
     layers: tuple[LayersBeside, ...] = ()
     """Of two runs, in their order: what both have by layer, or by attention head."""

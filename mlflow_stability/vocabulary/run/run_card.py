@@ -65,6 +65,9 @@ class RunCard:
     cause: str = ""
     """Why the outcome came about, as a word for programs; empty where that is not known."""
     cause_statement: str = ""
+    """The same in a sentence."""
+    cause_explains: str = ""
+    """The finding that the cause explains, where that is not the first one: ``the NaN at step 600``."""
     ended: str = ""
     """How its process ended, where that is known."""
     first_step: int | None = None

@@ -13,9 +13,10 @@ from recovery.listening import listening
 from torch import Tensor, nn
 
 from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch
-from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of, save_batch
+from mlflow_stability.recovery.nan_origin.batch_facts import facts_of, save_batch
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_batch
 from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
+from mlflow_stability.vocabulary.facts import TensorFacts
 
 NAN, INF = float("nan"), float("inf")
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
 from mlflow_stability.recovery.nan_origin.nan_report import origin_event
+from mlflow_stability.vocabulary.facts import NanOriginFacts, NanSource
 
 
 def replayed(plant: Plant) -> Replay:
@@ -63,7 +64,8 @@ def test_the_event_says_it_with_the_users_own_line_and_numbers() -> None:
     assert "comes from log in between (planted.py:" in event.message
     assert "which produced 24 NaN from float32 6x4 from -1.9 to -0.09295" in event.message
     assert (event.kind, event.place) == ("nan_origin", "between")
-    assert event.evidence["from.forward"] == 1.0
+    assert isinstance(event.facts, NanOriginFacts)
+    assert (event.facts.source, event.facts.operations) == (NanSource.FORWARD, ("log",))
     assert event.evidence["output.nan"] == 24.0
     assert event.evidence["input.greatest"] < 0
 

@@ -11,6 +11,7 @@ from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
 from mlflow_stability.recovery.nan_origin.nan_report import origin_event
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, Source
 from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
+from mlflow_stability.vocabulary.facts import NanOriginFacts
 
 SMALL, ZERO = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0])
 HUGE, HALF = torch.tensor([-3e38, 1.0, 2e38]), torch.tensor([-300.0, 1.0, 4e4]).half()
@@ -51,8 +52,8 @@ def test_where_an_operation_is_not_defined_nothing_overflowed(
     origin = born(name, do, *given)
     assert not overflowed(origin)
     event = origin_event(7, origin, "head")
-    assert event.evidence["overflow"] == 0.0
-    assert event.evidence[f"operation.{name}"] == 1.0
+    assert isinstance(event.facts, NanOriginFacts)
+    assert (event.facts.overflowed, event.facts.operations) == (False, (name,))
     assert "the largest" not in event.message
     assert not any("bf16" in each for each in event.remedies)
 

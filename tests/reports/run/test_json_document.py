@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from jsonschema import Draft202012Validator
 from reports.hostile import hostile_reports
+from reports.run.facts_schema import facts_schema, with_facts
 from reports.samples import ALL, BAD, GOOD, MIXED, NOTHING, SEVERAL, nan, run_of_a_store
 
 from mlflow_stability.diagnosis.verdict.verdict import ENDED, KINDS_THAT_DECIDE, RECOVERED
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.json_document import render, schema
+from mlflow_stability.vocabulary.facts import SpikeFacts
 
 
 def refuse(constant: str) -> None:
@@ -20,6 +22,27 @@ def refuse(constant: str) -> None:
 
 def test_the_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(schema())
+
+
+def test_the_schema_names_all_facts_with_their_types_and_meanings() -> None:
+    assert schema() == with_facts(schema()), "run: python tests/reports/run/facts_schema.py"
+    spike = schema()["$defs"]["SpikeFacts"]["properties"]
+    assert spike["kind"] == {"const": "loss_spike"}
+    assert "in σ of its noise" in spike["sigmas"]["description"]
+    for definition in facts_schema().values():
+        undocumented = [name for name, each in definition.get("properties", {}).items() if "description" not in each]
+        assert set(undocumented) <= {"kind"}, definition
+
+
+def test_facts_are_an_object_beside_the_message() -> None:
+    facts = SpikeFacts("loss", 7.5, 0.5, 18.8, 8.0)
+    (diagnosis, *_) = BAD.diagnoses
+    told = replace(diagnosis, episodes=(replace(diagnosis.episodes[0], facts=facts), *diagnosis.episodes[1:]))
+    document = json.loads(render(replace(BAD, diagnoses=(told,))))
+    Draft202012Validator(schema()).validate(document)
+    assert document["runs"][0]["episodes"][0]["facts"] == facts.as_json()
+    document["runs"][0]["episodes"][0]["facts"]["sigmas"] = "many"
+    assert not Draft202012Validator(schema()).is_valid(document)
 
 
 @pytest.mark.parametrize("report", ALL)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
-from mlflow_stability.session.broken_batch.batch_report import KIND, MOST_FILES, BatchReport
+from mlflow_stability.session.broken_batch.batch_report import MOST_FILES, BatchReport
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -55,7 +55,7 @@ def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path
     report.before_steps()
     report.report(0, told.append)
     report.stop()
-    told = [each for each in told if each.kind == KIND]
+    told = [each for each in told if each.kind == "broken_batch"]
     (event,) = told
     assert "1 NaN" in event.message
     assert ("in the first process" in event.message) == of_several
@@ -75,7 +75,7 @@ def test_files_are_few_and_announced_once(tmp_path: Path) -> None:
         if step % 2 == 0:
             report.report(step, told.append)
     report.stop()
-    told = [each for each in told if each.kind == KIND]
+    told = [each for each in told if each.kind == "broken_batch"]
     assert len(told) == MOST_FILES + 2
     assert len(list((tmp_path / "kept").iterdir())) == MOST_FILES
     assert announced == [0]
@@ -91,7 +91,7 @@ def test_of_a_row_of_broken_steps_the_first_is_told_of(tmp_path: Path) -> None:
         report.inspect_step(step, [])
         report.report(step, told.append)
     report.stop()
-    assert [(each.step, each.kind) for each in told] == [(0, KIND), (0, "nan_origin")]
+    assert [(each.step, each.kind) for each in told] == [(0, "broken_batch"), (0, "nan_origin")]
 
 
 def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""The JSON schema of the facts of findings, from their classes: types of the fields, and their docstrings.
+
+Run it to write them into the published schema: ``python tests/reports/run/facts_schema.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import inspect
+import json
+import textwrap
+import types
+from dataclasses import fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from mlflow_stability.vocabulary.facts import classes_of_facts
+
+PACKAGE = "mlflow_stability."
+FILE = Path(__file__).parents[3] / "mlflow_stability" / "reports" / "run" / "diagnosis.schema.json"
+FIRST = "facts"
+"""The definitions from this one on are made here."""
+
+
+def facts_schema() -> dict[str, Any]:
+    """The definitions ``facts``, which is any of them, and one for each class."""
+    classes = {kind: cls for kind, cls in classes_of_facts().items() if cls.__module__.startswith(PACKAGE)}
+    definitions: dict[str, Any] = {}
+    for kind, cls in sorted(classes.items()):
+        _define(cls, definitions)
+        definition = definitions[cls.__name__]
+        definition["required"].insert(0, "kind")
+        definition["properties"] = {"kind": {"const": kind}, **definition["properties"]}
+    known = [{"$ref": f"#/$defs/{cls.__name__}"} for _, cls in sorted(classes.items())]
+    others = {
+        "type": "object",
+        "properties": {"kind": {"not": {"enum": sorted(classes)}}},
+        "description": "Facts that this version does not know: of a detector of your own, or of another version.",
+    }
+    return {
+        "facts": {
+            "anyOf": [{"type": "null"}, *known, others],
+            "description": "What is known, with types; null for types whose numbers are in `metrics` alone.",
+        },
+        **definitions,
+    }
+
+
+def _define(cls: type, definitions: dict[str, Any]) -> None:
+    """Add the definition of a dataclass, and those of the dataclasses of its fields."""
+    if cls.__name__ in definitions:
+        return
+    hints, meanings = get_type_hints(cls), _meanings(cls)
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    definition = definitions[cls.__name__] = {
+        "type": "object",
+        "description": (inspect.getdoc(cls) or "").partition("\n")[0],
+        "required": list(names),
+        "properties": {},
+    }
+    for name in names:
+        schema = _schema_of(hints[name], definitions)
+        definition["properties"][name] = schema | ({"description": meanings[name]} if name in meanings else {})
+
+
+def _schema_of(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    if get_origin(wanted) in (Union, types.UnionType):
+        (known,) = (each for each in get_args(wanted) if each is not types.NoneType)
+        return {"anyOf": [_schema_of(known, definitions), {"type": "null"}]}
+    if get_origin(wanted) is tuple:
+        parts = get_args(wanted)
+        if parts[-1] is Ellipsis:
+            return {"type": "array", "items": _schema_of(parts[0], definitions)}
+        items = [_schema_of(part, definitions) for part in parts]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if issubclass(wanted, enum.Enum):
+        return {"enum": [each.value for each in wanted]}
+    if is_dataclass(wanted):
+        _define(wanted, definitions)
+        return {"$ref": f"#/$defs/{wanted.__name__}"}
+    return {
+        float: {"$ref": "#/$defs/number"},
+        int: {"type": "integer"},
+        str: {"type": "string"},
+        bool: {"type": "boolean"},
+    }[wanted]
+
+
+@cache
+def _meanings(cls: type) -> dict[str, str]:
+    """The docstring of each field, those of base classes included."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if not each.__module__.startswith(PACKAGE):
+            continue
+        source = textwrap.dedent(inspect.getsource(each))
+        body = ast.parse(source).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, meaning in pairwise(body.body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(meaning, ast.Expr)
+            ):
+                text = ast.literal_eval(meaning.value)
+                found[field.target.id] = " ".join(text.split())
+    return found
+
+
+def with_facts(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with the definitions of today's classes."""
+    definitions = schema["$defs"]
+    names = list(definitions)
+    kept = names[: names.index(FIRST)] if FIRST in names else names
+    return schema | {"$defs": {name: definitions[name] for name in kept} | facts_schema()}
+
+
+if __name__ == "__main__":
+    FILE.write_text(
+        json.dumps(with_facts(json.loads(FILE.read_text(encoding="utf-8"))), indent=2, ensure_ascii=False) + "\n",
+        encoding="utf-8",
+    )
