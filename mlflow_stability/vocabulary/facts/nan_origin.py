@@ -19,12 +19,15 @@ class TokenFacts:
     different: int
     """How many different ones there are."""
     most_frequent: int
+    """The one that is there most often."""
     its_share: float
+    """Its share of all."""
     longest_run: int
     """The longest row of equal ones."""
     repeated_rows: int
     """How many rows are the same as an earlier one."""
     negative: int
+    """How many are below zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class TensorFacts:
     name: str
     """Such as ``args[0]``."""
     shape: tuple[int, ...]
+    """Its length in each dimension."""
     dtype: str
     """Such as ``float32``; empty where it was not recorded."""
     least: float | None

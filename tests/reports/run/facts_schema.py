@@ -100,13 +100,8 @@ def _meanings(cls: type) -> dict[str, str]:
         body = ast.parse(source).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, meaning in pairwise(body.body):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(meaning, ast.Expr)
-            ):
-                text = ast.literal_eval(meaning.value)
-                found[field.target.id] = " ".join(text.split())
+            if isinstance(field, ast.AnnAssign) and isinstance(meaning, ast.Expr):
+                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(meaning.value).split())
     return found
 
 
