@@ -39,6 +39,7 @@ class SettingName:
     """Which setting, and whose."""
 
     setting: Setting
+    """The setting."""
     option: str = ""
     """The option of a parameter group: ``weight_decay``."""
     owner: str = ""
