@@ -12,8 +12,14 @@ from statistics import median
 from mlflow_stability.detectors.reported import RankNonfinite, RankSlowStep, RankSpike, Straggler
 from mlflow_stability.probes.ranks import EVERY, RankTable, z_of_all
 from mlflow_stability.session.recording import Recording
+from mlflow_stability.vocabulary.facts import (
+    RankFacts,
+    RankNonfiniteFacts,
+    RankSlowStepFacts,
+    RankSpikeFacts,
+    StragglerFacts,
+)
 from mlflow_stability.vocabulary.result import Event, Severity
-from mlflow_stability.vocabulary.text import sigmas
 
 MOST_NAMED = 8
 """Of so many ranks the names are told, and of so many findings in the tag."""
@@ -60,7 +66,8 @@ class RankComparison:
         ):
             if event is not None:
                 recording.emit(event)
-                self._note(recording, event.message.partition(";")[0].rstrip("."))
+                if isinstance(event.facts, RankFacts):
+                    self._note(recording, event.facts.heading(event.step))
 
     def _note(self, recording: Recording, said: str) -> None:
         self._said = [*self._said[:1], *self._said[1:][1 - MOST_NAMED :], said]
@@ -77,15 +84,8 @@ class RankComparison:
         if told and first <= told + EVERY:  # the same episode
             return None
         where = [rank for rank, step in enumerate(broken) if step == first]
-        others = "the other ranks were finite" if len(where) < len(names) else "on all ranks"
-        return Event(
-            first,
-            RankNonfinite.kind,
-            Severity.WARNING,
-            f"Non-finite loss first on {_named(where, names)} at step {first}; {others} at that step.",
-            evidence={"ranks": float(len(where)), "first_rank": float(where[0])},
-            remedies=RankNonfinite.remedies,
-        )
+        facts = RankNonfiniteFacts(_names(where, names), len(where), len(names), where[0])
+        return Event.of(facts, first, Severity.WARNING, remedies=RankNonfinite.remedies)
 
     def _spike(self, table: RankTable, names: Sequence[str]) -> Event | None:
         steps = [each.spike for each in table.peaks if each.spike > self._spike_at]
@@ -101,24 +101,19 @@ class RankComparison:
         told, self._spike_at = self._spike_at, max(steps)
         if told and first <= told + EVERY:  # the same episode
             return None
-        others = "no spike on the other ranks" if len(where) < len(names) else "on all ranks"
-        return Event(
-            first,
-            RankSpike.kind,
-            Severity.WARNING if counts and len(where) < len(names) else Severity.INFO,
-            f"Loss spike first on {_named(where, names)} at step {first}; {others} at that step. Loss "
-            f"{peak.spike_loss:.4g} on {names[worst]}, {sigmas(peak.spike_z)} above its baseline of "
-            f"{peak.spike_level:.4g} (threshold {limit:.3g}σ where it is on one of {len(names)} ranks).",
-            evidence={
-                "ranks": float(len(where)),
-                "first_rank": float(worst),
-                "loss": peak.spike_loss,
-                "level": peak.spike_level,
-                "z": peak.spike_z,
-                "limit": limit,
-            },
-            remedies=RankSpike.remedies,
+        facts = RankSpikeFacts(
+            _names(where, names),
+            len(where),
+            len(names),
+            worst,
+            names[worst],
+            peak.spike_loss,
+            peak.spike_level,
+            peak.spike_z,
+            limit,
         )
+        severity = Severity.WARNING if counts and not facts.is_everywhere else Severity.INFO
+        return Event.of(facts, first, severity, remedies=RankSpike.remedies)
 
     def _slow_step(self, table: RankTable, names: Sequence[str]) -> Event | None:
         slowest = max(range(len(names)), key=lambda rank: table.peaks[rank].slow_seconds)
@@ -134,16 +129,8 @@ class RankComparison:
         if 2 * len(together) > len(names) or peak.slow_seconds < 2 * self._slow_steps.get(slowest, 0.0):
             return None
         self._slow_steps[slowest] = peak.slow_seconds
-        return Event(
-            peak.slow,
-            RankSlowStep.kind,
-            Severity.INFO,
-            f"{names[slowest].capitalize()} took {peak.slow_seconds:.3g} s before its backward pass at step "
-            f"{peak.slow}, {peak.slow_seconds / max(peak.slow_usual, 1e-9):.3g} times its usual "
-            f"{peak.slow_usual:.3g} s (threshold {RankSlowStep.times:g} times); the other ranks waited.",
-            evidence={"seconds": peak.slow_seconds, "level": peak.slow_usual, "rank": float(slowest)},
-            remedies=RankSlowStep.remedies,
-        )
+        facts = RankSlowStepFacts(names[slowest], slowest, peak.slow_seconds, peak.slow_usual, RankSlowStep.times)
+        return Event.of(facts, peak.slow, Severity.INFO, remedies=RankSlowStep.remedies)
 
     def _straggler(self, table: RankTable, names: Sequence[str], step: int) -> Event | None:
         slowest = max(range(len(names)), key=table.seconds.__getitem__)
@@ -156,17 +143,13 @@ class RankComparison:
         self._slowest = slowest
         if self._slow != Straggler.in_a_row:
             return None
-        return Event(
-            step,
-            Straggler.kind,
-            Severity.INFO,
-            f"{names[slowest].capitalize()} takes {seconds:.3g} s before its backward pass at step {step}, "
-            f"{seconds / max(usual, 1e-9):.3g} times the {usual:.3g} s of the other ranks (threshold "
-            f"{Straggler.times:g} times, {Straggler.in_a_row} comparisons in a row).",
-            evidence={"seconds": seconds, "level": usual, "rank": float(slowest)},
-            remedies=Straggler.remedies,
-        )
+        facts = StragglerFacts(names[slowest], slowest, seconds, usual, Straggler.times, Straggler.in_a_row)
+        return Event.of(facts, step, Severity.INFO, remedies=Straggler.remedies)
+
+
+def _names(where: Sequence[int], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(names[rank] for rank in where[:MOST_NAMED])
 
 
 def _named(where: Sequence[int], names: Sequence[str]) -> str:
-    return ", ".join(names[rank] for rank in where[:MOST_NAMED])
+    return ", ".join(_names(where, names))

@@ -17,7 +17,7 @@ from mlflow_stability.courier.streams.run_summary import events_in_words
 from mlflow_stability.detectors.inside import SdrCollapse
 from mlflow_stability.detectors.reported import RepresentationSummary
 from mlflow_stability.diagnosis.run_card import run_card_of
-from mlflow_stability.diagnosis.verdict import ended_by_autopilot, reason_of_end, training_outcome
+from mlflow_stability.diagnosis.verdict import end_on_purpose, ended_by_autopilot, reason_of_end, training_outcome
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
@@ -161,9 +161,8 @@ def _verdict(diagnosis: Diagnosis) -> str:
     _, verdict = run_phrases.headline(diagnosis)
     if diagnosis.cause is not None:
         verdict = verdict.replace(diagnosis.cause.statement, "").replace("  ", " ").strip()
-    ended = ended_by_autopilot(diagnosis.episodes)
-    if ended is not None:  # that has a line of its own
-        verdict = verdict.partition(" TrainingDiverged ended the training at step ")[0]
+    if ended_by_autopilot(diagnosis.episodes) is not None:  # that has a line of its own
+        verdict = verdict.replace(end_on_purpose(diagnosis.episodes), "")
     return capitalised(verdict)
 
 

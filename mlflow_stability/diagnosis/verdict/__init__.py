@@ -8,6 +8,7 @@ from mlflow_stability.diagnosis.verdict.finding_phrases import bare_noun_of, def
 from mlflow_stability.diagnosis.verdict.step_units import in_words_of_the_log
 from mlflow_stability.diagnosis.verdict.verdict import (
     deciding_of,
+    end_on_purpose,
     ended_by_autopilot,
     outcome_of,
     reason_of_end,
@@ -19,6 +20,7 @@ __all__ = [
     "bare_noun_of",
     "deciding_of",
     "definite_noun_of",
+    "end_on_purpose",
     "ended_by_autopilot",
     "final_loss",
     "in_words_of_the_log",

@@ -131,14 +131,14 @@ def verdict_of(
 
     ``without_level``: the losses whose level does not measure progress, each with the reason.
     """
-    said = _training_sentence(outcome, episodes, readings, points, silence, without_level) + _stopped(episodes)
+    said = _training_sentence(outcome, episodes, readings, points, silence, without_level) + end_on_purpose(episodes)
     main = readings[0].metric if readings else ""
     if main not in without_level or outcome == "cannot_tell":
         return said
     return f"{said} The level of {main} was not judged: {without_level[main]}."
 
 
-def _stopped(episodes: Sequence[Episode]) -> str:
+def end_on_purpose(episodes: Sequence[Episode]) -> str:
     """`` Stopped before step 74 was taken: loss is 0.0397 (stop_on=loss<0.05).``; empty where nothing stopped it."""
     ended = ended_by_autopilot(episodes)
     if ended is not None:

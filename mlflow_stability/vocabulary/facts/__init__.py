@@ -24,6 +24,13 @@ from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SeenBy, Spike
 from mlflow_stability.vocabulary.facts.nan_origin import NanOriginFacts, NanSource, TensorFacts, TokenFacts
 from mlflow_stability.vocabulary.facts.old_events import facts_of_event, facts_of_old_event
 from mlflow_stability.vocabulary.facts.process import EndFacts, RestartFacts, StallEnd, StallFacts
+from mlflow_stability.vocabulary.facts.ranks import (
+    RankFacts,
+    RankNonfiniteFacts,
+    RankSlowStepFacts,
+    RankSpikeFacts,
+    StragglerFacts,
+)
 from mlflow_stability.vocabulary.facts.setup import (
     ConfigurationFacts,
     LintFacts,
@@ -51,6 +58,10 @@ __all__ = [
     "NonFiniteFacts",
     "NotMeasuredFacts",
     "OtherFacts",
+    "RankFacts",
+    "RankNonfiniteFacts",
+    "RankSlowStepFacts",
+    "RankSpikeFacts",
     "Rerun",
     "RestartFacts",
     "RollbackFacts",
@@ -63,6 +74,7 @@ __all__ = [
     "SpikeFacts",
     "StallEnd",
     "StallFacts",
+    "StragglerFacts",
     "TensorFacts",
     "TokenFacts",
     "UnclearedFacts",
