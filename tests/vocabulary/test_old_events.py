@@ -1,0 +1,161 @@
+"""Events recorded before there were facts are read with those that diagnoses ask for."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from mlflow_stability import Severity
+from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
+from mlflow_stability.vocabulary import Event
+from mlflow_stability.vocabulary.facts import (
+    BatchFacts,
+    BrokenBatchFacts,
+    ConfigurationFacts,
+    DataChangedFacts,
+    EarlyStopFacts,
+    Facts,
+    GaveUp,
+    GiveUpFacts,
+    LintFacts,
+    NanOriginFacts,
+    NanSource,
+    NonFiniteFacts,
+    OtherFacts,
+    Rerun,
+    RollbackFacts,
+    Setting,
+    SettingName,
+    SpikeBatchFacts,
+    TensorFacts,
+    UnclearedFacts,
+)
+
+DECAY = SettingName(Setting.GROUP_OPTION, "weight_decay", "group 0 of AdamW")
+BATCH = TensorFacts("args[0]", (), "", -2.0, 3.0, None, nan=3)
+
+
+def read_from_old_line(event: Event) -> Facts | None:
+    """The facts of an event whose line was written without them."""
+    fields = json.loads(line_of(event))
+    del fields["facts"]
+    read = read_line(json.dumps(fields))
+    assert isinstance(read, Event)
+    return read.facts
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        EarlyStopFacts("loss<0.05", "loss is 0.04 (of 3)", before_step=True),
+        EarlyStopFacts("val_loss plateau 5", "val_loss has not fallen below its best of 2 in 5 values"),
+        GiveUpFacts(GaveUp.NO_ROLLBACK, "loss 9. 3 rollbacks did not help.", 290, 3, final=True),
+        DataChangedFacts("The weights of step 3 give 5.2: the data changed at about step 9.", 9, 1, 5.2, 0.3),
+        DataChangedFacts(
+            "The weights of step 3 give 5.2: the data changed at about step 9.", 9, 1, 5.2, 0.3, target=12
+        ),
+        ConfigurationFacts(DECAY, "0.01", "0.1"),
+        ConfigurationFacts(SettingName(Setting.CLIPPING_NORM), "1.0", "no"),
+        ConfigurationFacts(SettingName(Setting.TRAINED_PARAMETERS), "12 of 12", "3 of 12"),
+        ConfigurationFacts(SettingName(Setting.PARAMETER_GROUPS, owner="AdamW"), "1", "2"),
+        ConfigurationFacts(SettingName(Setting.BATCH_SHAPE), "32 x 8", "16 x 8"),
+        ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=12),
+        UnclearedFacts(3),
+        LintFacts("frozen", "8 parameters frozen, 97% of all values: a, b.", (("frozen", 8.0), ("values", 97.0))),
+        SpikeBatchFacts(
+            (TensorFacts("args[0]", (), "", -2.0, 3.0, None),), saved_in="/a b/batch-000400.pt", in_run=True
+        ),
+        NonFiniteFacts("loss", math.inf, 0.25),
+        NonFiniteFacts("loss", -math.inf, None),
+    ],
+)
+def test_facts_of_an_old_event_are_those_that_it_was_made_of(facts: Facts) -> None:
+    kind = "inf_detected" if isinstance(facts, NonFiniteFacts) else ""
+    event = Event.of(facts, 400, Severity.WARNING, kind=kind)
+    if isinstance(facts, NonFiniteFacts):
+        event.evidence.clear()
+        event.evidence["loss"] = facts.value
+    assert read_from_old_line(event) == facts
+
+
+def test_a_training_that_an_old_recording_says_was_ended_is_known_as_such() -> None:
+    facts = GiveUpFacts(GaveUp.NO_ROLLBACK, "loss 9. 3 rollbacks did not help.", 290, 3, ended_training=True)
+    event = Event.of(facts, 400, Severity.CRITICAL)
+    event.evidence["ended_training"] = 1.0
+    assert read_from_old_line(event) == facts
+
+
+def test_a_rollback_keeps_its_numbers_and_its_reason() -> None:
+    event = Event.of(RollbackFacts("loss 9.", 380, 395, 22, 0.1, 1, learning_rate=0.1), 402, Severity.INFO)
+    facts = read_from_old_line(event)
+    assert isinstance(facts, RollbackFacts)
+    assert (facts.target, facts.steps_lost, facts.learning_rate, facts.reason) == (380, 22, 0.1, "loss 9.")
+    assert facts.steps_regained is None
+    reverted = RollbackFacts("It did not help.", 402, 395, 8, 0.1, 2, steps_regained=14)
+    facts = read_from_old_line(Event.of(reverted, 410, Severity.INFO))
+    assert isinstance(facts, RollbackFacts)
+    assert (facts.steps_regained, facts.reason) == (14, "It did not help.")
+
+
+def test_an_origin_has_its_source_its_operations_and_its_sentence() -> None:
+    evidence = {
+        "from.loss": 1.0,
+        "input.nan": 0.0,
+        "input.inf": 0.0,
+        "input.least": -2.0,
+        "input.greatest": 3.0,
+        "operation.log": 1.0,
+        "operation.div": 1.0,
+        "dtype.float16": 1.0,
+        "output.nan": 2.0,
+        "output.inf": 0.0,
+        "overflow": 0.0,
+    }
+    message = "Step 400: the first non-finite value comes from log: see a.py:3 in f."
+    facts = read_from_old_line(Event(400, "nan_origin", Severity.INFO, message, "layer.2", evidence))
+    assert isinstance(facts, NanOriginFacts)
+    assert (facts.source, facts.module, facts.operations) == (NanSource.LOSS, "layer.2", ("log", "div"))
+    assert (facts.value_range, facts.overflowed) == ((-2.0, 3.0), False)
+    assert facts.output is not None
+    assert (facts.output.dtype, facts.output.nan) == ("float16", 2)
+    assert facts.statement == "The first non-finite value comes from log: see a.py:3 in f."
+    assert facts.sentence(400) == message
+
+
+@pytest.mark.parametrize(
+    ("again", "rerun"),
+    [
+        ("The same batch is non-finite again, first in b.", Rerun.DATA_OR_NUMERICS),
+        ("The same batch with the same random numbers is finite this time: check the hardware first.", Rerun.HARDWARE),
+        ("The model's output was finite both times: check the labels.", Rerun.AFTER_THE_MODEL),
+        ("The batch was not run again: it is too large.", None),
+    ],
+)
+def test_a_batch_has_its_file_and_what_running_it_again_showed(again: str, rerun: Rerun | None) -> None:
+    made = BrokenBatchFacts((BATCH,), saved_in="/a/batch-000400.pt", rerun=rerun, rerun_words=again)
+    facts = read_from_old_line(Event.of(made, 400, Severity.INFO))
+    assert isinstance(facts, BrokenBatchFacts)
+    assert (facts.rerun, facts.saved_in, facts.in_run) == (rerun, "/a/batch-000400.pt", False)
+    assert facts.tensors == (BATCH,)
+    assert facts.rerun_words == (again if rerun is Rerun.AFTER_THE_MODEL else "")
+
+
+def test_a_batch_that_was_not_saved_has_no_file() -> None:
+    facts = read_from_old_line(Event.of(BrokenBatchFacts((BATCH,), not_saved="The disk is full."), 4, Severity.INFO))
+    assert isinstance(facts, BatchFacts)
+    assert facts.saved_in == ""
+
+
+def test_sentences_that_nobody_knows_stay_apart() -> None:
+    first, second = (
+        read_from_old_line(Event(4, "not_measured", Severity.INFO, message)) for message in ("This.", "That.")
+    )
+    assert isinstance(first, OtherFacts)
+    assert first != second
+    assert read_from_old_line(Event(4, "early_stopping", Severity.INFO, "It stopped.")) is None
+    assert read_from_old_line(Event(4, "rollback", Severity.INFO, "Rolled back.")) is None
+    assert read_from_old_line(Event(4, "plateau", Severity.INFO, "It stays.")) is None
+    changed = read_from_old_line(Event(4, "configuration_changed", Severity.INFO, "Something changed."))
+    assert changed == OtherFacts({"message": "Something changed."})
