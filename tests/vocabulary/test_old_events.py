@@ -33,6 +33,7 @@ from mlflow_stability.vocabulary.facts import (
     UnclearedFacts,
 )
 
+CHANGED = "The weights of step 3 give 5.2: the data changed at about step 9."
 DECAY = SettingName(Setting.GROUP_OPTION, "weight_decay", "group 0 of AdamW")
 BATCH = TensorFacts("args[0]", (), "", -2.0, 3.0, None, nan=3)
 
@@ -52,10 +53,8 @@ def read_from_old_line(event: Event) -> Facts | None:
         EarlyStopFacts("loss<0.05", "loss is 0.04 (of 3)", before_step=True),
         EarlyStopFacts("val_loss plateau 5", "val_loss has not fallen below its best of 2 in 5 values"),
         GiveUpFacts(GaveUp.NO_ROLLBACK, "loss 9. 3 rollbacks did not help.", 290, 3, final=True),
-        DataChangedFacts("The weights of step 3 give 5.2: the data changed at about step 9.", 9, 1, 5.2, 0.3),
-        DataChangedFacts(
-            "The weights of step 3 give 5.2: the data changed at about step 9.", 9, 1, 5.2, 0.3, target=12
-        ),
+        DataChangedFacts(CHANGED, 9, 1, 5.2, 0.3),
+        DataChangedFacts(CHANGED, 9, 1, 5.2, 0.3, target=12),
         ConfigurationFacts(DECAY, "0.01", "0.1"),
         ConfigurationFacts(SettingName(Setting.CLIPPING_NORM), "1.0", "no"),
         ConfigurationFacts(SettingName(Setting.TRAINED_PARAMETERS), "12 of 12", "3 of 12"),
