@@ -37,13 +37,8 @@ class Cause:
     """Type and step of reported findings whose sentences are part of the statement or the evidence."""
 
     def is_same(self, other: Cause) -> bool:
-        """Whether both say the same, whichever findings they explain."""
-        return (self.name, self.certainty, self.place, self.since) == (
-            other.name,
-            other.certainty,
-            other.place,
-            other.since,
-        )
+        """Whether both are shown as the same, whichever findings they explain."""
+        return (self.name, self.statement) == (other.name, other.statement)
 
     @property
     def certain(self) -> bool:
