@@ -72,13 +72,11 @@ def concluded(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def check_that_wording_does_not_matter(history: RunHistory, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, events = concluded(diagnosis_of(history)), history.events or ()
+    before = concluded(diagnosis_of(history))
     with monkeypatch.context() as patch:
         replace_sentences(patch)
         said = diagnosis_of(reworded(history))
     assert concluded(said) == before
-    messages = [episode.message for episode in said.episodes if episode.kind in {each.kind for each in events}]
-    assert all("Fep" in message or "Wug" in message for message in messages)
 
 
 @pytest.mark.parametrize("name", run_names())
@@ -89,6 +87,14 @@ def test_no_conclusion_about_a_recorded_run_depends_on_wording(name: str, monkey
 @pytest.mark.parametrize("form", [*FORMS, *NON_FINITE])
 def test_no_conclusion_about_a_log_depends_on_wording(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_that_wording_does_not_matter(ill_run(form, 0).history(), monkeypatch)
+
+
+def test_sentences_are_replaced_in_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_sentences(monkeypatch)
+    rescued = diagnosis_of(reworded(history_of(EXPERIMENT / "rescue")))
+    assert [each.message[:3] for each in rescued.episodes if each.kind == "rollback"] == ["Fep"]
+    ill = diagnosis_of(ill_run("spike of several points", 0).history())
+    assert any("Wug" in each.message for each in ill.episodes)
 
 
 def test_a_training_that_the_autopilot_ended_says_so_in_any_wording(monkeypatch: pytest.MonkeyPatch) -> None:
