@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,13 @@ from mlflow_stability.detectors.catalog import TYPES
 from mlflow_stability.diagnosis.rules import RULES
 
 CLASSES: dict[str, type[Any]] = {each.__name__: each for each in (*TYPES, *RULES) if fields(each)}
-NOT_ASKED = {"test_documented_thresholds.py", "test_catalog.py", "test_own_thresholds.py", "test_sensitivity.py"}
+NOT_ASKED = {
+    "test_documented_thresholds.py",
+    "test_catalog.py",
+    "test_own_thresholds.py",
+    "test_sensitivity.py",
+    "test_live_is_replay.py",
+}
 """Tests of all classes, which would notice any change."""
 
 
@@ -93,13 +100,16 @@ def noticed_by(cls: type[Any], name: str, arguments: list[str]) -> str:
 
 
 def tests_of(cls: type[Any]) -> list[str]:
-    """The test files of a kind: those that name the class, its module or its kind."""
-    words = {cls.__name__, cls.__module__.rpartition(".")[2], f'"{cls.kind}"'}
-    folders = (ROOT / "tests" / "detectors", ROOT / "tests" / "diagnosis")
-    files = [path for folder in folders for path in sorted(folder.rglob("test_*.py")) if path.name not in NOT_ASKED]
-    found = [path for path in files if any(word in path.read_text(encoding="utf-8") for word in words)]
-    named = [path for path in found if cls.__name__ in path.read_text(encoding="utf-8")]
-    return [str(path) for path in sorted(found, key=lambda path: (path not in named, path))]
+    """The test files of a class: first those named after it, then those that name it or its kind."""
+    module = cls.__module__.rpartition(".")[2]
+    folder = ROOT / "tests" / ("diagnosis/rules" if cls in RULES else "detectors")
+    files = {path: path.read_text(encoding="utf-8") for path in sorted(folder.rglob("test_*.py"))}
+    found = [path for path, text in files.items() if re.search(rf"\b{cls.__name__}\b|\"{cls.kind}\"", text)]
+    chosen = [path for path in found if path.name not in NOT_ASKED]
+    return [
+        str(path)
+        for path in sorted(chosen, key=lambda path: (module not in path.stem, cls.__name__ not in files[path]))
+    ]
 
 
 def main(arguments: list[str]) -> None:
