@@ -244,6 +244,7 @@ class GradientExplosionClassic(Detector):
     on_request = True
     rule = "classic"
     quantities = ("grad_norm",)
+    judged = "grad_norm"
     places = WHOLE
     remedies = (
         "Clip gradients at 1.0.",

@@ -68,6 +68,7 @@ class GradientVanishing(Detector):
     symptom = Symptom.VANISHING
     order = 70
     quantities = ("loss", "grad_norm")
+    judged = "grad_norm"
     places = WHOLE
     remedies = (
         "Check the initialisation.",

@@ -72,6 +72,7 @@ class DeadUnits(JudgedByProgress):
     symptom = Symptom.INSIDE
     order = 310
     quantities = ("loss", "activation_dead")
+    judged = "dead_share"
     across_places = True
     remedies = (
         "Lower the learning rate, or warm it up longer.",

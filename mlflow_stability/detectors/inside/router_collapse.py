@@ -53,6 +53,7 @@ class RouterCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 362
     quantities = ("router_tokens", "router_experts", "router_active", "router_load_entropy", "router_max_share")
+    judged = "effective_experts"
     remedies = (
         "Add a load-balancing loss, or raise its weight.",
         "Add noise to the router logits early in training.",

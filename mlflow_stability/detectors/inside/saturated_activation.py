@@ -53,6 +53,7 @@ class SaturatedActivation(JudgedByProgress):
     symptom = Symptom.INSIDE
     order = 320
     quantities = ("loss", "activation_saturation")
+    judged = "pinned_share"
     across_places = True
     remedies = (
         "Check the scale of the weights and inputs before it.",

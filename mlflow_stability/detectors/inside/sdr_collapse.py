@@ -58,6 +58,7 @@ class SdrCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 340
     quantities = QUANTITIES
+    judged = "sdr_unique_ratio"
     severities = (Severity.WARNING, Severity.CRITICAL)
     remedies = (
         "Raise the temperature by a factor of 2 to 3.",

@@ -284,6 +284,7 @@ class LossSpikeClassic(Detector):
     on_request = True
     rule = "classic"
     quantities = ("loss",)
+    judged = "loss"
     remedies = (
         "Lower the learning rate by a factor of 2 to 5.",
         "Clip gradients at 1.0.",

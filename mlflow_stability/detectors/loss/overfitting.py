@@ -73,6 +73,7 @@ class Overfitting(Detector):
     symptom = Symptom.OVERFITTING
     order = 90
     quantities = ("loss", "val_loss")
+    judged = "val_loss"
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power", "beyond_noise": "times"}
     remedies = (
         "Keep the weights of the best validation loss, and stop there.",

@@ -96,6 +96,7 @@ class UpdateRatioHigh(JudgedByProgress):
     symptom = Symptom.LARGE_UPDATES
     order = 180
     quantities = ("loss", "learning_rate", "update_ratio")
+    judged = "update_ratio"
     across_places = True
     remedies = (
         "Lower the learning rate by a factor of 5 to 10.",
@@ -196,6 +197,7 @@ class UpdateRatioLow(JudgedByProgress):
     noun = "tiny updates"
     order = 190
     quantities = ("loss", "learning_rate", "update_ratio")
+    judged = "update_ratio"
     across_places = True
     remedies = (
         "Raise the learning rate by a factor of 5 to 10.",

@@ -62,6 +62,7 @@ class WeightSpike(Detector):
     symptom = Symptom.LARGE_UPDATES
     order = 210
     quantities = ("param_norm",)
+    judged = "param_norm"
     compared = ("param_norm",)
     across_places = True
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
