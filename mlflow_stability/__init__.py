@@ -30,17 +30,20 @@ if TYPE_CHECKING:
     from mlflow_stability.session.autolog import attach, autolog, current_session, flush
     from mlflow_stability.vocabulary.measured import AttentionMap
     from mlflow_stability.vocabulary.result import (
+        Action,
         Comparison,
         Diagnosis,
         Episode,
         Finding,
         ModelCheck,
         ModelFinding,
+        Remedy,
         Severity,
     )
 
 __version__ = "0.1.0"
 __all__ = [
+    "Action",
     "Alert",
     "AlertMessage",
     "AttentionMap",
@@ -50,6 +53,7 @@ __all__ = [
     "Finding",
     "ModelCheck",
     "ModelFinding",
+    "Remedy",
     "RollbackPolicy",
     "SPAMAdam",
     "Severity",
@@ -76,6 +80,7 @@ __all__ = [
 ]
 
 PUBLIC = {
+    "Action": "mlflow_stability.vocabulary.result.action",
     "Alert": "mlflow_stability.alerts.alert",
     "AlertMessage": "mlflow_stability.alerts.message",
     "AttentionMap": "mlflow_stability.vocabulary.measured.attention_map",
@@ -85,6 +90,7 @@ PUBLIC = {
     "Finding": "mlflow_stability.vocabulary.result.event",
     "ModelCheck": "mlflow_stability.vocabulary.result.model_check",
     "ModelFinding": "mlflow_stability.vocabulary.result.model_check",
+    "Remedy": "mlflow_stability.vocabulary.result.remedy",
     "RollbackPolicy": "mlflow_stability.recovery.rollback_policy",
     "SPAMAdam": "mlflow_stability.recovery.extras.spam_adam",
     "Severity": "mlflow_stability.vocabulary.result.event",

@@ -128,7 +128,7 @@ class AlertRouter:
                 event.severity,
                 due,
                 event.message,
-                event.remedies,
+                tuple(map(str, event.remedies)),
                 dict(event.evidence),
             )
             return
@@ -137,7 +137,8 @@ class AlertRouter:
         burst.time = max(burst.time, event.time)
         if event.severity > burst.severity:
             burst.severity, burst.due = event.severity, min(burst.due, due)
-            burst.message, burst.remedies, burst.evidence = event.message, event.remedies, dict(event.evidence)
+            burst.message, burst.evidence = event.message, dict(event.evidence)
+            burst.remedies = tuple(map(str, event.remedies))
 
     def _due_at(self, event: Event, now: float) -> float:
         gathered = now + GATHER[event.severity]

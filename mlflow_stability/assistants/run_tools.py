@@ -115,7 +115,7 @@ class RunTools:
         told = [
             finding(each)
             | {"metrics": {name: number(value) for name, value in each.evidence.items()}}
-            | {"remedies": [_cut(remedy) for remedy in each.remedies]}
+            | {"remedies": [_cut(str(remedy)) for remedy in each.remedies]}
             for each in shown
         ]
         return {"total": len(wanted), "offset": max(0, offset), "findings": told}

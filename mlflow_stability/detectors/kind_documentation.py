@@ -14,6 +14,7 @@ from itertools import pairwise
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.detectors.engine.rendered_numbers import rendered
+from mlflow_stability.vocabulary.result import Remedy
 from mlflow_stability.vocabulary.result.event import Severity
 
 SECTIONS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
@@ -55,7 +56,7 @@ class FindingDocumentation:
     quantities: tuple[str, ...]
     """Empty for what is seen from outside of the series."""
     thresholds: tuple[Threshold, ...]
-    remedies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
     own_thresholds: str
     """How to give thresholds of your own, in Python; empty where there are none."""
 

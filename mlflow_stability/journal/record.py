@@ -30,7 +30,7 @@ import orjson
 
 from mlflow_stability.vocabulary.facts import facts_of_event
 from mlflow_stability.vocabulary.measured import Signal, StepReading
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity, read_remedies
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset, Returned
 
 SCHEMA = 1
@@ -125,6 +125,7 @@ def encode(record: Record) -> bytes:
     if isinstance(record, Event):
         said["facts"] = None if record.facts is None else record.facts.as_json()
         said["severity"] = int(record.severity)
+        said["remedies"] = [remedy.as_json() for remedy in record.remedies]
         said["evidence"] = {
             name: float(value) if math.isfinite(value) else repr(float(value))
             for name, value in record.evidence.items()
@@ -141,7 +142,7 @@ def decode(said: list[Any]) -> Record | None:
     known = {key: value for key, value in said[1].items() if key in _FIELDS[name]}
     if kind is Event:
         known["severity"] = Severity(known["severity"])
-        known["remedies"] = tuple(known.get("remedies", ()))
+        known["remedies"] = read_remedies(known.get("remedies", ()))
         known["evidence"] = {key: float(value) for key, value in known.get("evidence", {}).items()}
         known.setdefault("judged", not said[1].get("live", False))  # as it was called before
         known["facts"] = facts_of_event(known)

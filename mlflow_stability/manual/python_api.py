@@ -64,6 +64,8 @@ def _is_called(found: Definition) -> bool:
     """Whether users call it; other classes are of what they are given."""
     if isinstance(found, ast.FunctionDef):
         return True
+    if any(ast.unparse(base) == "Enum" for base in found.bases):
+        return False
     made = {ast.unparse(each) for each in found.decorator_list} | {getattr(each, "name", "") for each in found.body}
     return bool(made & {"made_with_known_names", "__init__"})
 
@@ -101,11 +103,19 @@ def _table_of_fields(found: ast.ClassDef) -> Iterator[str]:
             continue
         said = under.value if isinstance(under, ast.Expr) else None
         meaning = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else ""
+        if not meaning and isinstance(field, ast.Assign):
+            kept, meaning = (kept[0], "", ""), _sentence_of(field.value)
         cells = [*(f"`{each}`" if each else "" for each in kept), meaning]
         rows.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
     if rows:
         yield ""
         yield from ("| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows)
+
+
+def _sentence_of(member: ast.expr) -> str:
+    """The text of an enumeration's member, or the first of its values."""
+    value = member.elts[0] if isinstance(member, ast.Tuple) else member
+    return str(value.value) if isinstance(value, ast.Constant) else ""
 
 
 def _default(value: ast.expr | None) -> str:

@@ -21,27 +21,27 @@ from mlflow_stability.vocabulary.facts import (
     NanSource,
     RollbackFacts,
 )
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_3_TO_10_OR_WARM_UP, Action, Event, Remedy, Severity
 
 ROLLBACK = "rollback"
 GIVE_UP = "give_up"
 DATA_CHANGED = "data_changed"
 CHECKPOINT_FAILED = "checkpoint_failed"
 IN_HALF = (
-    "Train in bf16 instead of fp16, or compute values above 65504 in float32.",
-    "With a loss scaler: lower the loss scale.",
+    Remedy(Action.TRAIN_IN_BF16_OR_SINGLE),
+    Remedy(Action.LOWER_SCALE_OF_SCALER),
 )
 IN_GENERAL = (
-    "Lower the learning rate by a factor of 3 to 10, or lengthen the warm-up.",
-    "Inspect the batches from the onset on, and the first finding before this one.",
+    LOWER_RATE_3_TO_10_OR_WARM_UP,
+    Remedy(Action.INSPECT_BATCHES_SINCE_ONSET),
 )
 FROM_THE_START = (
-    "Check that the first batch has targets, and is finite.",
-    "Check exponentials, logarithms, roots and divisions in the model and its loss function.",
-    "Check the initial weights.",
+    Remedy(Action.CHECK_FIRST_BATCH),
+    Remedy(Action.CHECK_OPERATIONS),
+    Remedy(Action.CHECK_INITIAL_WEIGHTS),
 )
 """Where no step was ever taken: the learning rate has changed nothing yet."""
-OF_SCALE = ("Check whether the scale of the loss changed, such as that of rewards.",)
+OF_SCALE = (Remedy(Action.CHECK_LOSS_SCALE_OF_DATA),)
 """Where a loss that can be negative rose, and is still below that of the state that could be restored."""
 
 
@@ -84,8 +84,8 @@ def rollback_event(
         finding_step=None if decision.finding is None else decision.finding.step,
     )
     remedies = (
-        "Watch the loss for the next 1000 steps.",
-        "Fix the cause: inspect the first finding before this rollback.",
+        Remedy(Action.WATCH_LOSS),
+        Remedy(Action.FIX_CAUSE_OF_FIRST_FINDING),
     )
     return Event.of(facts, step, Severity.INFO, remedies=remedies, attempt=attempt, time=time)
 
@@ -103,10 +103,8 @@ def data_changed_event(decision: Decision, step: int, *, rollbacks: int) -> Even
     return Event.of(facts, step, Severity.WARNING, remedies=DataChanged.remedies)
 
 
-SAVE_SHARDED = "Save checkpoints with torch.distributed.checkpoint, from all processes."
-SAVE_SHARDED_OPTIMIZER = (
-    f"Call consolidate_state_dict() of {ZERO} on every rank, then save model and optimizer on rank 0."
-)
+SAVE_SHARDED = Remedy(Action.SAVE_SHARDS)
+SAVE_SHARDED_OPTIMIZER = Remedy(Action.CONSOLIDATE_OPTIMIZER)
 
 
 def no_checkpoints_event(split: str, step: int) -> Event:
@@ -133,15 +131,15 @@ def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: in
         not_restored=torn,
     )
     remedies = (
-        "Restart from a checkpoint with restore(model, optimizer, run_id=...).",
-        "Build models and optimizers once, with the same ones in all processes.",
+        Remedy(Action.RESTORE_BY_RUN),
+        Remedy(Action.BUILD_MODELS_ONCE),
     )
     return Event.of(facts, step, Severity.CRITICAL, remedies=remedies)
 
 
 def what_to_change(
     origin: Event | None = None, *, overflowed_in_half: bool = False, no_step_taken: bool = False
-) -> tuple[str, ...]:
+) -> tuple[Remedy, ...]:
     """What goes against trouble that going back does not end, most useful first.
 
     Where it is known in which operation the first bad number was born, what goes against that; of the loss function it
@@ -162,7 +160,7 @@ def level_ignored_event(decision: Decision, step: int, *, rollbacks: int) -> Eve
         f"{ABSURD_RISE:,.0f} times its level, are still answered."
     )
     facts = GiveUpFacts(GaveUp.LEVEL_IGNORED, reason, decision.onset, rollbacks, final=False)
-    remedies = ("Judge this training by what it is to achieve, such as a return or a validation score.",)
+    remedies = (Remedy(Action.JUDGE_BY_GOAL),)
     return Event.of(facts, step, Severity.INFO, remedies=remedies)
 
 
@@ -174,7 +172,7 @@ def give_up_event(
     rollbacks: int,
     time: float = 0.0,
     ends: bool = False,
-    remedies: tuple[str, ...] = IN_GENERAL,
+    remedies: tuple[Remedy, ...] = IN_GENERAL,
 ) -> Event:
     """There is trouble, and we do not go back; `ends`: the training is stopped for it."""
     facts = GiveUpFacts(

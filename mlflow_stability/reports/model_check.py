@@ -36,7 +36,11 @@ def show_model_check(out: TerminalWriter, check: ModelCheck) -> None:
 
 def as_json(check: ModelCheck) -> str:
     """The same as JSON; NaN and infinity are texts."""
-    return json.dumps(_plain_values(asdict(check) | {"verdict": check.verdict}), indent=1) + "\n"
+    findings = [
+        asdict(found) | {"remedies": [remedy.as_json() for remedy in found.remedies]} for found in check.findings
+    ]
+    said = asdict(check) | {"findings": findings, "verdict": check.verdict}
+    return json.dumps(_plain_values(said), indent=1) + "\n"
 
 
 def _facts(out: TerminalWriter, check: ModelCheck) -> Rows:
@@ -59,7 +63,7 @@ def _show_finding(out: TerminalWriter, found: ModelFinding) -> None:
     rows.add_column(overflow="fold")
     rows.add_row("", out.text(found.message))
     for each in found.remedies:
-        rows.add_row(out.text("→" if out.unicode else ">", "cyan"), out.text(each))
+        rows.add_row(out.text("→" if out.unicode else ">", "cyan"), out.text(str(each)))
     out.console.print(rows)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlflow_stability.alerts.router import COOLDOWNS, GATHER, USUAL_COOLDOWN, AlertRouter
 from mlflow_stability.detectors.catalog import KINDS
 from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.result import LOWER_RATE
 
 KIND = st.sampled_from(["nan_detected", "loss_spike", "plateau", "stall"])
 EVENTS = st.lists(
@@ -140,7 +141,7 @@ def test_a_router_that_was_saved_goes_on_as_if_nothing_had_happened(
 
 def test_messages_are_read_back_as_they_were_written() -> None:
     router = AlertRouter((), Severity.INFO)
-    router.take(replace(event(3), remedies=("Lower the learning rate.",)), 0.0)
+    router.take(replace(event(3), remedies=(LOWER_RATE,)), 0.0)
     (message,) = router.due(0.0, over=True)
     assert type(message).from_plain(json.loads(json.dumps(message.plain()))) == message
 

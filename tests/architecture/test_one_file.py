@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class UnluckyLoss(Detector):
     quantities = ("loss",)
     symptom = Symptom.RISING
     instability = Instability.HARMFUL
-    remedies = ("Cross your fingers.",)
+    remedies = (Remedy(Action.IN_WORDS, text="Cross your fingers."),)
     state_type = list
 
     def step(self, state: list[int], point: Point) -> tuple[list[int], Event | None]:
@@ -64,6 +64,7 @@ CAUSE = '''
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
+from mlflow_stability.vocabulary.result import Action, Remedy
 
 
 def calendar_look(around: EpisodeContext) -> CheckResult:
@@ -76,7 +77,8 @@ def calendar_look(around: EpisodeContext) -> CheckResult:
 
 CAUSES = (
     CauseDocumentation(
-        "friday", "It was a Friday.", "The parameter `day` says so.", "On holidays.", ("Wait until Monday.",)
+        "friday", "It was a Friday.", "The parameter `day` says so.", "On holidays.",
+        (Remedy(Action.IN_WORDS, text="Wait until Monday."),),
     ),
 )
 CHECKS = (Check(calendar_look, {Symptom.RISING: 1, Symptom.NON_FINITE: 1}, frozenset({"friday"})),)
@@ -272,10 +274,10 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
         "assert built(described(default_detectors())) == default_detectors()\n"
         "panel = Panel()\n"
         "(found,) = panel.observe(Observation(Signal('loss', ''), 7, 13.0))\n"
-        "print(found.kind, found.step, noun_of(found.kind), noun_of(found.kind, 3), found.remedies)\n"
+        "print(found.kind, found.step, noun_of(found.kind), noun_of(found.kind, 3), *found.remedies)\n"
     )
     done = run_in(package, "-c", code)
-    assert done.out == "unlucky_loss 7 an unlucky loss 3 unlucky losses ('Cross your fingers.',)\n"
+    assert done.out == "unlucky_loss 7 an unlucky loss 3 unlucky losses Cross your fingers.\n"
 
 
 @pytest.mark.slow
@@ -350,7 +352,7 @@ def test_a_cause_is_named_with_its_remedy_and_explained(package: Path, log: Path
     said = json.loads(run_in(package, "-m", "mlflow_stability", "diagnose", str(log), "--output-format", "json").out)
     (run,) = said["runs"]
     assert run["cause"]["name"] == "friday"
-    assert any("Wait until Monday." in each for each in run["remedies"])
+    assert any("Wait until Monday." in remedy["sentence"] for remedy in run["remedies"])
     assert "On holidays." in typed(package, "explain", "friday")
     assert "Wait until Monday." in typed(package, "manual", "causes")
 

@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.vocabulary import Closing, Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.result import read_remedies
 
 PROGRAM = find_chromium()
 pytestmark = [
@@ -64,7 +65,7 @@ def page(rest_server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
         training.journal.append(StepReading(step, SIGNALS, values, 0, now + step))
         if step == 80:
             message = "loss is NaN at step 80; last finite value 0.0253."
-            remedies = ("Check the labels.", "Lower the learning rate.", "Clip gradients at 1.0.")
+            remedies = read_remedies(["Check the labels.", "Lower the learning rate.", "Clip gradients at 1.0."])
             training.journal.append(Event(80, "nan_detected", Severity.CRITICAL, message, remedies=remedies, time=now))
     training.end(Closing("finished", "", 120))
     assert deliver_session(training.folder).error == ""

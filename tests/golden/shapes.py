@@ -76,7 +76,7 @@ def diagnosis_shape(diagnosis: Diagnosis) -> Shape:
             "why_these_losses": diagnosis.judged.reasons,
             "findings": [finding_shape(episode) for episode in diagnosis.episodes],
             "cause": cause_shape(diagnosis.cause),
-            "what_to_do": diagnosis.remedies,
+            "what_to_do": list(map(str, diagnosis.remedies)),
             "curves": [curve_shape(reading) for reading in diagnosis.curves],
             "not_judged": diagnosis.cannot_tell,
             "notes": diagnosis.notes,
@@ -101,7 +101,7 @@ def finding_shape(episode: Episode) -> Shape:
         "layer": episode.place,
         "rank": None if rank is None else int(rank),
         "message": episode.message,
-        "remedies": episode.remedies,
+        "remedies": list(map(str, episode.remedies)),
         "cause": cause_shape(episode.cause),
         "spikes_within": episode.spikes,
         "experimental": episode.experimental,
@@ -123,7 +123,7 @@ def cause_shape(cause: Cause | None) -> Shape | None:
         "evidence": cause.evidence,
         "ruled_out": cause.ruled_out,
         "not_checked": cause.not_checked,
-        "remedies": cause.remedies,
+        "remedies": list(map(str, cause.remedies)),
     }
 
 
@@ -258,7 +258,7 @@ def model_finding_shape(finding: ModelFinding) -> Shape:
         "severity": finding.severity.name,
         "layer": finding.place,
         "message": finding.message,
-        "remedies": finding.remedies,
+        "remedies": list(map(str, finding.remedies)),
     }
 
 

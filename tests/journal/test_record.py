@@ -20,6 +20,7 @@ from mlflow_stability.journal.record import (
     unframe,
 )
 from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Opening, Reset, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.result import Action, Remedy
 
 texts = st.text(st.characters(blacklist_categories=["Cs"]))
 steps = st.integers(0, 2**53)
@@ -36,7 +37,7 @@ records = st.one_of(
         texts,
         texts,
         st.dictionaries(texts, values),
-        st.lists(texts).map(tuple),
+        st.lists(texts.map(lambda text: Remedy(Action.IN_WORDS, text=text))).map(tuple),
         st.integers(0, 9),
         times,
     ),

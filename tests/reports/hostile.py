@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from reports.samples import broken, nan, spike
 
 from mlflow_stability.reports.report import Failure, Report
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 
@@ -73,6 +74,10 @@ def hostile_diagnoses(draw: st.DrawFn) -> Diagnosis:
     def text() -> str:
         return draw(TEXTS)
 
+    def remedy() -> Remedy:
+        known = draw(st.sampled_from([Action.INSPECT_MODULE, Action.INSPECT_BATCH, Action.IN_WORDS]))
+        return Remedy(known, step=7, unit=text(), module=text(), path=text(), text=text())
+
     def hostile_cause() -> Cause:
         return Cause(text(), text(), (text(),), (text(),), (text(),), place=text(), kind=text(), step=1)
 
@@ -85,11 +90,11 @@ def hostile_diagnoses(draw: st.DrawFn) -> Diagnosis:
         verdict=text(),
         ended=text(),
         episodes=(
-            replace(spike(), message=text(), metric=text(), place=text(), remedies=(text(),), cause=hostile_cause()),
+            replace(spike(), message=text(), metric=text(), place=text(), remedies=(remedy(),), cause=hostile_cause()),
             replace(nan(), kind=text(), evidence={text(): 1.0}),
         ),
         cause=hostile_cause(),
-        remedies=(text(),),
+        remedies=(remedy(),),
         curves=(replace(whole.curves[0], metric=text(), trend=text()),),
         sketches=(replace(whole.sketches[0], metric=text()),),
         cannot_tell=(text(),),

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from mlflow_stability.reports.report import Failure, Report
+from mlflow_stability.vocabulary.result import read_remedies
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis, Sketch
 from mlflow_stability.vocabulary.result.episode import Episode
@@ -75,7 +76,7 @@ def spike() -> Episode:
         recovered=True,
         metric="train_loss",
         evidence={"loss": 5.71, "z": 31.2},
-        remedies=("Lower the learning rate 2-5 times.", "Look at the batch of this step."),
+        remedies=read_remedies(("Lower the learning rate 2-5 times.", "Look at the batch of this step.")),
         cause=Cause(
             "bad_batch", "A bad batch at step 300: the loss jumped and came back.", kind="loss_spike", step=300
         ),
@@ -125,7 +126,7 @@ def broken(source: str = "logs/bad.jsonl") -> Diagnosis:
             kind="nan_detected",
             step=960,
         ),
-        remedies=("Train in bf16 instead of fp16.", "Lower the learning rate 2-5 times."),
+        remedies=read_remedies(("Train in bf16 instead of fp16.", "Lower the learning rate 2-5 times.")),
         curves=(reading("train_loss", values),),
         sketches=(sketch("train_loss", values),),
         cannot_tell=("Gradients: no gradient norm was logged.",),

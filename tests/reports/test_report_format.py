@@ -12,7 +12,7 @@ from mlflow_stability.reports.report_format import ENDINGS, FORMATS, form_of, re
     ("form", "begins"),
     [
         ("rich", "bad.jsonl ─"),
-        ("json", '{\n  "schema_version": 1'),
+        ("json", '{\n  "schema_version": 2'),
         ("csv", "source,name,"),
         ("markdown", "# Training diagnosis"),
         ("html", "<!doctype html>"),

@@ -136,7 +136,7 @@ def test_what_overflows_in_half_precision_is_not_blamed_on_the_learning_rate(
         ),
     ):
         overflowing()
-    assert flown.events("give_up")[-1].remedies[0].startswith("Train in bf16 instead of fp16")
+    assert str(flown.events("give_up")[-1].remedies[0]).startswith("Train in bf16 instead of fp16")
 
 
 @pytest.mark.slow

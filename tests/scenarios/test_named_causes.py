@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adadelta, Adam, Optimizer, Rprop
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result import Diagnosis
+from mlflow_stability.vocabulary.result import RATE_TOPICS, Diagnosis, Remedy
 
 pytestmark = pytest.mark.scenario
 CLASSES, COLUMNS = 5, 10
@@ -88,8 +88,8 @@ def no_labels(batch: Batch) -> Batch:
     return batch[0], batch[1].flip(0)
 
 
-def about_the_rate(remedies: tuple[str, ...]) -> list[str]:
-    return [each for each in remedies if each.startswith(("Lower the learning rate", "Lengthen", "Warm up"))]
+def about_the_rate(remedies: tuple[Remedy, ...]) -> list[Remedy]:
+    return [remedy for remedy in remedies if remedy.topic in RATE_TOPICS]
 
 
 def momentum(model: nn.Module) -> Optimizer:
@@ -152,7 +152,7 @@ def test_steps_that_explode_where_clipping_ended_are_put_down_to_that_and_not_to
     found = diagnosed(tmp_path, lambda: recurrent(seed))
     assert found.cause is not None
     assert (found.cause.name, found.cause.certainty, found.cause.since) == ("clipping_ended", "likely", 301)
-    assert found.remedies[0] == "Clip gradients at 0.5 again, as up to step 300."
+    assert str(found.remedies[0]) == "Clip gradients at 0.5 again, as up to step 300."
     named = {each.cause.name for each in found.episodes if each.cause is not None}
     assert "damaged_weights" not in named
 
@@ -204,7 +204,7 @@ def test_a_rate_of_20_or_100_is_far_too_high(tmp_path: Path, rate: float, make: 
     assert found.cause is not None
     assert found.cause.name == "learning_rate_too_high"
     assert "far too high" in found.cause.statement
-    assert found.remedies[0].startswith(f"Lower the learning rate from {rate:g} to about")
+    assert str(found.remedies[0]).startswith(f"Lower the learning rate from {rate:g} to about")
 
 
 @pytest.mark.parametrize("make", [Adadelta, Rprop], ids=["Adadelta", "Rprop"])
@@ -237,7 +237,7 @@ def test_a_loss_that_is_stuck_because_nearly_all_parameters_are_frozen_says_so(t
     assert found.cause is not None
     assert (found.cause.name, found.cause.certainty) == ("frozen_parameters", "likely")
     assert found.cause.statement == "Only 5 of 5,189 values of the model are trained; all others are frozen."
-    assert found.remedies[0].startswith("Check whether these parameters should be frozen")
+    assert str(found.remedies[0]).startswith("Check whether these parameters should be frozen")
 
 
 def test_the_text_of_a_jump_names_the_optimizer_whose_learning_rate_jumped(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_averaged_weights_that_stay_in_after_an_evaluation_are_named_with_their_
     after = 402 - first
     assert f"replaced by other code between steps {after - 1} and {after}: they changed by 0.7" in found.cause.statement
     assert "It repeats every 400 steps." in found.cause.statement
-    assert found.remedies[0].startswith("Restore the training weights after each evaluation")
+    assert str(found.remedies[0]).startswith("Restore the training weights after each evaluation")
     assert about_the_rate(found.remedies) == []
 
 

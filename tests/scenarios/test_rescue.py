@@ -154,7 +154,7 @@ def test_what_going_back_cannot_help_goes_on_by_default_and_says_what_to_change(
     assert len(losses) == 900
     (final,) = [each for each in flown.events("give_up") if each.severity.name == "CRITICAL"]
     assert "No further rollbacks; broken steps are still skipped." in final.message
-    assert final.remedies[0].startswith("Lower the learning rate")
+    assert str(final.remedies[0]).startswith("Lower the learning rate")
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from mlflow_stability.journal.record import decode, encode, unframe
 from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
 from mlflow_stability.vocabulary import Event
 from mlflow_stability.vocabulary.facts import Facts, NonFiniteFacts, OtherFacts, SpikeFacts, facts_from_json
+from mlflow_stability.vocabulary.result import read_remedies
 
 
 class Colour(enum.StrEnum):
@@ -102,11 +103,11 @@ def test_journal_and_artifact_keep_the_facts_of_an_event(facts: Facts | None) ->
 
 
 def test_an_event_of_facts_has_their_sentence_and_numbers() -> None:
-    event = Event.of(EXAMPLE, 7, Severity.WARNING, place="layer", remedies=("Do it.",), attempt=1)
+    event = Event.of(EXAMPLE, 7, Severity.WARNING, place="layer", remedies=read_remedies(("Do it.",)), attempt=1)
     assert (event.kind, event.message, event.place, event.attempt) == ("example", "red at step 7.", "layer", 1)
     assert event.evidence == EXAMPLE.numbers()
     assert event.facts is EXAMPLE
-    assert event.remedies == ("Do it.",)
+    assert [str(remedy) for remedy in event.remedies] == ["Do it."]
 
 
 def test_sentence_of_a_spike_follows_what_is_known() -> None:

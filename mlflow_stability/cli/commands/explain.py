@@ -70,7 +70,7 @@ def _explain_cause(out: TerminalWriter, cause: CauseDocumentation, *, heading: b
     else:
         out.paragraph("As a cause", cause.meaning)
     out.paragraph("Evidence", cause.evidence)
-    out.paragraph("What to do", " ".join(cause.remedies))
+    out.paragraph("What to do", " ".join(map(str, cause.remedies)))
     out.paragraph("When it is wrong", cause.wrong)
 
 

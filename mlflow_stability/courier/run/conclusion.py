@@ -132,7 +132,7 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
     cause = diagnosis.cause
     word = training_outcome(diagnosis)
     verdict, _, more = _verdict(diagnosis).partition(". ")
-    first, *others = diagnosis.remedies[:FEW_ACTIONS] or ("",)
+    first, *others = [str(remedy) for remedy in diagnosis.remedies[:FEW_ACTIONS]] or [""]
     why, _, evidence = cause.statement.partition(". ") if cause else ("", "", "")
     ended = ended_by_autopilot(diagnosis.episodes)
     stopped = "" if ended is None else f"TrainingDiverged at step {ended.end}. {reason_of_end(ended)}"

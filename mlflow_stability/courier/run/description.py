@@ -25,7 +25,7 @@ def live_description(story: RunSummary, findings: Counter[str]) -> str:
     back = f", rolled back {times(story.rollbacks)}" if story.rollbacks else ""
     event = story.stalled or story.worst_event
     said = [] if event is None else [f"**Finding:** {markdown(story.told(event))}"]
-    said += [f"**What to do:** {markdown(event.remedies[0])}"] if event is not None and event.remedies else []
+    said += [f"**What to do:** {markdown(str(event.remedies[0]))}"] if event is not None and event.remedies else []
     return section_of(f"running, step {story.last_step:,}{back}, {how}", [*said, figures(story)])
 
 

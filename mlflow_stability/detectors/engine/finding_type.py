@@ -12,6 +12,7 @@ from enum import Enum
 from typing import ClassVar, Literal
 
 from mlflow_stability.detectors.engine.rendered_numbers import defaults_of, rendered
+from mlflow_stability.vocabulary.result import Remedy
 from mlflow_stability.vocabulary.result.event import Severity
 
 Moves = Literal["times", "power", "inverse"]
@@ -70,7 +71,7 @@ class FindingType:
     """How bad its findings can be, the mildest first."""
     experimental: ClassVar[bool] = False
     """Whether it is not relied upon yet; such findings are never above INFO, and change no verdict."""
-    remedies: ClassVar[tuple[str, ...]] = ()
+    remedies: ClassVar[tuple[Remedy, ...]] = ()
     """What to try, most likely first."""
     symptom: ClassVar[Symptom] = Symptom.NONE
     """By which its cause is looked for."""

@@ -8,6 +8,7 @@ from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -74,9 +75,9 @@ class DeadLayer(Detector):
     across_places = True
     places = LAYERS
     remedies = (
-        "Check that the layer's output reaches the loss.",
-        "Look for a detach, a no_grad or frozen parameters.",
-        "Look for units that are never active.",
+        Remedy(Action.CHECK_PATH_TO_LOSS),
+        Remedy(Action.LOOK_FOR_DETACH),
+        Remedy(Action.LOOK_FOR_INACTIVE_UNITS),
     )
     state_type = DeadLayerState
 

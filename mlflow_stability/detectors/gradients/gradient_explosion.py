@@ -21,6 +21,7 @@ from mlflow_stability.detectors.engine.loss_level import GRADIENT_RISE, RISE
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.loss_level import NoLevel
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
@@ -124,9 +125,9 @@ class GradientExplosion(Detector):
         "row_smallest_rise": "power",
     }
     remedies = (
-        "Clip gradients at 1.0.",
-        "Lower the learning rate by a factor of 2 to 5.",
-        "Inspect the loss and the batch at this step.",
+        CLIP_AT_1,
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.INSPECT_LOSS_AND_BATCH),
     )
     state_type = GradientExplosionState
 
@@ -244,12 +245,11 @@ class GradientExplosionClassic(Detector):
     on_request = True
     rule = "classic"
     quantities = ("grad_norm",)
-    judged = "grad_norm"
     places = WHOLE
     remedies = (
-        "Clip gradients at 1.0.",
-        "Lower the learning rate by a factor of 2 to 5.",
-        "Inspect the loss and the batch at this step.",
+        CLIP_AT_1,
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.INSPECT_LOSS_AND_BATCH),
     )
     state_type = ClassicWindow
 

@@ -9,6 +9,7 @@ from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import FIRST, FirstValues, LossFall
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -68,13 +69,12 @@ class GradientVanishing(Detector):
     symptom = Symptom.VANISHING
     order = 70
     quantities = ("loss", "grad_norm")
-    judged = "grad_norm"
     places = WHOLE
     remedies = (
-        "Check the initialisation.",
-        "Add residual connections, or normalise before each block.",
-        "Raise the learning rate.",
-        "Look for saturated or dead units.",
+        Remedy(Action.CHECK_INITIALISATION),
+        Remedy(Action.ADD_RESIDUALS_OR_NORMALISE),
+        Remedy(Action.RAISE_LEARNING_RATE),
+        Remedy(Action.LOOK_FOR_SATURATED_UNITS),
     )
 
     def begin(self) -> GradientVanishingState:

@@ -11,6 +11,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import LayerRound
 from mlflow_stability.detectors.engine.loss_fall import FIRST, FirstValues, LossFall
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -70,9 +71,9 @@ class GradientVanishingLayers(Detector):
     across_places = True
     places = LAYERS
     remedies = (
-        "Check the initialisation.",
-        "Add residual connections, or normalise before each block.",
-        "Use ReLU or GELU instead of sigmoid or tanh.",
+        Remedy(Action.CHECK_INITIALISATION),
+        Remedy(Action.ADD_RESIDUALS_OR_NORMALISE),
+        Remedy(Action.USE_RELU),
     )
 
     def begin(self) -> GradientVanishingLayersState:

@@ -13,6 +13,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import LayerRound
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -65,9 +66,9 @@ class GradientImbalance(JudgedByProgress):
     across_places = True
     places = LAYERS
     remedies = (
-        "Check the initialisation.",
-        "Normalise before each block, or add residual connections.",
-        "Use an optimizer that adapts each layer's step.",
+        Remedy(Action.CHECK_INITIALISATION),
+        Remedy(Action.NORMALISE_OR_ADD_RESIDUALS),
+        Remedy(Action.ADAPT_STEP_OF_LAYERS),
     )
     state_type = GradientImbalanceState
 
@@ -151,9 +152,9 @@ class WeightImbalance(Detector):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Check the initialisation.",
-        "Look for layers that grow without bound.",
-        "Use an optimizer that adapts each layer's step.",
+        Remedy(Action.CHECK_INITIALISATION),
+        Remedy(Action.LOOK_FOR_GROWING_LAYERS),
+        Remedy(Action.ADAPT_STEP_OF_LAYERS),
     )
     state_type = WeightImbalanceState
 

@@ -12,6 +12,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves
 from mlflow_stability.detectors.engine.layer_values import LayerRound
 from mlflow_stability.detectors.engine.loss_fall import FirstValues
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -71,9 +72,9 @@ class LayerExplosion(Detector):
         "smallest_rise": "power",
     }
     remedies = (
-        "Inspect the weights and the inputs of this layer.",
-        "Clip gradients at 1.0.",
-        "Lower the learning rate by a factor of 2 to 5.",
+        Remedy(Action.INSPECT_LAYER),
+        CLIP_AT_1,
+        LOWER_RATE_2_TO_5,
     )
     state_type = LayerExplosionState
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -35,13 +36,12 @@ class LowMfu(Detector):
     noun = "a low MFU"
     order = 280
     quantities = ("mfu",)
-    judged = "mfu"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Use larger batches.",
-        "Use torch.compile and a fused optimizer.",
-        "Add data-loader workers.",
+        Remedy(Action.USE_LARGER_BATCHES),
+        Remedy(Action.COMPILE_AND_FUSE),
+        Remedy(Action.ADD_WORKERS),
     )
     state_type = Streak
 

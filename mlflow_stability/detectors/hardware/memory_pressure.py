@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -37,13 +38,12 @@ class MemoryPressure(Detector):
     noun = "memory pressure"
     order = 270
     quantities = ("memory_share",)
-    judged = "memory_share"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Use a smaller batch and accumulate gradients.",
-        "Use activation checkpointing.",
-        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        Remedy(Action.ACCUMULATE_GRADIENTS),
+        Remedy(Action.USE_ACTIVATION_CHECKPOINTING),
+        Remedy(Action.SET_EXPANDABLE_SEGMENTS),
     )
     state_type = Streak
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -38,14 +39,13 @@ class StepTimeIncrease(Detector):
     noun = "longer steps"
     order = 260
     quantities = ("step_time",)
-    judged = "step_time"
     compared = ("step_time",)
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Profile the data loader.",
-        "Check the device clock and temperature.",
-        "Look for other processes on the machine.",
+        Remedy(Action.PROFILE_DATA_LOADER),
+        Remedy(Action.CHECK_CLOCK),
+        Remedy(Action.LOOK_FOR_OTHER_PROCESSES),
     )
     state_type = Streak
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -41,9 +42,9 @@ class ThroughputDrop(Detector):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Profile the data loader.",
-        "Check the device clock and temperature.",
-        "Check the network.",
+        Remedy(Action.PROFILE_DATA_LOADER),
+        Remedy(Action.CHECK_CLOCK),
+        Remedy(Action.CHECK_NETWORK),
     )
     state_type = Streak
 

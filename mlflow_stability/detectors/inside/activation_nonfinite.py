@@ -8,6 +8,7 @@ from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -47,8 +48,8 @@ class ActivationNonfinite(Detector):
     quantities = ("activation_nonfinite",)
     across_places = True
     remedies = (
-        "Look for a softmax over a fully masked row, a logarithm of zero or a division by zero.",
-        "Compute it only where it is defined, instead of masking its result.",
+        Remedy(Action.LOOK_FOR_MASKED_ROW),
+        Remedy(Action.COMPUTE_ONLY_WHERE_DEFINED),
     )
     state_type = ActivationNonfiniteState
 

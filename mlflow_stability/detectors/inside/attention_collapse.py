@@ -12,6 +12,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.layer_values import Heads, and_others, heads_in_words
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 _RECENT = 10
@@ -81,9 +82,9 @@ class AttentionCollapse(Detector):
     quantities = ("loss", "attention_entropy")
     across_places = True
     remedies = (
-        "Normalise queries and keys (QK-norm).",
-        "Lower the learning rate, or lengthen the warm-up.",
-        "Clip or decay the weights of queries and keys.",
+        Remedy(Action.NORMALISE_QUERIES_AND_KEYS),
+        Remedy(Action.LOWER_RATE_OR_LENGTHEN_WARM_UP),
+        Remedy(Action.CLIP_OR_DECAY_QUERIES_AND_KEYS),
     )
     state_type = AttentionCollapseState
 

@@ -9,6 +9,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.detectors.engine.layer_values import Heads, and_others, head_of
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -60,9 +61,9 @@ class AttentionLogitGrowth(JudgedByProgress):
     quantities = ("loss", "attention_max_logit")
     across_places = True
     remedies = (
-        "Normalise queries and keys (QK-norm).",
-        "Clip the weights of queries and keys when logits are too large (QK-clip).",
-        "Lower the learning rate, or lengthen the warm-up.",
+        Remedy(Action.NORMALISE_QUERIES_AND_KEYS),
+        Remedy(Action.CLIP_QUERIES_AND_KEYS),
+        Remedy(Action.LOWER_RATE_OR_LENGTHEN_WARM_UP),
     )
     state_type = AttentionLogitGrowthState
 

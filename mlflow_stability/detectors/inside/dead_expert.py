@@ -9,6 +9,7 @@ from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.layer_values import LayerRound, and_others
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 _EXPERT = ".expert_"
@@ -65,13 +66,12 @@ class DeadExpert(Detector):
     symptom = Symptom.INSIDE
     order = 364
     quantities = ("loss", "router_tokens", "router_experts", "router_active", "router_share")
-    judged = "dead_experts"
     across_places = True
     severities = (Severity.INFO, Severity.WARNING)
     remedies = (
-        "Add a load-balancing loss, or raise its weight.",
-        "Add noise to the router logits early in training.",
-        "Start dead experts anew from a copy of one in use.",
+        Remedy(Action.ADD_BALANCING_LOSS),
+        Remedy(Action.ADD_ROUTER_NOISE),
+        Remedy(Action.RESTART_DEAD_EXPERTS),
     )
     state_type = DeadExpertState
 

@@ -11,6 +11,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -72,12 +73,11 @@ class DeadUnits(JudgedByProgress):
     symptom = Symptom.INSIDE
     order = 310
     quantities = ("loss", "activation_dead")
-    judged = "dead_share"
     across_places = True
     remedies = (
-        "Lower the learning rate, or warm it up longer.",
-        "Check the initialisation, and biases that drift.",
-        "Use LeakyReLU or GELU, or normalise before the ReLU.",
+        Remedy(Action.LOWER_RATE_OR_WARM_UP_LONGER),
+        Remedy(Action.CHECK_INITIALISATION_AND_BIASES),
+        Remedy(Action.USE_OTHER_RELU),
     )
     state_type = DeadUnitsState
 

@@ -8,6 +8,7 @@ from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -66,8 +67,8 @@ class RepresentationCollapse(Detector):
     order = 380
     quantities = ("effective_rank", "mean_cosine")
     remedies = (
-        "Check the loss terms that keep representations apart, stop-gradients and normalisation.",
-        "Lower the learning rate.",
+        Remedy(Action.CHECK_TERMS_AGAINST_COLLAPSE),
+        LOWER_RATE,
     )
     state_type = RepresentationCollapseState
 

@@ -8,6 +8,7 @@ from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -53,11 +54,10 @@ class RouterCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 362
     quantities = ("router_tokens", "router_experts", "router_active", "router_load_entropy", "router_max_share")
-    judged = "effective_experts"
     remedies = (
-        "Add a load-balancing loss, or raise its weight.",
-        "Add noise to the router logits early in training.",
-        "Lower the learning rate, or lengthen the warm-up.",
+        Remedy(Action.ADD_BALANCING_LOSS),
+        Remedy(Action.ADD_ROUTER_NOISE),
+        Remedy(Action.LOWER_RATE_OR_LENGTHEN_WARM_UP),
     )
     state_type = RouterCollapseState
 

@@ -10,6 +10,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -53,12 +54,11 @@ class SaturatedActivation(JudgedByProgress):
     symptom = Symptom.INSIDE
     order = 320
     quantities = ("loss", "activation_saturation")
-    judged = "pinned_share"
     across_places = True
     remedies = (
-        "Check the scale of the weights and inputs before it.",
-        "Lower the learning rate.",
-        "Normalise before the activation.",
+        Remedy(Action.CHECK_SCALE_BEFORE),
+        LOWER_RATE,
+        Remedy(Action.NORMALISE_BEFORE_ACTIVATION),
     )
     state_type = SaturatedActivationState
 

@@ -8,6 +8,7 @@ from mlflow_stability.detectors.engine.code_reading import CodeReading
 from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -60,8 +61,8 @@ class SdrBitUsage(Detector):
         "sdr_duty_std",
     )
     remedies = (
-        "Regularise the duty cycles (boosting).",
-        "Check the number of active bits and the initialisation.",
+        Remedy(Action.BOOST_DUTY_CYCLES),
+        Remedy(Action.CHECK_ACTIVE_BITS),
     )
     state_type = SdrBitUsageState
 

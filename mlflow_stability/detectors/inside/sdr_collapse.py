@@ -13,6 +13,7 @@ from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.score import severity_of
+from mlflow_stability.vocabulary.result import RAISE_TEMPERATURE_2_TO_3, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -58,12 +59,11 @@ class SdrCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 340
     quantities = QUANTITIES
-    judged = "sdr_unique_ratio"
     severities = (Severity.WARNING, Severity.CRITICAL)
     remedies = (
-        "Raise the temperature by a factor of 2 to 3.",
-        "Add a loss that separates tokens.",
-        "Use more bits.",
+        RAISE_TEMPERATURE_2_TO_3,
+        Remedy(Action.SEPARATE_TOKENS),
+        Remedy(Action.USE_MORE_BITS),
     )
     state_type = SdrCollapseState
 
@@ -139,9 +139,9 @@ class SdrLowDiversity(Detector):
     order = 350
     quantities = QUANTITIES
     remedies = (
-        "Raise the temperature.",
-        "Add a loss that separates tokens.",
-        "Use more bits.",
+        Remedy(Action.RAISE_TEMPERATURE),
+        Remedy(Action.SEPARATE_TOKENS),
+        Remedy(Action.USE_MORE_BITS),
     )
     state_type = SdrLowDiversityState
 

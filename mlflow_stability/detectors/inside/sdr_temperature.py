@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -48,8 +49,8 @@ class SdrTemperature(Detector):
     order = 370
     quantities = ("sdr_temperature",)
     remedies = (
-        "Bound the temperature.",
-        "Check its schedule, or its learning rate.",
+        Remedy(Action.BOUND_TEMPERATURE),
+        Remedy(Action.CHECK_TEMPERATURE_SCHEDULE),
     )
     state_type = SdrTemperatureState
 

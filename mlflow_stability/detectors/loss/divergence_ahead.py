@@ -9,6 +9,7 @@ from statistics import median
 
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -59,15 +60,14 @@ class DivergenceAhead(Detector):
     plural = "signs of divergence"
     order = 55
     quantities = ("param_norm",)
-    judged = "cusum"
     places = WHOLE
     severities = (Severity.INFO,)
     experimental = True
     on_request = True
     remedies = (
-        "Write a checkpoint now.",
-        "Lower the learning rate, and check its schedule.",
-        "Add weight decay.",
+        Remedy(Action.WRITE_CHECKPOINT),
+        Remedy(Action.LOWER_RATE_AND_CHECK_SCHEDULE),
+        Remedy(Action.ADD_WEIGHT_DECAY),
     )
     state_type = DivergenceAheadState
 

@@ -13,6 +13,7 @@ from mlflow_stability.detectors.engine.finding_type import Instability, Moves
 from mlflow_stability.detectors.engine.loss_level import RISE
 from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.loss_level import NoLevel
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -83,14 +84,13 @@ class DivergenceAtStart(Detector):
     order = 50
     rule = "start"
     quantities = ("loss", "micro_batches", "grad_norm", "update_ratio")
-    judged = "loss"
     places = WHOLE
     severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
     remedies = (
-        "Lower the learning rate by a factor of 3 to 10.",
-        "Warm up the learning rate over 1-5 % of the steps.",
-        "Clip gradients at 1.0.",
+        LOWER_RATE_3_TO_10,
+        WARM_UP_LEARNING_RATE,
+        CLIP_AT_1,
     )
     state_type = DivergenceAtStartState
 

@@ -21,6 +21,7 @@ from mlflow_stability.detectors.engine.loss_level import RISE
 from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.facts import SeenBy, SpikeFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -128,10 +129,10 @@ class LossSpike(Detector):
         "smallest_rise": "power",
     }
     remedies = (
-        "Lower the learning rate by a factor of 2 to 5.",
-        "Clip gradients at 1.0.",
-        "Inspect the batch at this step.",
-        "Enable rollback=True, or restart from a checkpoint before this step.",
+        LOWER_RATE_2_TO_5,
+        CLIP_AT_1,
+        Remedy(Action.INSPECT_BATCH),
+        Remedy(Action.ENABLE_ROLLBACK),
     )
     state_type = LossSpikeState
 
@@ -284,11 +285,10 @@ class LossSpikeClassic(Detector):
     on_request = True
     rule = "classic"
     quantities = ("loss",)
-    judged = "loss"
     remedies = (
-        "Lower the learning rate by a factor of 2 to 5.",
-        "Clip gradients at 1.0.",
-        "Inspect the batch at this step.",
+        LOWER_RATE_2_TO_5,
+        CLIP_AT_1,
+        Remedy(Action.INSPECT_BATCH),
     )
     state_type = ClassicWindow
 

@@ -15,6 +15,7 @@ from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.facts import NonFiniteFacts
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 SKIPPED = "skipped_steps"
@@ -96,10 +97,10 @@ class NanDetected(NonFiniteDetector):
     noun = "NaN"
     order = 10
     remedies = (
-        "Find the first module whose output is NaN.",
-        "Inspect the inputs at this step: empty targets, division by zero, logarithm of zero.",
-        "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0.",
-        "Train in bf16 instead of fp16.",
+        Remedy(Action.FIND_FIRST_NAN_MODULE),
+        Remedy(Action.INSPECT_INPUTS),
+        LOWER_RATE_2_TO_5_OR_CLIP,
+        Remedy(Action.TRAIN_IN_BF16),
     )
 
     @staticmethod
@@ -131,9 +132,9 @@ class InfDetected(NonFiniteDetector):
     noun = "infinity"
     order = 20
     remedies = (
-        "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0.",
-        "Find an unbounded exponential, division or logarithm in the first infinite module.",
-        "Train in bf16 instead of fp16, or start with a loss scale of 1024.",
+        LOWER_RATE_2_TO_5_OR_CLIP,
+        Remedy(Action.FIND_UNBOUNDED_OPERATION),
+        Remedy(Action.TRAIN_IN_BF16_OR_SCALE),
     )
 
     @staticmethod

@@ -10,6 +10,7 @@ from itertools import pairwise
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -59,7 +60,7 @@ class Oscillation(Detector):
     quantities = ("loss",)
     severities = (Severity.INFO,)
     experimental = True
-    remedies = ("Lower the learning rate by a factor of 2 to 5.", "Use larger batches.")
+    remedies = (LOWER_RATE_2_TO_5, Remedy(Action.USE_LARGER_BATCHES))
 
     def begin(self) -> OscillationState:
         """Start afresh, knowing nothing."""

@@ -12,6 +12,7 @@ from mlflow_stability.detectors.engine.chance import stays_at_chance
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import above
 
@@ -73,12 +74,11 @@ class Overfitting(Detector):
     symptom = Symptom.OVERFITTING
     order = 90
     quantities = ("loss", "val_loss")
-    judged = "val_loss"
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power", "beyond_noise": "times"}
     remedies = (
-        "Keep the weights of the best validation loss, and stop there.",
-        "Use more data, or augment it.",
-        "Add dropout or weight decay, or use a smaller model.",
+        Remedy(Action.KEEP_BEST_WEIGHTS),
+        Remedy(Action.USE_MORE_DATA),
+        Remedy(Action.ADD_REGULARISATION),
     )
     state_type = OverfittingState
 

@@ -14,6 +14,7 @@ from mlflow_stability.detectors.engine.chance import classes_of
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
+from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -85,10 +86,10 @@ class Plateau(Detector):
         "fall": "inverse",
     }
     remedies = (
-        "Check that labels match inputs and are shuffled.",
-        "Overfit one batch until its loss is near zero; if that fails, the model or the loss is broken.",
-        "Raise the learning rate, or lower it by a factor of 10.",
-        "Look for frozen parameters and dead units.",
+        Remedy(Action.CHECK_LABELS),
+        Remedy(Action.OVERFIT_ONE_BATCH),
+        RAISE_OR_LOWER_RATE,
+        Remedy(Action.LOOK_FOR_FROZEN_AND_DEAD),
     )
 
     def begin(self) -> Level:

@@ -10,7 +10,15 @@ from statistics import median
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import FindingType, Symptom
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
+
+_MEMORY = 1 / 128
+"""The share that a new value has in what is usual."""
+_LONGEST_LEAP = 4.0
+"""A bend counts as so many usual ones at most."""
+_BEFORE = 100
+"""So many losses before the smooth ones say how high the loss was."""
 
 
 @dataclass(slots=True)
@@ -35,7 +43,7 @@ class RepeatedDataState:
     rough: int = 0
     """For how many it has not."""
     said: bool = False
-    levels: deque[float] = field(default_factory=lambda: deque(maxlen=100))
+    levels: deque[float] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     """The logarithms of the last losses that were not smooth."""
 
 
@@ -63,8 +71,8 @@ class ConstantOutput(FindingType):
     symptom = Symptom.REPEATED_DATA
     order = 131
     remedies = (
-        "Compare the outputs of the model for two batches.",
-        "Check weight decay, dead units and collapsed representations.",
+        Remedy(Action.COMPARE_OUTPUTS),
+        Remedy(Action.CHECK_CONSTANT_OUTPUT),
     )
 
 
@@ -113,8 +121,8 @@ class RepeatedData(Detector):
     quantities = ("loss",)
     places = WHOLE
     remedies = (
-        "Check whether the data loader returns the same batch repeatedly.",
-        "Check that the output of the model depends on its input.",
+        Remedy(Action.CHECK_DATA_LOADER),
+        Remedy(Action.CHECK_OUTPUT_DEPENDS_ON_INPUT),
     )
     state_type = RepeatedDataState
 
@@ -151,8 +159,8 @@ class RepeatedData(Detector):
         state.levels.append(level)
         if state.rough >= self.row:
             state.said = False
-        memory = max(1 / 128, 1 / (state.seen - 2))  # the share of a new value in what is usual
-        usual = state.bend * 4 if state.bend else bend  # a single bend counts as four usual ones at most
+        memory = max(_MEMORY, 1 / (state.seen - 2))
+        usual = state.bend * _LONGEST_LEAP if state.bend else bend
         state.bend += memory * (min(bend, usual) - state.bend)
         state.turns += memory * (turned - state.turns)
         return state, None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -52,8 +53,8 @@ class SlowProgress(Detector):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Raise the learning rate.",
-        "Check that the right parameters are trained.",
+        Remedy(Action.RAISE_LEARNING_RATE),
+        Remedy(Action.CHECK_TRAINED_PARAMETERS),
     )
     state_type = SlowProgressState
 

@@ -8,6 +8,7 @@ from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_BETA2, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -42,15 +43,14 @@ class AdamRmsHigh(Detector):
     plural = "periods of a high AdamW RMS"
     order = 200
     quantities = ("adam_rms",)
-    judged = "adam_rms"
     compared = ("adam_rms",)
     places = WHOLE
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Lower Adam's beta2 to 0.95-0.98.",
-        "Clip the updates, as StableAdamW does.",
-        "Clip gradients at 1.0.",
+        LOWER_BETA2,
+        Remedy(Action.CLIP_UPDATES),
+        CLIP_AT_1,
     )
     state_type = Streak
 

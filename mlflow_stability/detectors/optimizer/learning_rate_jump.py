@@ -8,6 +8,7 @@ from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import EXCUSES, LEAST_RISE, NOT_BEYOND
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -90,8 +91,8 @@ class LearningRateJump(Detector):
     quantities = ("learning_rate",)
     across_places = True
     remedies = (
-        "Check the learning-rate schedule, above all at its end and after a resume.",
-        "Warm up to the new rate over some hundred steps.",
+        Remedy(Action.CHECK_SCHEDULE_AT_RESUME),
+        Remedy(Action.WARM_UP_TO_NEW_RATE),
     )
     state_type = LearningRateJumpState
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -52,12 +53,11 @@ class LearningRateOutOfRange(Detector):
     order = 420
     on_request = True
     quantities = ("learning_rate",)
-    judged = "learning_rate"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Check the learning rate in the configuration; for Adam 1e-5 to 1e-3 is usual.",
-        "Check the learning-rate schedule.",
+        Remedy(Action.CHECK_CONFIGURED_RATE),
+        Remedy(Action.CHECK_SCHEDULE),
     )
     state_type = LearningRateOutOfRangeState
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
+from mlflow_stability.vocabulary.result import LOWER_RATE_OR_CLIP, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -61,10 +62,10 @@ class LossScaleCollapse(Detector):
     quantities = ("loss_scale",)
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Train in bf16 instead of fp16.",
-        "Start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
-        "Lower the learning rate, or clip gradients at 1.0.",
-        "Find the module whose output overflows.",
+        Remedy(Action.TRAIN_IN_BF16),
+        Remedy(Action.START_LOSS_SCALE),
+        LOWER_RATE_OR_CLIP,
+        Remedy(Action.FIND_OVERFLOWING_MODULE),
     )
     state_type = LossScaleCollapseState
 

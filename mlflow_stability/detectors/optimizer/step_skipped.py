@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
+from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -64,10 +65,10 @@ class StepSkipped(Detector):
     quantities = ("skipped_steps", "loss_scale")
     severities = (Severity.WARNING, Severity.CRITICAL)
     remedies = (
-        "Train in bf16 instead of fp16.",
-        "Start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
-        "Lower the learning rate.",
-        "Inspect the batches of the skipped steps.",
+        Remedy(Action.TRAIN_IN_BF16),
+        Remedy(Action.START_LOSS_SCALE),
+        LOWER_RATE,
+        Remedy(Action.INSPECT_SKIPPED_BATCHES),
     )
     state_type = StepSkippedState
 

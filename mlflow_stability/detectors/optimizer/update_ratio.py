@@ -14,6 +14,7 @@ from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.result import LOWER_RATE_5_TO_10, RAISE_RATE_5_TO_10, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -96,11 +97,10 @@ class UpdateRatioHigh(JudgedByProgress):
     symptom = Symptom.LARGE_UPDATES
     order = 180
     quantities = ("loss", "learning_rate", "update_ratio")
-    judged = "update_ratio"
     across_places = True
     remedies = (
-        "Lower the learning rate by a factor of 5 to 10.",
-        "Lengthen the learning-rate warm-up.",
+        LOWER_RATE_5_TO_10,
+        Remedy(Action.LENGTHEN_WARM_UP),
     )
     state_type = UpdateRatioHighState
 
@@ -197,12 +197,11 @@ class UpdateRatioLow(JudgedByProgress):
     noun = "tiny updates"
     order = 190
     quantities = ("loss", "learning_rate", "update_ratio")
-    judged = "update_ratio"
     across_places = True
     remedies = (
-        "Raise the learning rate by a factor of 5 to 10.",
-        "Keep the weights in fp32.",
-        "Look for frozen parameters.",
+        RAISE_RATE_5_TO_10,
+        Remedy(Action.KEEP_WEIGHTS_IN_FP32),
+        Remedy(Action.LOOK_FOR_FROZEN_PARAMETERS),
     )
     state_type = UpdateRatioLowState
 

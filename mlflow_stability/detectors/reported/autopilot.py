@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.finding_type import FindingType, Instability
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Severity
 
 
@@ -32,7 +33,7 @@ class Rollback(FindingType):
     plural = "rollbacks"
     order = 1050
     severities = (Severity.INFO,)
-    remedies = ("Watch the next 1000 steps.", "Fix the cause.")
+    remedies = (Remedy(Action.WATCH_LOSS), Remedy(Action.FIX_CAUSE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class DataChanged(FindingType):
     order = 1052
     severities = (Severity.WARNING,)
     remedies = (
-        "Check what changed at that step: the data set or its order, preprocessing, labels, a loss term or its weight.",
-        "If it is intended, nothing has to be done.",
+        Remedy(Action.CHECK_DATA_CHANGE),
+        Remedy(Action.KEEP_IF_INTENDED),
     )
 
 
@@ -89,7 +90,7 @@ class SmallerSteps(FindingType):
     plural = "phases of smaller steps"
     order = 1055
     severities = (Severity.INFO,)
-    remedies = ("Compare the loss with a run without the option.", "Fix the cause.")
+    remedies = (Remedy(Action.COMPARE_WITHOUT_OPTION), Remedy(Action.FIX_CAUSE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ class GiveUp(FindingType):
     order = 1060
     severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     remedies = (
-        "Lower the learning rate by a factor of 2 to 5.",
-        "Restart from the last good checkpoint.",
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.RESTART_FROM_LAST_GOOD),
     )
 
 
@@ -146,7 +147,7 @@ class BrokenBatch(FindingType):
     plural = "broken batches"
     order = 1070
     severities = (Severity.INFO,)
-    remedies = ("Open the saved batch.",)
+    remedies = (Remedy(Action.OPEN_SAVED_BATCH),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class SpikeBatch(FindingType):
     plural = "kept batches"
     order = 1075
     severities = (Severity.INFO,)
-    remedies = ("Open the saved batch.",)
+    remedies = (Remedy(Action.OPEN_SAVED_BATCH),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +202,8 @@ class NanOrigin(FindingType):
     order = 1080
     severities = (Severity.INFO,)
     remedies = (
-        "Keep the inputs of this operation within its range.",
-        "Open the saved batch.",
+        Remedy(Action.KEEP_INPUTS_IN_RANGE),
+        Remedy(Action.OPEN_SAVED_BATCH),
     )
 
 
@@ -228,7 +229,7 @@ class CheckpointFailed(FindingType):
     noun = "a checkpoint that failed"
     plural = "checkpoints that failed"
     order = 1090
-    remedies = ("Free disk space there, or set another directory.",)
+    remedies = (Remedy(Action.FREE_DISK_SPACE),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ class CheckpointNotFinite(FindingType):
     noun = "a state that is not finite"
     plural = "states that are not finite"
     order = 1100
-    remedies = ("Find what became non-finite first.",)
+    remedies = (Remedy(Action.FIND_FIRST_NON_FINITE),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +276,6 @@ class EarlyStopping(FindingType):
     order = 1065
     severities = (Severity.INFO,)
     remedies = (
-        "Load the best or the last good checkpoint with restore().",
-        "Relax the condition if the training was healthy.",
+        Remedy(Action.LOAD_GOOD_CHECKPOINT),
+        Remedy(Action.RELAX_STOP_CONDITION),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.finding_type import FindingType, Symptom
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Severity
 
 
@@ -35,9 +36,9 @@ class Stall(FindingType):
     order = 1010
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Find where it waits: py-spy dump --pid PID.",
-        "Check for a dead rank or a dead data-loader worker.",
-        "Check the disk and the network file system.",
+        Remedy(Action.FIND_WHERE_IT_WAITS),
+        Remedy(Action.CHECK_FOR_DEAD_WORKER),
+        Remedy(Action.CHECK_DISK),
     )
 
 
@@ -63,8 +64,8 @@ class Crashed(FindingType):
     order = 1020
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Read the last line of the traceback.",
-        "Restart from the last good checkpoint.",
+        Remedy(Action.READ_TRACEBACK),
+        Remedy(Action.RESTART_FROM_LAST_GOOD),
     )
 
 
@@ -91,8 +92,8 @@ class Killed(FindingType):
     order = 1030
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Check the job's time limit and the scheduler's log.",
-        "Check the kernel log for the out-of-memory killer.",
+        Remedy(Action.CHECK_TIME_LIMIT),
+        Remedy(Action.CHECK_KERNEL_LOG),
     )
 
 
@@ -118,9 +119,9 @@ class OutOfMemory(FindingType):
     order = 1040
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Use a smaller batch and accumulate gradients.",
-        "Use activation checkpointing, or shorter sequences.",
-        "Look for tensors that are kept from step to step.",
+        Remedy(Action.ACCUMULATE_GRADIENTS),
+        Remedy(Action.USE_CHECKPOINTING_OR_SHORTER),
+        Remedy(Action.LOOK_FOR_KEPT_TENSORS),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Severity
 
 
@@ -35,8 +36,8 @@ class RankNonfinite(FindingType):
     order = 1160
     severities = (Severity.WARNING,)
     remedies = (
-        "Inspect the batch of that rank at that step.",
-        "Check that host for hardware errors.",
+        Remedy(Action.INSPECT_BATCH_OF_RANK),
+        Remedy(Action.CHECK_HOST_OF_RANK),
     )
 
 
@@ -64,8 +65,8 @@ class RankDied(FindingType):
     order = 1155
     severities = (Severity.INFO, Severity.WARNING)
     remedies = (
-        "Read the log of that rank.",
-        "Check the kernel log of that host for the out-of-memory killer.",
+        Remedy(Action.READ_LOG_OF_RANK),
+        Remedy(Action.CHECK_KERNEL_LOG_OF_RANK),
     )
 
 
@@ -91,7 +92,7 @@ class JobRestarted(FindingType):
     plural = "restarts of the job"
     order = 1157
     severities = (Severity.INFO,)
-    remedies = ("Call mlflow_stability.restore(model, optimizer) at the start of the script, on every rank.",)
+    remedies = (Remedy(Action.RESTORE_ON_EVERY_RANK),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,9 @@ class RankSpike(FindingType):
     order = 1162
     severities = (Severity.INFO, Severity.WARNING)
     remedies = (
-        "Inspect the batch of that rank at that step.",
-        "Clip gradients at 1.0.",
-        "Check that host for hardware errors.",
+        Remedy(Action.INSPECT_BATCH_OF_RANK),
+        CLIP_AT_1,
+        Remedy(Action.CHECK_HOST_OF_RANK),
     )
 
 
@@ -156,8 +157,8 @@ class RankSlowStep(FindingType):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Look for checkpoints, evaluation or logging on that rank.",
-        "Profile the data loader of that rank.",
+        Remedy(Action.LOOK_FOR_WORK_OF_RANK),
+        Remedy(Action.PROFILE_DATA_LOADER_OF_RANK),
     )
 
 
@@ -194,7 +195,7 @@ class Straggler(FindingType):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Profile the data loader of that rank.",
-        "Look for other processes on its host.",
-        "Check the clock and temperature of its device.",
+        Remedy(Action.PROFILE_DATA_LOADER_OF_RANK),
+        Remedy(Action.LOOK_FOR_OTHER_PROCESSES_OF_RANK),
+        Remedy(Action.CHECK_CLOCK_OF_RANK),
     )

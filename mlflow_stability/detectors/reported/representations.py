@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Severity
 
 
@@ -33,4 +34,4 @@ class RepresentationSummary(FindingType):
     plural = "summaries of representations"
     order = 1150
     severities = (Severity.INFO,)
-    remedies = ("Read the findings of the same module, which say when it started.",)
+    remedies = (Remedy(Action.READ_FINDINGS_OF_MODULE),)

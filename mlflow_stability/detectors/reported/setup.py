@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Severity
 
 
@@ -35,7 +36,7 @@ class ConfigurationChanged(FindingType):
     plural = "changes of the configuration"
     order = 1120
     severities = (Severity.INFO,)
-    remedies = ("Compare the curves from this step on with the change.",)
+    remedies = (Remedy(Action.COMPARE_WITH_CHANGE),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class ModelLint(FindingType):
     plural = "remarks on the model"
     order = 1130
     severities = (Severity.INFO,)
-    remedies = ("Check whether this is intended.",)
+    remedies = (Remedy(Action.CHECK_INTENTION),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class EvaluationMode(FindingType):
     noun = "training in evaluation mode"
     order = 1125
     severities = (Severity.INFO, Severity.WARNING)
-    remedies = ("Call model.train() after each validation, before the next training step.",)
+    remedies = (Remedy(Action.CALL_TRAIN),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class MissingZeroGrad(FindingType):
     noun = "uncleared gradients"
     order = 1122
     severities = (Severity.WARNING,)
-    remedies = ("Call optimizer.zero_grad() in every step, or after each accumulation.",)
+    remedies = (Remedy(Action.CALL_ZERO_GRAD),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class NotMeasured(FindingType):
     plural = "parts that are not measured"
     order = 1140
     severities = (Severity.INFO,)
-    remedies = ("Call `gc.freeze()` after the first step of the training.",)
+    remedies = (Remedy(Action.CALL_GC_FREEZE_LATER),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +171,4 @@ class BatchDiscarded(FindingType):
     plural = "discarded batches"
     order = 1110
     severities = (Severity.INFO,)
-    remedies = ("Inspect the batch whose loss was not finite.",)
+    remedies = (Remedy(Action.INSPECT_BROKEN_BATCH),)

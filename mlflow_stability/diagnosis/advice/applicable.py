@@ -12,50 +12,34 @@ does not say is a condition.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mlflow_stability.detectors.inside import ActivationNonfinite
-from mlflow_stability.detectors.loss import InfDetected, NanDetected
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR
 from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER, RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.findings.saved_batch import batches_of, file_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
-from mlflow_stability.vocabulary.result import Cause, Episode, Event
+from mlflow_stability.vocabulary.result import (
+    CLIP_AT_1,
+    SMALLER_UPDATE_TOPICS,
+    Action,
+    Cause,
+    Episode,
+    Event,
+    Need,
+    Remedy,
+    Topic,
+    without_topics,
+)
 from mlflow_stability.vocabulary.run import RunHistory
 
-OF_HALF_PRECISION = re.compile(r"\b(?:fp16|half precision|loss scale)\b", re.IGNORECASE)
-OF_TEMPERATURE = "Raise the temperature"
-"""How remedies begin that only codes made at a temperature can follow."""
-INSTEAD = re.compile(r"^Train in bf16 instead of fp16")
-IN_FP16 = "If it trains in fp16: "
-CLIPPING = re.compile(r"\b(?P<clip>[Cc]lip gradients) at 1\.0")
-USUAL_NORM = 1.0
-"""The norm that gradients are told to be clipped at."""
-GOING_BACK = re.compile(r"^(?:Restart from a checkpoint before |Enable rollback=True)")
-THIS_STEP = re.compile(r"\bat this step\b")
-"""In the remedy of an episode, the step it started at."""
-LAST_CHECKPOINT = re.compile(r"^(?P<on>Restart from the last good checkpoint)\.")
 CHECKPOINTS_TAG = "stability.checkpoints"
 """Where a recording says in which folder it keeps checkpoints."""
 FIRST_STEPS = 10
 """Before a trouble that begins within so many steps of the training there is no state worth going back to."""
 NON_FINITE = frozenset({"nan_detected", "inf_detected"})
 BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_skipped"}
-LOOKING = frozenset(
-    {
-        *NanDetected.remedies[:2],
-        next(each for each in InfDetected.remedies if each.startswith("Find an unbounded")),
-        *ActivationNonfinite.remedies,
-    }
-)
-"""What to look for where nobody knows yet what broke."""
-CALMER = re.compile(r"^(?:Lower the learning rate|Clip gradients|Lengthen the learning-rate warm-up|Warm up the )")
-LOOKING_AT_BATCH = re.compile(r"^Inspect (?:the loss and )?the batch\b")
-ABOUT_BATCH = re.compile(r"^(?:Inspect (?:the loss and )?the batch at this step|(?:Inspect|Open) the saved batch)\b")
-"""What is to be done with the batch of one step, which may be saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +54,14 @@ class Facts:
     """Whether a temperature was measured."""
     keeps_checkpoints: bool
 
+    def meet(self, need: Need | None) -> bool | None:
+        """Whether the run has what an action needs; None where it does not show that."""
+        if need is Need.FP16:
+            return self.settings.half_precision
+        if need is Need.CHECKPOINT:
+            return self.keeps_checkpoints or None
+        return self.tempered if need is Need.TEMPERATURE else True
+
 
 def with_fitting_remedies(episodes: Sequence[Episode], history: RunHistory) -> tuple[Episode, ...]:
     """The same episodes and causes, with remedies that fit this run."""
@@ -81,39 +73,41 @@ def with_fitting_remedies(episodes: Sequence[Episode], history: RunHistory) -> t
         cause = episode.cause
         remedies = _fitting(_left_to_do(episode, episodes), episode, facts, episode.start)
         if cause is not None:
-            against = cause.remedies or causes()[cause.name].remedies
             at = episode.start if cause.since is None else cause.since
-            cause = replace(cause, remedies=_fitting(against, episode, facts, at))
+            cause = replace(cause, remedies=_fitting(_against(cause), episode, facts, at))
         return replace(episode, remedies=remedies, cause=cause)
 
-    return tuple(fitted(each) for each in episodes)
+    return tuple(map(fitted, episodes))
 
 
-def _fitting(remedies: Iterable[str], episode: Episode, facts: Facts, at: int) -> tuple[str, ...]:
-    """Those that fit, in words that do; ``at``: the step that they are about."""
-    told = (_worded(each, episode, facts, at) for each in remedies)
-    return tuple(dict.fromkeys(each for each in told if each))
+def _against(cause: Cause) -> tuple[Remedy, ...]:
+    return cause.remedies or causes()[cause.name].remedies
 
 
-def _worded(remedy: str, episode: Episode, facts: Facts, at: int) -> str:
-    """A remedy as it fits this run; empty: it does not."""
-    if remedy.startswith(OF_TEMPERATURE) and not facts.tempered:
-        return ""
-    if OF_HALF_PRECISION.search(remedy) and not facts.settings.half_precision:
-        return "" if facts.settings.half_precision is False else _if_in_fp16(remedy)
-    if GOING_BACK.search(remedy):
+def _fitting(remedies: Iterable[Remedy], episode: Episode, facts: Facts, at: int) -> tuple[Remedy, ...]:
+    """Those that fit, with the numbers of this run; ``at``: the step that they are about."""
+    fitted = (_fitted(remedy, episode, facts, at) for remedy in remedies)
+    return tuple(dict.fromkeys(remedy for remedy in fitted if remedy is not None))
+
+
+def _fitted(remedy: Remedy, episode: Episode, facts: Facts, at: int) -> Remedy | None:
+    """A remedy as it fits this run; None: it does not."""
+    action = remedy.action
+    if action.topic is Topic.GO_BACK and "step" in action.parts:
         return _going_back(episode, facts)
-    if not facts.keeps_checkpoints:
-        remedy = LAST_CHECKPOINT.sub(r"\g<on>, if there is one.", remedy)
+    met = facts.meet(action.need)
+    if met is False:
+        return None
+    remedy = replace(remedy, conditional=met is None)
+    if remedy.alternative is not None:
+        remedy = replace(remedy, alternative=_fitted(remedy.alternative, episode, facts, at))
     limit = facts.settings.max_norm
-    if limit is not None:
-        lower = USUAL_NORM if limit > USUAL_NORM else limit / 2
-        remedy = CLIPPING.sub(rf"\g<clip> at {lower:.3g} instead of {limit:.3g}", remedy)
-    of_a_batch = ABOUT_BATCH.search(remedy) is not None
-    at = _batch_to_inspect(episode, at) if of_a_batch else at
-    file = file_of(facts.batches.get((episode.attempt, at))) if of_a_batch else ""
-    saved = f" (saved as {file})." if file else "."
-    return THIS_STEP.sub(f"at step {at}", remedy.removesuffix(".") + saved if file else remedy)
+    if remedy == CLIP_AT_1 and limit is not None:
+        return replace(remedy, target=1.0 if limit > 1.0 else limit / 2, baseline=limit)
+    if "saved" in action.parts:
+        at = _batch_to_inspect(episode, at)
+        remedy = replace(remedy, path=file_of(facts.batches.get((episode.attempt, at))))
+    return replace(remedy, step=int(at)) if "step" in action.parts else remedy
 
 
 def _batch_to_inspect(episode: Episode, at: int) -> int:
@@ -121,27 +115,20 @@ def _batch_to_inspect(episode: Episode, at: int) -> int:
     cause = episode.cause
     if cause is None or cause.since is None:
         return at
-    against = cause.remedies or causes()[cause.name].remedies
-    return cause.since if any(map(ABOUT_BATCH.search, against)) else at
+    return cause.since if any("saved" in remedy.action.parts for remedy in _against(cause)) else at
 
 
-def _if_in_fp16(remedy: str) -> str:
-    if INSTEAD.search(remedy):
-        return INSTEAD.sub(f"{IN_FP16}train in bf16 instead", remedy)
-    return remedy if "where" in remedy else f"{IN_FP16}{remedy[:1].lower()}{remedy[1:]}"
-
-
-def _going_back(episode: Episode, facts: Facts) -> str:
-    """To which state; empty where it has been done, where it passed by itself, or where there is none."""
+def _going_back(episode: Episode, facts: Facts) -> Remedy | None:
+    """To which state; None where it has been done, where it passed by itself, or where there is none."""
     span = facts.attempts.around(episode.attempt, episode.start)
     nothing_before = span.begins_training and episode.start - span.first < FIRST_STEPS
     if span.last < FOR_EVER or nothing_before or episode.recovered:
-        return ""
-    condition = "" if facts.keeps_checkpoints else ", if there is one"
-    return f"Restart from a checkpoint before step {_batch_to_inspect(episode, episode.start)}{condition}."
+        return None
+    step = int(_batch_to_inspect(episode, episode.start))
+    return Remedy(Action.RESTART_BEFORE_STEP, step=step, conditional=not facts.keeps_checkpoints)
 
 
-def _left_to_do(episode: Episode, episodes: Sequence[Episode]) -> tuple[str, ...]:
+def _left_to_do(episode: Episode, episodes: Sequence[Episode]) -> tuple[Remedy, ...]:
     """An episode's remedies, without those to find out what was found out, or that do nothing against its cause.
 
     What goes against a cause that was seen directly comes first.
@@ -150,17 +137,17 @@ def _left_to_do(episode: Episode, episodes: Sequence[Episode]) -> tuple[str, ...
     certain = cause is not None and cause.certain
     if episode.kind not in BREAKING and not certain:
         return episode.remedies
-    useless = [] if cause is None or causes()[cause.name].helped_by_smaller_updates else [CALMER]
-    if useless and cause is not None and cause.name != "gradient_non_finite":  # which another type may well mend
-        useless.append(OF_HALF_PRECISION)
-    against: tuple[str, ...] = ()
-    if useless and cause is not None and certain:
-        against = cause.remedies or causes()[cause.name].remedies
-        if not any(map(LOOKING_AT_BATCH.search, against)):
-            useless.append(LOOKING_AT_BATCH)
+    left, against = episode.remedies, tuple[Remedy, ...]()
+    if cause is not None and not causes()[cause.name].helped_by_smaller_updates:
+        left = without_topics(left, SMALLER_UPDATE_TOPICS)
+        if cause.name != "gradient_non_finite":  # which another type may well mend
+            left = tuple(remedy for remedy in left if remedy.action.need is not Need.FP16)
+        if certain:
+            against = _against(cause)
+            if all(remedy.topic is not Topic.INSPECT_BATCH for remedy in against):
+                left = without_topics(left, {Topic.INSPECT_BATCH})
     found = bool(against) or _was_found(episode, episodes) or _came_of_finite_numbers(episode)
-    left = [each for each in episode.remedies if not any(one.search(each) for one in useless)]
-    return (*against, *(each for each in left if not (found and each in LOOKING)))
+    return (*against, *(remedy for remedy in left if not (found and remedy.action.looks_for_origin)))
 
 
 def _cause_near(episode: Episode, episodes: Sequence[Episode]) -> Cause | None:

@@ -14,14 +14,14 @@ from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, CheckResult, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, surroundings_of
-from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent, without_rate
+from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent
 from mlflow_stability.diagnosis.causes.nan_origin import BROKEN_BATCH, KIND, NEAR, origin_of
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.findings.saved_batch import batches_of, finite_again
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of, noun_of
-from mlflow_stability.vocabulary.result import Cause, Episode, Severity
+from mlflow_stability.vocabulary.result import RATE_TOPICS, Cause, Episode, Severity, without_topics
 from mlflow_stability.vocabulary.run import OF_THE_PROCESS, RunHistory
 
 SAME_TROUBLE = 0.05
@@ -43,7 +43,7 @@ def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCur
         cause = found.get(id(episode))
         if id(episode) not in innocent or (cause is not None and cause.name in OF_THE_RATE):
             return replace(episode, cause=cause)
-        return replace(episode, cause=cause, remedies=without_rate(episode.remedies))
+        return replace(episode, cause=cause, remedies=without_topics(episode.remedies, RATE_TOPICS))
 
     return tuple(map(explained, episodes))
 

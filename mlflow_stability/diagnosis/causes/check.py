@@ -5,14 +5,13 @@ A look that has no data, or whose data allow either, ends in the third; "ruled o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
-from mlflow_stability.vocabulary.result import Cause
+from mlflow_stability.vocabulary.result import Cause, Remedy
 
 CERTAINTIES = ("certain", "likely", "possible")
 """How sure a cause can be, the surest first."""
@@ -41,10 +40,8 @@ class CauseDocumentation:
     """What is seen of it, and by which numbers it is told."""
     wrong: str
     """When another cause looks the same."""
-    remedies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
     """What goes against it, most useful first."""
-    made_worse_by: re.Pattern[str] | None = None
-    """Remedies that must not stand beside it, as they would make it worse."""
     helped_by_smaller_updates: bool = True
     """Whether a lower learning rate, or clipping, does anything about it."""
     excluded_by: Callable[[RecordedSettings], str] | None = None
@@ -71,7 +68,7 @@ def is_it(
     since: int | None,
     certainty: str = "likely",
     place: str = "",
-    remedies: tuple[str, ...] = (),
+    remedies: tuple[Remedy, ...] = (),
     repeats: tuple[tuple[str, int], ...] = (),
 ) -> CheckResult:
     """This is the cause; ``since``: the step from which on its evidence is seen, None for what has none of its own.

@@ -24,7 +24,7 @@ from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
 from mlflow_stability.diagnosis.rules.gradient_rise import GradientRiseRule
-from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.result import Action, Episode, Remedy
 from mlflow_stability.vocabulary.text import counted
 
 SETTLED_AFTER = 50
@@ -213,7 +213,7 @@ def clipping_ended_check(around: EpisodeContext) -> CheckResult:
         f"gradient norm before clipping {shown(float(np.median(taken[known])))} (median of the last {int(known.sum())} "
         "clipped steps)",
         since=first,
-        remedies=(f"Clip gradients at {shown(limit)} again, as up to step {last}.",),
+        remedies=(Remedy(Action.CLIP_GRADIENTS_AGAIN, target=limit, step=last),),
     )
 
 
@@ -224,7 +224,7 @@ CAUSES = (
         "The gradients of at least 90 % of the steps before were clipped and none of the last steps; clipping had "
         "shortened at least 10 % of them by 10 % or more, and the norm since then is 1.5 times the limit or more.",
         "Gradients that explode later for another reason, which clipping would have hidden.",
-        ("Clip gradients again.", "Restart from a checkpoint before this step."),
+        (Remedy(Action.CLIP_GRADIENTS_AGAIN), Remedy(Action.RESTART_BEFORE_STEP)),
         phrase="end of gradient clipping",
     ),
     CauseDocumentation(
@@ -248,7 +248,7 @@ CAUSES = (
         "While it trained, the gradients of one step were seen to be there when the next began, in three steps in a "
         "row (finding `missing_zero_grad`).",
         "A script that adds gradients over several optimizer steps on purpose.",
-        ("Call optimizer.zero_grad() in every step, or after each accumulation.",),
+        (Remedy(Action.CALL_ZERO_GRAD),),
         helped_by_smaller_updates=False,
         phrase="missing zero_grad()",
     ),

@@ -21,6 +21,14 @@ from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, C
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.weights import setting_check
 from mlflow_stability.diagnosis.curves.curves import Curve
+from mlflow_stability.vocabulary.result import (
+    LOWER_BETA2,
+    LOWER_RATE,
+    LOWER_RATE_2_TO_5,
+    RAISE_TEMPERATURE_2_TO_3,
+    Action,
+    Remedy,
+)
 
 NOTHING_TO_SEE = 1e-3
 """Heads whose entropy is below this share of the highest possible in every measurement never looked around; ..."""
@@ -300,8 +308,8 @@ CAUSES = (
         "The AdamW RMS of a layer rose above 2.3 and to twice its earlier value. Never named with other optimizers.",
         "A bad batch raises it as well, but only in its own step, which is not counted.",
         (
-            "Lower Adam's beta2 to 0.95-0.98.",
-            "Clip updates by their RMS, as StableAdamW does, or train with SPAMAdam.",
+            LOWER_BETA2,
+            Remedy(Action.CLIP_UPDATES_OR_USE_SPAM),
         ),
         excluded_by=lambda known: "Adam's second moment: another optimizer is used" if known.adam is False else "",
         phrase="Adam second moment too small",
@@ -311,21 +319,21 @@ CAUSES = (
         "Attention logits grew so large that the softmax saturated.",
         "The largest logit of a layer rose above 100 and to twice its first value, or above 50 and to ten times it.",
         "A learning rate that is too high makes logits grow as well; it is checked first.",
-        ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
+        (Remedy(Action.NORMALISE_OR_CLIP_QUERIES_AND_KEYS), LOWER_RATE_2_TO_5),
     ),
     CauseDocumentation(
         "attention_collapse",
         "The attention of a layer collapsed to a single position.",
         "In at least half of its heads, the entropy fell from above 10 % to below 5 % of its maximum.",
         "Layers whose heads attend to one position by design.",
-        ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
+        (Remedy(Action.NORMALISE_OR_CLIP_QUERIES_AND_KEYS), LOWER_RATE_2_TO_5),
     ),
     CauseDocumentation(
         "router_collapse",
         "The router of a mixture of experts sent nearly all tokens to few experts.",
         "The entropy of the experts' shares fell below 60 % of its maximum and by 30 % of its earlier value.",
         "Routers that were trained before, and batches of one kind of token.",
-        ("Add a load-balancing loss, or raise its weight.", "Lower the learning rate by a factor of 2 to 5."),
+        (Remedy(Action.ADD_BALANCING_LOSS), LOWER_RATE_2_TO_5),
     ),
     CauseDocumentation(
         "router_logit_growth",
@@ -333,7 +341,7 @@ CAUSES = (
         "The largest logit, without the mean of its token, rose above 40 and to twice its first value, or above 20 and "
         "to ten times it.",
         "A learning rate that is too high makes logits grow as well; it is checked first.",
-        ("Add a router z-loss.", "Compute the router in single precision.", "Lower the learning rate."),
+        (Remedy(Action.ADD_ROUTER_Z_LOSS), Remedy(Action.COMPUTE_ROUTER_IN_SINGLE), LOWER_RATE),
     ),
     CauseDocumentation(
         "sdr_collapse",
@@ -341,7 +349,7 @@ CAUSES = (
         "Fewer than 30 % of the codes were unique, or of the bits ever on, before the loss rose. Codes that were alike "
         "only in the next measurement are a possible cause, if the weight norm changed by less than 10 % meanwhile.",
         "Few different inputs.",
-        ("Raise the temperature by a factor of 2 to 3.", "Add a loss that separates tokens.", "Use more bits."),
+        (RAISE_TEMPERATURE_2_TO_3, Remedy(Action.SEPARATE_TOKENS), Remedy(Action.USE_MORE_BITS)),
         phrase="collapse of sparse codes",
     ),
     CauseDocumentation(
@@ -349,21 +357,21 @@ CAUSES = (
         "Units were saturated.",
         "More than half of a layer's units were saturated, 20 % more than at the start.",
         "Units that are meant to be closed.",
-        ("Lower the learning rate.", "Normalise before the activation."),
+        (LOWER_RATE, Remedy(Action.NORMALISE_BEFORE_ACTIVATION)),
     ),
     CauseDocumentation(
         "representation_collapse",
         "The outputs of a layer collapsed to few directions.",
         "Their effective rank fell to 10 % of its earlier value.",
         "A task with few classes needs few directions.",
-        ("Lower the learning rate.", "Check the loss: a constant output may minimise it."),
+        (LOWER_RATE, Remedy(Action.CHECK_LOSS_OF_CONSTANT)),
     ),
     CauseDocumentation(
         "dead_units",
         "Units died.",
         "More than half of a layer's units were never active, 20 % more than at the start.",
         "Sparse activations by design.",
-        ("Lower the learning rate.", "Use an activation with a gradient everywhere, such as LeakyReLU or GELU."),
+        (LOWER_RATE, Remedy(Action.USE_LEAKY_ACTIVATION)),
     ),
 )
 CHECKS = (

@@ -11,7 +11,6 @@ purpose. Guarantees: what the detector of jumps excuses, as warm restarts and wa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContex
 from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, step_size_check
 from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
-from mlflow_stability.vocabulary.text import capitalised
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, WARM_UP_LEARNING_RATE, Action, Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +263,7 @@ def _risen(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult |
             f"The learning rate had risen to {shown(now)} when it began; before, it was at most {shown(ground)}.",
             f"learning rate x {now / ground:.3g} within {NEW_GROUND} points",
             since=int(finite[len(values) - NEW_GROUND]),
-            remedies=(f"Lower the learning rate from {shown(now)} to {shown(ground)}, which was stable.",),
+            remedies=(Remedy(Action.LOWER_LEARNING_RATE, baseline=now, target=ground),),
         )
     begun = _climb(values)
     recent = values[-JUST_BEFORE:]
@@ -401,8 +400,6 @@ def _course(values: Values) -> str:
     return f"{way} from {shown(float(recent[0]))} to {shown(float(recent[-1]))}"
 
 
-RAISES = re.compile(r"^raise the learning rate\b", re.IGNORECASE)
-"""What must not be said where the learning rate is too high already."""
 CAUSES = (
     CauseDocumentation(
         "learning_rate_jump",
@@ -411,7 +408,6 @@ CAUSES = (
         "so far. Warm-ups and warm restarts do not count. After a resume: the rate was 1.5 times the rate before.",
         "The training tolerated the jump, and the finding has another cause.",
         LearningRateJump.remedies,
-        made_worse_by=RAISES,
     ),
     CauseDocumentation(
         "learning_rate_too_high",
@@ -421,16 +417,14 @@ CAUSES = (
         "the loss did not fall; updates stayed large and it hardly fell. Never named before the first optimizer step, "
         "nor for first updates at the default.",
         "A rise that coincides with a bad batch; an architecture that is made for large rates.",
-        ("Lower the learning rate by a factor of 2 to 5.",),
-        made_worse_by=RAISES,
+        (LOWER_RATE_2_TO_5,),
     ),
     CauseDocumentation(
         "learning_rate_too_low",
         "The learning rate was too low to change the weights.",
         "It never exceeded 1e-8.",
         "An optimizer that does not scale its steps by the logged rate.",
-        ("Raise the learning rate.",),
-        made_worse_by=re.compile(r"^lower the learning rate\b", re.IGNORECASE),
+        (Remedy(Action.RAISE_LEARNING_RATE),),
     ),
     CauseDocumentation(
         "no_warm_up",
@@ -438,8 +432,7 @@ CAUSES = (
         "The finding started in the first 5 % of the run, at the highest rate. Or the first updates changed the "
         "weights by more than 2 % of their norm and the loss rose.",
         "Bad initial weights, or a rate that is too high after a warm-up as well.",
-        ("Warm up the learning rate over 1-5 % of the steps.",),
-        made_worse_by=RAISES,
+        (WARM_UP_LEARNING_RATE,),
         phrase="missing warm-up",
     ),
 )
@@ -462,24 +455,8 @@ CHECKS = (
 
 OF_THE_RATE = frozenset(each.name for each in CAUSES)
 """The causes that a lower or a longer warmed-up learning rate helps against."""
-_RATE = re.compile(
-    r"^(?:lower the learning rate|lengthen the (?:learning-rate )?warm-up|warm up the learning rate)\b", re.I
-)
-_OR_ELSE = re.compile(r"^[^,.]+, or (?P<other>clip gradients .+)$")
 
 
 def rate_is_innocent(ruled_out: Iterable[str]) -> bool:
     """Whether what was ruled out says that the learning rate is not the cause."""
     return any(each.startswith(("learning rate: ", "learning rate too high: ")) for each in ruled_out)
-
-
-def without_rate(remedies: Iterable[str]) -> tuple[str, ...]:
-    """The remedies without a lower learning rate or a longer warm-up; of two in one the other one is left."""
-    left = []
-    for each in remedies:
-        either = _OR_ELSE.match(each)
-        if not _RATE.search(each):
-            left.append(each)
-        elif either is not None:
-            left.append(capitalised(either["other"]))
-    return tuple(left)

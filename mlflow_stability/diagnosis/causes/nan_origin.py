@@ -19,7 +19,7 @@ from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, C
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.one_batch import sudden_check, unsound_before, value_at
 from mlflow_stability.vocabulary.facts import BrokenBatchFacts, NanOriginFacts, NanSource, Rerun
-from mlflow_stability.vocabulary.result import Episode, Event
+from mlflow_stability.vocabulary.result import Action, Episode, Event, Remedy
 
 KIND = "nan_origin"
 BROKEN_BATCH = "broken_batch"
@@ -213,8 +213,8 @@ CAUSES = (
         "The non-finite step was run again, and the inputs of the loss were finite.",
         "Labels or logits that are invalid for any loss function.",
         (
-            "Check the labels, and logarithms, roots and divisions in the loss function.",
-            "Run the loss on the batch of this step alone, and look at each of its terms.",
+            Remedy(Action.CHECK_LOSS_FUNCTION),
+            Remedy(Action.CHECK_LOSS_TERMS_OF_BATCH),
         ),
         helped_by_smaller_updates=False,
     ),
@@ -223,7 +223,7 @@ CAUSES = (
         "An operation of the model is undefined for its inputs.",
         "The non-finite step was run again, and the inputs of the operation were finite and of moderate size.",
         "Inputs that are wrong for an earlier reason.",
-        ("Keep the inputs of this operation within its range: clamp them, or add a small number.",),
+        (Remedy(Action.CLAMP_INPUTS),),
         helped_by_smaller_updates=False,
     ),
     CauseDocumentation(
@@ -231,7 +231,7 @@ CAUSES = (
         "A tensor of the script outside the model was non-finite.",
         "The non-finite step was run again, and the value came from neither an input nor a weight nor a buffer.",
         "A tensor that the script computes from the batch.",
-        ("Inspect the tensor that the script uses there.",),
+        (Remedy(Action.INSPECT_TENSOR_OF_SCRIPT),),
         helped_by_smaller_updates=False,
         phrase="non-finite tensor outside the model",
     ),
@@ -240,7 +240,7 @@ CAUSES = (
         "The optimizer state was non-finite or extremely large.",
         "The weights became non-finite in an update with finite gradients.",
         "Weights that other code wrote to.",
-        ("Restart from a checkpoint before this step.", "Lower beta2 or clip gradients; increase eps."),
+        (Remedy(Action.RESTART_BEFORE_STEP), Remedy(Action.LOWER_BETA2_OR_CLIP)),
     ),
     CauseDocumentation(
         "broken_from_start",
@@ -249,9 +249,9 @@ CAUSES = (
         "its operation was found, that is named instead.",
         "A training that continues from weights that were broken before.",
         (
-            "Check that the loss of the first batch has targets: the mean of an empty selection is NaN.",
-            "Check exponentials, logarithms, roots and divisions in model and loss function.",
-            "Check that inputs and initial weights are finite and of usual size.",
+            Remedy(Action.CHECK_FIRST_TARGETS),
+            Remedy(Action.CHECK_OPERATIONS),
+            Remedy(Action.CHECK_INPUTS_AND_WEIGHTS),
         ),
         helped_by_smaller_updates=False,
         phrase="non-finite from the start",
@@ -261,7 +261,7 @@ CAUSES = (
         "The device gave a different result the second time.",
         "The non-finite batch was run again with the same weights and random numbers, and was finite.",
         "A non-deterministic operation; a model with state of its own between calls.",
-        ("Test the device, and run the same step on another device.",),
+        (Remedy(Action.TEST_DEVICE),),
         helped_by_smaller_updates=False,
     ),
 )

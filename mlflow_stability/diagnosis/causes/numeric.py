@@ -12,7 +12,7 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_befo
 from mlflow_stability.diagnosis.causes.nan_origin import origin_near, origin_of, overflowed, range_of
 from mlflow_stability.diagnosis.curves.curves import Curve
 from mlflow_stability.vocabulary.facts import NanSource
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Action, Event, Remedy
 
 HALVINGS = 3
 """So many reductions of the loss scale just before mean that it was collapsing."""
@@ -165,7 +165,7 @@ CAUSES = (
         "Loss or gradient norm was infinite before the first NaN, or the operation that overflowed had large finite "
         "inputs.",
         "A division by zero is infinite as well.",
-        ("Train in bf16 instead of fp16.", "Find the module whose output overflows."),
+        (Remedy(Action.TRAIN_IN_BF16), Remedy(Action.FIND_OVERFLOWING_MODULE)),
     ),
     CauseDocumentation(
         "fp16_scale",
@@ -184,8 +184,8 @@ CAUSES = (
         "pass made the first non-finite value.",
         "A norm that overflows although each gradient is finite.",
         (
-            "Keep the inputs of roots, divisions and norms away from zero: add a small number.",
-            "Lower the loss scale, or train in bf16, where the backward pass uses half precision.",
+            Remedy(Action.KEEP_INPUTS_FROM_ZERO),
+            Remedy(Action.LOWER_LOSS_SCALE_OR_BF16),
         ),
         helped_by_smaller_updates=False,
         phrase="non-finite gradient",

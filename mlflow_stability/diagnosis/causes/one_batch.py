@@ -25,6 +25,7 @@ from mlflow_stability.diagnosis.causes.context import (
 )
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
 from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, median_deviation
+from mlflow_stability.vocabulary.result import Action, Remedy
 
 WITH_IT = 3.0
 """A gradient norm that jumps together with the loss jumps to so many times its usual one."""
@@ -115,8 +116,8 @@ def returning_batch_check(around: EpisodeContext) -> CheckResult:
         f"steps {', '.join(map(str, steps[:MOST_IN_A_ROW]))}{', …' if len(steps) > MOST_IN_A_ROW else ''}",
         since=first,
         remedies=(
-            "Inspect the batch at this step.",
-            "Find the samples that these batches have in common, and check their inputs and targets.",
+            Remedy(Action.INSPECT_BATCH),
+            Remedy(Action.FIND_COMMON_SAMPLES),
         ),
     )
 
@@ -431,7 +432,7 @@ CAUSES = (
         "losses of the same height return. Never named where values a quarter as high came three times in the 200 "
         "points before, as with heavy-tailed noise.",
         "An unstable step looks the same where gradient norm and learning rate are not logged.",
-        ("Inspect the batch at this step.",),
+        (Remedy(Action.INSPECT_BATCH),),
         helped_by_smaller_updates=False,
     ),
 )

@@ -24,6 +24,7 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.curves.curves import Curve
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
 from mlflow_stability.diagnosis.rules.large_updates import LATE_FALL
+from mlflow_stability.vocabulary.result import Action, Remedy
 
 ABSURD = 0.1
 """An update of this share of the weights leaves little of what they held; a thousandth is usual."""
@@ -76,12 +77,11 @@ def too_high(around: EpisodeContext, update: float, step: int, *more: str) -> Ch
     )
 
 
-def lower_by(rate: float | None, factor: float) -> str:
+def lower_by(rate: float | None, factor: float) -> Remedy:
     """What to do, with the rate to begin with where the present one is known."""
-    times = f"{float(f'{factor:.2g}'):,.0f}" if factor >= 10 else f"{factor:.2g}"
     if rate is None:
-        return f"Lower the learning rate by a factor of about {times}."
-    return f"Lower the learning rate from {rate:.3g} to about {rate / factor:.1g}, {times} times less."
+        return Remedy(Action.LOWER_LEARNING_RATE, factor=factor)
+    return Remedy(Action.LOWER_LEARNING_RATE, baseline=rate, target=float(f"{rate / factor:.1g}"), factor=factor)
 
 
 def share_of_weights(update: float) -> str:

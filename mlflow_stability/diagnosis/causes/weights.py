@@ -14,7 +14,7 @@ from mlflow_stability.diagnosis.causes.one_batch import jump_near, value_at
 from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
 from mlflow_stability.vocabulary.facts import LintFacts, RollbackFacts, Setting
 from mlflow_stability.vocabulary.measured import of_the_whole
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Action, Event, Remedy
 from mlflow_stability.vocabulary.text import factor
 
 SHRUNK = 0.7
@@ -307,8 +307,8 @@ CAUSES = (
         "A write that left the weights as they were, such as averaged weights that were taken out again, beside a bad "
         "batch.",
         (
-            "Restore the training weights after each evaluation: ema.restore(), or load the state from before it.",
-            "Check what writes to the weights there: load_state_dict(), copy_(), averages (EMA, SWA).",
+            Remedy(Action.RESTORE_TRAINING_WEIGHTS),
+            Remedy(Action.CHECK_COPIES_TO_WEIGHTS),
         ),
         helped_by_smaller_updates=False,
         phrase="replaced weights",
@@ -322,8 +322,8 @@ CAUSES = (
         "follows from the gradient norm after clipping. Never named with other optimizers.",
         "A bad update that was not recorded.",
         (
-            "Restart from a checkpoint before this step.",
-            "Check what writes to the weights besides the optimizer, and the device memory.",
+            Remedy(Action.RESTART_BEFORE_STEP),
+            Remedy(Action.CHECK_WRITER_OF_WEIGHTS),
         ),
         helped_by_smaller_updates=False,
         phrase="corrupted weights",
@@ -334,7 +334,7 @@ CAUSES = (
         "Their norm fell by more than 30 % from one measurement to the next. Never named where the weight decay is 0, "
         "or across a rollback.",
         "Weights that the script itself scales or replaces.",
-        ("Lower the weight decay.", "Restart from a checkpoint before this step."),
+        (Remedy(Action.LOWER_WEIGHT_DECAY), Remedy(Action.RESTART_BEFORE_STEP)),
         excluded_by=lambda known: "weight decay: 0" if known.weight_decay == 0 else "",
     ),
     CauseDocumentation(
@@ -342,7 +342,7 @@ CAUSES = (
         "A setting of the training changed just before.",
         "A recorded setting differs from its value 10 steps earlier. Possible only: not all changes matter.",
         "An intended change, and a finding with another cause.",
-        ("Check whether the change is intended.",),
+        (Remedy(Action.CHECK_INTENDED_CHANGE),),
         phrase="changed setting",
     ),
     CauseDocumentation(
@@ -351,7 +351,7 @@ CAUSES = (
         "A loss that does not fall while 90 % of the model's values are frozen (possible) or 99 % (likely). Or "
         "parameters were frozen or unfrozen within the 10 steps before.",
         "Adapters, such as LoRA, and training in stages, on purpose.",
-        ("Check whether these parameters should be frozen: requires_grad, and what the optimizer was given.",),
+        (Remedy(Action.CHECK_FROZEN_PARAMETERS),),
     ),
 )
 CHECKS = (

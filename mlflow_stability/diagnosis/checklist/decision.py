@@ -7,7 +7,6 @@ named only where the run recorded it; what has been done already is not asked fo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +16,13 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
 from mlflow_stability.diagnosis.checklist.question import Case, State
 from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER
+from mlflow_stability.vocabulary.result import Action
 
 Applies = Callable[[Case, Mapping[str, State]], bool]
 EASED = 3.0
 """By so much a rate is lowered or raised where nothing says to which value."""
 FIRST_STEPS = 10
 """Before a trouble that begins so early there is no state worth keeping."""
-_FROM_TO = re.compile(r"^Lower the learning rate (from \S+ to (?:about )?[\d.e+-]*\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +122,9 @@ def _best(case: Case) -> str:
 
 def _lower(around: EpisodeContext) -> str:
     cause = around.episode.cause
-    found = (_FROM_TO.search(each) for each in (cause.remedies if cause is not None else ()))
-    known = next((each for each in found if each is not None), None)
-    if known is not None:
-        return known[1]
+    for remedy in cause.remedies if cause is not None else ():
+        if remedy.action is Action.LOWER_LEARNING_RATE and remedy.baseline is not None:
+            return remedy.change
     if cause is not None and cause.name == "learning_rate_jump":
         jumps = [each for rate in around.rates for each in jumps_in(rate) if each.step <= around.episode.start]
         if jumps:

@@ -11,7 +11,7 @@ from mlflow_stability.detectors.loss import Plateau
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.log_resolution import quantum_of
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class FrozenRule(Rule):
     kind = "plateau"
     order = 70
     remedies = (
-        "Inspect the outputs and labels of one batch: a real loss does not repeat to the last digit.",
-        "Look for NaN in weights and gradients: half precision and masked losses turn them into zero.",
+        Remedy(Action.INSPECT_OUTPUTS_AND_LABELS),
+        Remedy(Action.CHECK_WEIGHTS_FOR_NAN),
         *Plateau.remedies,
     )
 

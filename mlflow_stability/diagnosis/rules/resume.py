@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of
 from mlflow_stability.diagnosis.curves.resumes import goes_on, pieces_of
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ResumeRule(Rule):
     severities = (Severity.CRITICAL,)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"chance": "times", "smallest_rise": "times"}
     remedies = (
-        "Compare learning rate, optimizer state and data before and after the resume.",
+        Remedy(Action.COMPARE_RESUMED_STATE),
         *Divergence.remedies,
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves, median_deviation
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Episode, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class ReturnFallRule(Rule):
     order = 46
     severities = (Severity.INFO, Severity.WARNING)
     remedies = (
-        "Keep the policy of the best return.",
-        "Lower the learning rate by a factor of 2 to 5.",
-        "Raise the entropy bonus.",
-        "Clip gradients.",
+        Remedy(Action.KEEP_BEST_POLICY),
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.RAISE_ENTROPY_BONUS),
+        Remedy(Action.CLIP_GRADIENTS),
     )
 
     fewest_points: int = 60

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class ScoreRule(Rule):
     kind = "plateau"
     order = 90
     remedies = (
-        "Compare the predictions of the model with the targets.",
-        "Check classes and labels, and overfit ten samples on purpose.",
-        "Start from pretrained weights, or try learning rates 10 times higher and lower.",
+        Remedy(Action.COMPARE_PREDICTIONS),
+        Remedy(Action.CHECK_CLASSES_AND_LABELS),
+        Remedy(Action.USE_PRETRAINED_WEIGHTS),
     )
 
     fewest_points: int = 40

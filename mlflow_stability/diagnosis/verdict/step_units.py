@@ -7,9 +7,10 @@ they are; a diagnosis of a log that counts steps is unchanged.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
-from mlflow_stability.vocabulary.result import Cause, Diagnosis
+from mlflow_stability.vocabulary.result import Cause, Diagnosis, Remedy
 
 STEP = "step"
 _BEFORE = re.compile(r"\b([Ss])tep(s?)(?= \d)")
@@ -25,11 +26,14 @@ def in_words_of_the_log(diagnosis: Diagnosis, unit: str) -> Diagnosis:
         text = _BEFORE.sub(lambda found: (unit.capitalize() if found[1] == "S" else unit) + found[2], text)
         return _BEHIND.sub(lambda found: unit + found[1], text)
 
+    def in_unit(remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
+        return tuple(replace(remedy, unit=unit) for remedy in remedies)
+
     def why(cause: Cause | None) -> Cause | None:
         if cause is None:
             return None
-        evidence, ruled_out, not_checked, remedies = (
-            tuple(map(said, each)) for each in (cause.evidence, cause.ruled_out, cause.not_checked, cause.remedies)
+        evidence, ruled_out, not_checked = (
+            tuple(map(said, each)) for each in (cause.evidence, cause.ruled_out, cause.not_checked)
         )
         return replace(
             cause,
@@ -37,14 +41,14 @@ def in_words_of_the_log(diagnosis: Diagnosis, unit: str) -> Diagnosis:
             evidence=evidence,
             ruled_out=ruled_out,
             not_checked=not_checked,
-            remedies=remedies,
+            remedies=in_unit(cause.remedies),
         )
 
     episodes = tuple(
         replace(
             each,
             message=said(each.message),
-            remedies=tuple(map(said, each.remedies)),
+            remedies=in_unit(each.remedies),
             cause=why(each.cause),
             unit=unit,
         )
@@ -55,7 +59,7 @@ def in_words_of_the_log(diagnosis: Diagnosis, unit: str) -> Diagnosis:
         verdict=said(diagnosis.verdict),
         episodes=episodes,
         cause=why(diagnosis.cause),
-        remedies=tuple(map(said, diagnosis.remedies)),
+        remedies=in_unit(diagnosis.remedies),
         cannot_tell=tuple(map(said, diagnosis.cannot_tell)),
         curves=tuple(replace(each, unit=unit) for each in diagnosis.curves),
         unit=unit,

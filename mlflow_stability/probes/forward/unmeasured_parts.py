@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.objects.model_discovery import parameters_in
 from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
 from mlflow_stability.vocabulary.facts import NotMeasuredFacts, Unmeasured
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 
 def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> list[Event]:
@@ -28,7 +28,7 @@ def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step
 def not_looked_into(model: str, why: str, step: int) -> Event:
     """That a model is not looked into, and why."""
     facts = NotMeasuredFacts(Unmeasured.INSIDE, model, why)
-    remedies = ("No action needed: losses, gradients, weights and updates are recorded as usual.",)
+    remedies = (Remedy(Action.NO_ACTION_FOR_UNMEASURED),)
     return Event.of(facts, step, Severity.INFO, remedies=remedies)
 
 
@@ -41,7 +41,7 @@ def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> E
     if not lost:
         return None
     facts = NotMeasuredFacts(Unmeasured.HIDDEN_MODEL, parameters=len(lost), of_parameters=len(trained))
-    remedies = ("Call `gc.freeze()` after the first step of the training.",)
+    remedies = (Remedy(Action.CALL_GC_FREEZE_LATER),)
     return Event.of(facts, step, Severity.INFO, remedies=remedies)
 
 
@@ -55,5 +55,5 @@ def _split(trained: Sequence[Tensor], step: int) -> Event | None:
         of_parameters=len(trained),
         one_process=world_size() == 1,
     )
-    remedies = ("No action needed: these are measured only where one process has all weights.",)
+    remedies = (Remedy(Action.NO_ACTION_FOR_SHARDS),)
     return Event.of(facts, step, Severity.INFO, remedies=remedies)

@@ -26,7 +26,7 @@ from mlflow_stability.probes.model_check.values import layers_of, optimizers_fou
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.rerun.forward_rerun import unwrapped
 from mlflow_stability.vocabulary.argument import shown, with_known_names
-from mlflow_stability.vocabulary.result import LayerCheck, ModelCheck, ModelFinding, Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, LayerCheck, ModelCheck, ModelFinding, Remedy, Severity
 
 ABOVE_CHANCE = 1.0
 """Cross-entropy by which a loss lies so far above chance that the model is sure of wrong answers."""
@@ -125,18 +125,18 @@ def _batch_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> list[ModelFin
         place = f" in {seen.error_place}" if seen.error_place else ""
         stop = "" if seen.error.endswith(".") else "."
         message = f"The batch cannot be computed: {seen.error}{stop} It was raised{place or ' by the loss'}."
-        remedies = ("Check the shapes and types of the batch against the model.",)
+        remedies = (Remedy(Action.CHECK_BATCH_SHAPES),)
         return [ModelFinding("batch_failed", Severity.CRITICAL, message, seen.error_place, {}, remedies)]
     return [*_forward_found(seen), *_loss_found(seen), *_gradients_found(seen, layers)]
 
 
 def _forward_found(seen: BatchPass) -> list[ModelFinding]:
     found: list[ModelFinding] = []
-    remedies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
     broken = [name for name in seen.called if seen.outputs.get(name, {}).get("activation_nonfinite", 0) > 0]
     if broken:
         message = f"The output of {broken[0]} has NaN or infinite values, the first of {_modules(len(broken))}."
-        remedies = (f"Inspect the input and the weights of {broken[0]}.", "Check the batch for NaN and huge values.")
+        remedies = (Remedy(Action.INSPECT_MODULE, module=broken[0]), Remedy(Action.CHECK_BATCH_VALUES))
         evidence = {"modules": float(len(broken))}
         found.append(ModelFinding("nonfinite_activations", Severity.CRITICAL, message, broken[0], evidence, remedies))
     dead = _over(seen, "activation_dead", DeadUnits().share)
@@ -164,9 +164,9 @@ def _loss_found(seen: BatchPass) -> list[ModelFinding]:
     loss, chance = seen.loss, seen.chance
     if loss is None:
         return []
-    remedies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
     if not math.isfinite(loss):
-        remedies = ("Check the batch and the targets.", "Compute the loss in float32.")
+        remedies = (Remedy(Action.CHECK_BATCH_AND_TARGETS), Remedy(Action.COMPUTE_LOSS_IN_FLOAT32))
         return [
             ModelFinding("nonfinite_loss", Severity.CRITICAL, f"The loss of the batch is {loss}.", "", {}, remedies)
         ]
@@ -176,16 +176,14 @@ def _loss_found(seen: BatchPass) -> list[ModelFinding]:
     if loss > chance + ABOVE_CHANCE if seen.classes else loss > TIMES_CHANCE * chance:
         message = f"Loss {loss:.4g} is far above {chance:.4g}, the loss of {seen.level}: worse than guessing."
         remedies = (
-            "Scale down the initial weights of the last layer."
-            if seen.classes
-            else "Standardise the targets, or start the last bias at their mean.",
-            "Check that the targets belong to the inputs.",
+            Remedy(Action.SCALE_DOWN_LAST_LAYER) if seen.classes else Remedy(Action.STANDARDISE_TARGETS),
+            Remedy(Action.CHECK_TARGETS),
         )
         severity = Severity.WARNING if seen.classes else Severity.INFO
         return [ModelFinding("loss_above_chance", severity, message, "", evidence, remedies)]
     if loss < BELOW_CHANCE * chance:
         message = f"Loss {loss:.4g} is far below {chance:.4g}, the loss of {seen.level}."
-        remedies = ("If the model is untrained, check whether the inputs contain the targets.",)
+        remedies = (Remedy(Action.CHECK_LEAKED_TARGETS),)
         return [ModelFinding("loss_below_chance", Severity.INFO, message, "", evidence, remedies)]
     return []
 
@@ -196,11 +194,11 @@ def _gradients_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> list[Mode
     having = [(each, each.grad_norm) for each in layers if each.trainable and each.grad_norm is not None]
     limits = GradientVanishingLayers()
     found: list[ModelFinding] = []
-    remedies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
     broken = [each for each, norm in having if not math.isfinite(norm)]
     if broken and math.isfinite(seen.loss or 0.0):  # else the loss has said so
         message = f"The gradients of {_parameters(broken)} are not finite: {_names(broken)}."
-        remedies = ("Check operations with infinite slope at 0: sqrt, log, norm, division.",)
+        remedies = (Remedy(Action.CHECK_INFINITE_SLOPES),)
         evidence = {"parameters": float(len(broken))}
         found.append(
             ModelFinding("nonfinite_gradients", Severity.CRITICAL, message, broken[-1].name, evidence, remedies)
@@ -208,7 +206,7 @@ def _gradients_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> list[Mode
     unused = [each for each in layers if each.trainable and each.grad_norm is None]
     if unused:
         message = f"The loss does not depend on {_parameters(unused)}: {_names(unused)}."
-        remedies = ("Use it in forward(), remove it, or set requires_grad to False.",)
+        remedies = (Remedy(Action.USE_OR_REMOVE_PARAMETERS),)
         evidence = {"parameters": float(len(unused))}
         found.append(ModelFinding("unused", Severity.WARNING, message, unused[0].name, evidence, remedies))
     found += _zero_gradients(having)
@@ -229,7 +227,7 @@ def _gradients_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> list[Mode
     if total > EXPLODED:
         worst = max((each for each in having if math.isfinite(each[1])), key=lambda each: each[1])[0]
         message = f"The gradient norm is {total:.4g} (threshold {EXPLODED:g}), most of it in {worst.name}."
-        remedies = ("Lower the scale of the initial weights or of the targets.", "Clip the gradient norm at 1.0.")
+        remedies = (Remedy(Action.SCALE_DOWN_WEIGHTS_OR_TARGETS), CLIP_AT_1)
         evidence = {"grad_norm": total}
         found.append(ModelFinding("exploding_gradients", Severity.WARNING, message, worst.name, evidence, remedies))
     return found
@@ -246,7 +244,7 @@ def _zero_gradients(having: Sequence[tuple[LayerCheck, float]]) -> list[ModelFin
     if opening:
         message += f" They learn once {opening[0].name} has left zero."
         return [ModelFinding("zero_gradients", Severity.INFO, message, dead[0].name, evidence)]
-    remedies = ("Check for weights of zero, dead ReLUs and detach() behind it.",)
+    remedies = (Remedy(Action.CHECK_ZEROS_BEHIND),)
     return [ModelFinding("zero_gradients", Severity.WARNING, message, dead[0].name, evidence, remedies)]
 
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.vocabulary.facts import LintFacts
-from mlflow_stability.vocabulary.result import Event, ModelFinding, Severity
+from mlflow_stability.vocabulary.result import Action, Event, ModelFinding, Remedy, Severity
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")
 _EPS = ("eps", "variance_epsilon", "epsilon")  # as torch, Llama and TensorFlow's heirs call it
@@ -62,7 +62,7 @@ def model_lint(
 
 
 def lint_event(
-    check: str, text: str, step: int, *, place: str, numbers: Mapping[str, float], remedies: tuple[str, ...]
+    check: str, text: str, step: int, *, place: str, numbers: Mapping[str, float], remedies: tuple[Remedy, ...]
 ) -> Event:
     """One finding as an event of a training."""
     facts = LintFacts(check, text, tuple(numbers.items()))
@@ -113,7 +113,7 @@ def _small_eps(models: Sequence[Module], limits: ModelCheckLimits) -> ModelFindi
         f"at least {least:g}). Rows without variance get very large gradients."
     )
     evidence = {"eps": eps, "modules": float(len(found))}
-    remedy = "Use an epsilon of 1e-5 or 1e-6."
+    remedy = Remedy(Action.SET_EPS_OF_NORM)
     # BERT was published with 1e-12 in single precision, and trains.
     severity = Severity.WARNING if precision.startswith("half") else Severity.INFO
     return ModelFinding("small_eps", severity, message, name, evidence, (remedy,))
@@ -134,7 +134,7 @@ def _small_scale(models: Sequence[Module], limits: ModelCheckLimits) -> ModelFin
         f"{scale:g}). Attention weights are then nearly uniform over the keys."
     )
     evidence = {"scale": scale, "modules": float(len(found))}
-    remedy = "Scale attention logits by 1/sqrt(head dimension)."
+    remedy = Remedy(Action.SCALE_ATTENTION_LOGITS)
     return ModelFinding("small_scale", Severity.WARNING, message, name, evidence, (remedy,))
 
 
@@ -149,7 +149,7 @@ def _without_optimizer(named: Sequence[tuple[str, Tensor]], optimizers: Sequence
         f"{count_of(found, 'parameter')} in no optimizer, although requires_grad is True{having}: {names_of(found)}."
     )
     evidence = {"parameters": float(len(found)), "values": values_in(found), "with_gradient": float(with_gradient)}
-    remedy = "Add them to an optimizer, or set requires_grad to False."
+    remedy = Remedy(Action.ADD_TO_OPTIMIZER)
     return ModelFinding("not_in_optimizer", Severity.WARNING, message, place_of(found), evidence, (remedy,))
 
 
@@ -194,7 +194,7 @@ def _trained_twice(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Opt
     if not found:
         return None
     message = f"{count_of(found, 'parameter')} in more than one optimizer: {names_of(found)}."
-    remedy = "Add each parameter to one optimizer only."
+    remedy = Remedy(Action.ADD_TO_ONE_OPTIMIZER)
     evidence = {"parameters": float(len(found))}
     return ModelFinding("in_two_optimizers", Severity.WARNING, message, place_of(found), evidence, (remedy,))
 
@@ -214,7 +214,7 @@ def _betas_swapped(optimizers: Sequence[Optimizer]) -> ModelFinding | None:
                 "and 0.999). One large gradient then moves the weights without a bound for many steps."
             )
             evidence = {"beta1": float(first), "beta2": float(second)}
-            remedy = f"Set betas to (0.9, 0.999), or swap them to ({second:g}, {first:g})."
+            remedy = Remedy(Action.SET_OR_SWAP_BETAS, target=(float(second), float(first)))
             return ModelFinding("betas_swapped", Severity.WARNING, message, "", evidence, (remedy,))
     return None
 

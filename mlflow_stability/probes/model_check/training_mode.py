@@ -16,7 +16,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_check.settings import count_of, lint_event
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 FEWEST_ROWS = 4
 """The fewest rows that a batch normalisation should average: of two rows, each is the mirror image of the other."""
@@ -58,7 +58,7 @@ def few_rows(models: Sequence[Module], rows: int, step: int) -> Event | None:
         f"usually at least {FEWEST_ROWS}. Means of so few rows are noise, and differ from those in evaluation."
     )
     evidence = {"rows": float(rows), "modules": float(len(found))}
-    remedies = ("Use larger batches, or GroupNorm in place of batch normalisation.",)
+    remedies = (Remedy(Action.USE_LARGER_BATCHES_OR_GROUP_NORM),)
     return lint_event("few_rows", message, step, place=found[0], numbers=evidence, remedies=remedies)
 
 

@@ -23,7 +23,7 @@ from mlflow_stability.probes.model_check.settings import count_of, first_names, 
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.result import LayerCheck, ModelFinding, Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, LayerCheck, ModelFinding, Remedy, Severity
 
 Named = tuple[str, Tensor]
 _WITH_UNITS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -115,10 +115,8 @@ def values_found(
     gains = _gains(model, {each.name: each for each in layers}, limits)
     buffers, _ = layers_of([(plain_name(name), each) for name, each in Module.named_buffers(model)])
     return [
-        *_nonfinite(layers, "parameter", "Load a checkpoint from before, or initialise the model anew."),
-        *_nonfinite(
-            [each for each in buffers if not _is_mask(each)], "buffer", "Reset the buffer, or load a checkpoint."
-        ),
+        *_nonfinite(layers, "parameter", Remedy(Action.LOAD_MODEL)),
+        *_nonfinite([each for each in buffers if not _is_mask(each)], "buffer", Remedy(Action.LOAD_BUFFER)),
         *_huge_values(layers, limits),
         *_gain_found(gains, limits),
         *_zeros(layers, named),
@@ -126,7 +124,7 @@ def values_found(
     ]
 
 
-def _nonfinite(layers: Sequence[LayerCheck], noun: str, remedy: str) -> list[ModelFinding]:
+def _nonfinite(layers: Sequence[LayerCheck], noun: str, remedy: Remedy) -> list[ModelFinding]:
     found = [each for each in layers if each.nonfinite]
     if not found:
         return []
@@ -155,7 +153,7 @@ def _huge_values(layers: Sequence[LayerCheck], limits: ValueLimits) -> list[Mode
         f"{_counted(found, 'parameter')} huge values, the largest {worst.largest:.3g} in {worst.name} "
         f"({worst.dtype}; threshold {limit(worst):g})."
     )
-    remedies = ("Load a checkpoint from before, or initialise the parameter anew.", "Clip the gradient norm at 1.0.")
+    remedies = (Remedy(Action.LOAD_PARAMETER), CLIP_AT_1)
     evidence = {"largest": worst.largest, "parameters": float(len(found))}
     return [ModelFinding("huge_values", Severity.WARNING, message, worst.name, evidence, remedies)]
 
@@ -185,7 +183,7 @@ def _gain_found(gains: dict[str, float], limits: ValueLimits) -> list[ModelFindi
             f"of its input by about {huge[worst]:.3g} (threshold {limits.huge_gain:g})."
         )
         evidence = {"gain": huge[worst], "matrices": float(len(huge))}
-        remedies = ("Initialise with a standard deviation of 1/sqrt(inputs), as torch.nn.init.xavier_normal_ does.",)
+        remedies = (Remedy(Action.INITIALISE_BY_INPUTS),)
         found.append(ModelFinding("huge_weights", Severity.WARNING, message, worst, evidence, remedies))
     if tiny:
         worst = min(tiny, key=lambda each: tiny[each])
@@ -195,7 +193,7 @@ def _gain_found(gains: dict[str, float], limits: ValueLimits) -> list[ModelFindi
             f"of its input by about {tiny[worst]:.2g} (threshold {limits.tiny_gain:g})."
         )
         evidence = {"gain": tiny[worst], "matrices": float(len(tiny))}
-        remedies = ("Initialise with a standard deviation of 1/sqrt(inputs), as torch.nn.init.xavier_normal_ does.",)
+        remedies = (Remedy(Action.INITIALISE_BY_INPUTS),)
         severity = Severity.WARNING if most else Severity.INFO
         found.append(ModelFinding("tiny_weights", severity, message, worst, evidence, remedies))
     return found
@@ -209,9 +207,7 @@ def _zeros(layers: Sequence[LayerCheck], named: Sequence[Named]) -> list[ModelFi
         return []
     all_of_them = len(found) == len(matrices)
     message = f"{_counted(found, 'weight matrix', 'weight matrices')} zeros alone: {_listed(found)}."
-    remedies = (
-        "Keep it where a branch or an adapter has to begin as nothing; elsewhere, initialise the matrix randomly.",
-    )
+    remedies = (Remedy(Action.INITIALISE_OR_KEEP_ZERO),)
     severity = Severity.WARNING if all_of_them else Severity.INFO
     evidence = {"matrices": float(len(found))}
     return [ModelFinding("zero_weights", severity, message, found[0].name, evidence, remedies)]
@@ -240,7 +236,7 @@ def _alike(named: Sequence[Named], layers: Sequence[LayerCheck]) -> list[ModelFi
         f"alike in training: {names_of(found)}."
     )
     evidence = {"matrices": float(len(found))}
-    remedies = ("Initialise the matrix randomly.",)
+    remedies = (Remedy(Action.INITIALISE_RANDOMLY),)
     return [ModelFinding("equal_units", Severity.WARNING, message, place_of(found), evidence, remedies)]
 
 
@@ -252,7 +248,7 @@ def optimizers_found(named: Sequence[Named], optimizers: Sequence[Optimizer]) ->
     if strange:
         every = sum(len(parameters_of(each)) for each in optimizers)
         message = f"{len(strange)} of {every} parameters in the optimizer are not parameters of this model."
-        remedies = ("Create the optimizer after the model has its final parameters, from model.parameters().",)
+        remedies = (Remedy(Action.CREATE_OPTIMIZER_LATER),)
         evidence = {"parameters": float(len(strange)), "of": float(every)}
         found.append(ModelFinding("not_in_model", Severity.WARNING, message, "", evidence, remedies))
     for optimizer in optimizers:
@@ -260,7 +256,7 @@ def optimizers_found(named: Sequence[Named], optimizers: Sequence[Optimizer]) ->
             found += _lost_eps(optimizer, number, group.get("eps"), group["params"])
     if not any(each.requires_grad for _, each in named) and named:
         message = "No parameter requires a gradient: nothing would be trained."
-        remedies = ("Set requires_grad to True for what has to learn.",)
+        remedies = (Remedy(Action.UNFREEZE_PARAMETERS),)
         found.append(ModelFinding("nothing_trainable", Severity.WARNING, message, "", {}, remedies))
     return found
 
@@ -278,7 +274,7 @@ def _lost_eps(optimizer: Optimizer, number: int, eps: object, parameters: Sequen
         f"The epsilon of {kind} ({eps:g}, group {number}) is zero in {dtype}, the type of its parameters. "
         "A parameter without a gradient becomes 0/0, which is NaN."
     )
-    remedies = ("Keep parameters in float32 and use autocast.", f"Set eps of {kind} to 1e-4.")
+    remedies = (Remedy(Action.KEEP_FP32_WITH_AUTOCAST), Remedy(Action.SET_EPS_OF_OPTIMIZER, module=kind))
     return [ModelFinding("optimizer_eps", Severity.WARNING, message, "", {"eps": float(eps)}, remedies)]
 
 

@@ -20,7 +20,7 @@ from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointSto
 from mlflow_stability.recovery.checkpoints.rank_store import RankStore
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 IsFinite = Callable[[StateCopy], bool]
 _Item = TypeVar("_Item")
@@ -185,10 +185,10 @@ class CheckpointWriter:
                 "checkpoint_failed",
                 f"Checkpoint of step {step} not written to {self._store.directory} ({reason}). Training "
                 f"continues; {last}.",
-                "Free disk space there, or pass another directory.",
+                Remedy(Action.FREE_DISK_SPACE),
             )
 
-    def _tell(self, step: int, kind: str, message: str, *remedies: str) -> None:
+    def _tell(self, step: int, kind: str, message: str, *remedies: Remedy) -> None:
         self._told.put(Event(step, kind, Severity.WARNING, message, remedies=remedies, time=time.time()))
 
 

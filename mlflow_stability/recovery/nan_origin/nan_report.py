@@ -9,36 +9,36 @@ from __future__ import annotations
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin
 from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
 from mlflow_stability.vocabulary.facts import NanOriginFacts, NanSource
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
 
 REMEDIES = {
-    "input": ("Inspect the saved batch and the code that makes it.",),
-    "weight": ("Check what else writes to this weight, and the checkpoint it was loaded from.",),
-    "buffer": ("Check what writes to this buffer.",),
-    "optimizer": ("Lower the learning rate by a factor of 2 to 5.", "Raise eps, or reset the optimizer's state."),
-    "forward": ("Keep the inputs of this operation in its valid range: clamp them, or add a small constant.",),
-    "backward": ("Keep the inputs of this operation away from points of infinite slope: add a small constant.",),
-    "loss": ("Check the labels, and logarithms, roots and divisions in the loss function.",),
-    "elsewhere": ("Check the tensor that the script keeps there.",),
+    "input": (Remedy(Action.INSPECT_SAVED_BATCH),),
+    "weight": (Remedy(Action.CHECK_WRITER_OF_WEIGHT),),
+    "buffer": (Remedy(Action.CHECK_WRITER_OF_BUFFER),),
+    "optimizer": (LOWER_RATE_2_TO_5, Remedy(Action.RAISE_EPS_OR_RESET_OPTIMIZER)),
+    "forward": (Remedy(Action.KEEP_INPUTS_VALID),),
+    "backward": (Remedy(Action.KEEP_INPUTS_FROM_SLOPE),),
+    "loss": (Remedy(Action.CHECK_LOSS_FUNCTION),),
+    "elsewhere": (Remedy(Action.CHECK_TENSOR_OF_SCRIPT),),
 }
 """Where no more is known than where it happened."""
 _MASK = (
-    "Do not mask a whole row: leave each query at least one key.",
-    "Mask with torch.finfo(dtype).min instead of -inf, and leave fully masked rows out of the loss.",
+    Remedy(Action.KEEP_ONE_KEY),
+    Remedy(Action.MASK_WITH_FINITE_VALUE),
 )
 _LOGARITHM = (
-    "Keep the input of the logarithm above zero: add a small constant.",
-    "Use log_softmax or logsigmoid of the logits, or a loss function that takes logits.",
+    Remedy(Action.KEEP_LOGARITHM_ABOVE_ZERO),
+    Remedy(Action.USE_LOG_SOFTMAX),
 )
-_ROOT = (("Keep the input of the root above zero: clamp it, or add a small constant; its slope at zero is infinite."),)
-_DIVISION = ("Keep the divisor away from zero: add a small constant, or clamp it.",)
-_POWER = ("Keep the base of a negative or fractional power above zero: clamp it, or add a small constant.",)
-_ENDS = ("Clamp the input to slightly less than the range in which this operation is defined.",)
-_EXPONENTIAL = ("Subtract the maximum before the exponential, or use softmax or torch.logsumexp.",)
-_TARGETS = ("Skip batches without targets: the mean over none is 0/0.",)
-_EPS = ("Set eps of the normalisation above zero.",)
-_SPREAD = ("Compute the spread over more than one value, and add a small constant to it.",)
-_OF: dict[str, tuple[str, ...]] = {
+_ROOT = (Remedy(Action.KEEP_ROOT_ABOVE_ZERO),)
+_DIVISION = (Remedy(Action.KEEP_DIVISOR_FROM_ZERO),)
+_POWER = (Remedy(Action.KEEP_BASE_ABOVE_ZERO),)
+_ENDS = (Remedy(Action.CLAMP_BELOW_RANGE),)
+_EXPONENTIAL = (Remedy(Action.SUBTRACT_MAXIMUM),)
+_TARGETS = (Remedy(Action.SKIP_EMPTY_BATCHES),)
+_EPS = (Remedy(Action.RAISE_EPS_OF_NORM),)
+_SPREAD = (Remedy(Action.COMPUTE_SPREAD_OF_SEVERAL),)
+_OF: dict[str, tuple[Remedy, ...]] = {
     **dict.fromkeys(("log", "log10", "log2", "xlogy", "binary_cross_entropy"), _LOGARITHM),
     **dict.fromkeys(("sqrt", "norm", "linalg_vector_norm", "cdist", "cdist_forward"), _ROOT),
     **dict.fromkeys(("div", "divide", "true_divide", "addcdiv", "reciprocal", "rsqrt"), _DIVISION),
@@ -51,7 +51,7 @@ _OF: dict[str, tuple[str, ...]] = {
 }
 
 
-def remedies_against(origin: NanOrigin) -> tuple[str, ...]:
+def remedies_against(origin: NanOrigin) -> tuple[Remedy, ...]:
     """What to change."""
     names = origin.operation.split(", ") if origin.source in ("forward", "backward", "loss") else []
     if overflowed(origin):
@@ -62,14 +62,13 @@ def remedies_against(origin: NanOrigin) -> tuple[str, ...]:
     return found or REMEDIES[origin.source]
 
 
-def _against_overflow(origin: NanOrigin) -> tuple[str, ...]:
+def _against_overflow(origin: NanOrigin) -> tuple[Remedy, ...]:
     dtype = "" if origin.output is None else origin.output.dtype
-    smaller = "Normalise or scale down the inputs of this operation"
     if dtype != "float16":
-        return (f"{smaller}, and find what made them so large.",)
+        return (Remedy(Action.SCALE_DOWN_AND_FIND_SOURCE),)
     if origin.source == "backward":
-        return ("Lower the loss scale.", "Train in bf16 instead of fp16.")
-    return ("Train in bf16 instead of fp16.", f"{smaller}, or compute it in float32.")
+        return (Remedy(Action.LOWER_LOSS_SCALE), Remedy(Action.TRAIN_IN_BF16))
+    return (Remedy(Action.TRAIN_IN_BF16), Remedy(Action.SCALE_DOWN_OR_FLOAT32))
 
 
 def _normalises(name: str) -> bool:

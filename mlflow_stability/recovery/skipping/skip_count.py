@@ -14,17 +14,17 @@ from typing import Any, Literal
 from mlflow_stability.recovery.extras import GROWTH_FACTOR, GROWTH_INTERVAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.facts import SkipNews, SkippedStepFacts
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Event, Remedy, Severity
 
 KIND = "step_skipped"
 REMEDIES = (
-    "Inspect the batch and the loss of the first skipped step.",
-    "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0.",
-    "With fp16: train in bf16, or start with conservative_grad_scaler().",
+    Remedy(Action.INSPECT_FIRST_SKIPPED),
+    LOWER_RATE_2_TO_5_OR_CLIP,
+    Remedy(Action.TRAIN_IN_BF16_OR_CONSERVATIVE_SCALER),
 )
 
 
-RESET_STATISTICS = "Call reset_running_stats() on batch-norm layers, or load these buffers from a checkpoint."
+RESET_STATISTICS = Remedy(Action.RESET_RUNNING_STATISTICS)
 """Where buffers could not be put back."""
 
 
@@ -96,7 +96,7 @@ class SkipCount:
         if said is None:
             return SkipRow(row, (), cut, calm)
         severity, facts = said
-        remedies: tuple[str, ...] = REMEDIES
+        remedies: tuple[Remedy, ...] = REMEDIES
         if buffers_lost and not self._lost_said:
             self._lost_said = True
             facts, remedies = replace(facts, buffers_not_restored=True), (RESET_STATISTICS, *REMEDIES)

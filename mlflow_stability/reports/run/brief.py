@@ -101,7 +101,7 @@ def _said(diagnosis: Diagnosis, size: _Size) -> dict[str, Any]:
             "evidence": size.some(cause.evidence),
             "ruled_out": size.some(cause.ruled_out),
         },
-        "remedies": size.some(diagnosis.remedies),
+        "remedies": size.some(map(str, diagnosis.remedies)),
         "finding_counts": {each.name: counts[each.name] for each in sorted(Severity, reverse=True)},
         "findings": [finding(each, size.longest) for each in sorted(worst, key=lambda each: each.start)],
         "more_findings": len(bad) - len(worst),

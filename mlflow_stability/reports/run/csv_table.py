@@ -81,6 +81,6 @@ def _of_issue(episode: Episode) -> Iterator[str | int]:
     yield episode.attempt
     yield "" if episode.recovered is None else str(episode.recovered).lower()
     yield str(episode.experimental).lower()
-    yield csv_cell("; ".join(episode.remedies))
+    yield csv_cell("; ".join(map(str, episode.remedies)))
     yield csv_cell("" if episode.cause is None else episode.cause.name)
     yield csv_cell("" if episode.cause is None else episode.cause.statement)

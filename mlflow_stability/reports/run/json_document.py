@@ -71,7 +71,7 @@ def _issue(episode: Episode) -> dict[str, Any]:
         "attempt": int(episode.attempt),
         "recovered": episode.recovered,
         "experimental": episode.experimental,
-        "remedies": list(episode.remedies),
+        "remedies": [remedy.as_json() for remedy in episode.remedies],
         "cause": None if episode.cause is None else _cause(episode.cause),
     }
 
@@ -99,7 +99,7 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
         },
         "episodes": [_issue(episode) for episode in diagnosis.episodes],
         "cause": None if diagnosis.cause is None else _cause(diagnosis.cause),
-        "remedies": list(diagnosis.remedies),
+        "remedies": [remedy.as_json() for remedy in diagnosis.remedies],
         "curves": [_curve(reading) for reading in diagnosis.curves],
         "cannot_tell": list(diagnosis.cannot_tell),
         "notes": list(diagnosis.notes),
@@ -119,7 +119,7 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "explains": cause.kind,
         "step": None if cause.step is None else int(cause.step),
         "since": None if cause.since is None else int(cause.since),
-        "remedies": list(cause.remedies),
+        "remedies": [remedy.as_json() for remedy in cause.remedies],
     }
 
 

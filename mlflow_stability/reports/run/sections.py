@@ -76,7 +76,7 @@ def run_sections(diagnosis: Diagnosis) -> RunSections:
         tuple(_findings(diagnosis)),
         Section(HEADINGS[cause.certainty] if cause else "", tuple(_why(diagnosis))),
         sentences("Ruled out", cause.ruled_out if cause else ()),
-        sentences("What to do", diagnosis.remedies, Sign.NUMBER, FEW_REMEDIES),
+        sentences("What to do", map(str, diagnosis.remedies), Sign.NUMBER, FEW_REMEDIES),
         Section("Curves", tuple(map(_curve, diagnosis.curves)), CURVES_HEAD, frozenset(CURVES_HEAD[1:4])),
         sentences("Not checked", (*(cause.not_checked if cause else ()), *diagnosis.cannot_tell), few=FEW_REASONS),
         sentences("Notes", diagnosis.notes, few=FEW_REASONS),
@@ -122,7 +122,7 @@ def _findings(diagnosis: Diagnosis) -> Iterator[Finding]:
             wording.where(episode),
             wording.evidence(episode),
             f"{wording.cause_name(cause)}: {cause.statement}" if cause else "",
-            () if episode.kind in kinds else episode.remedies,
+            () if episode.kind in kinds else tuple(map(str, episode.remedies)),
         )
         kinds.add(episode.kind)
 

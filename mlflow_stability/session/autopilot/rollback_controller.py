@@ -336,7 +336,7 @@ class RollbackController:
             reason = f"The rollback to step {abandoned} did not help; restored the weights from before that rollback."
             orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
         if ends:
-            said = " ".join((decision.reason, *remedies, OR_GO_ON))
+            said = " ".join((decision.reason, *map(str, remedies), OR_GO_ON))
             orders.ending = TrainingDiverged(f"Training stopped at step {step}: {said}", decision.reason.rstrip("."))
 
 

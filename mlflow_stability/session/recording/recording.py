@@ -33,7 +33,7 @@ from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.facts import NotMeasuredFacts, Unmeasured
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, StepReading, one_layout
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Note, Opening, Reset, Returned
 
 SIGNALS = (
@@ -88,9 +88,7 @@ class LossCount:
         if self.seen or self._told or not self._steps:
             return []
         self._told = True
-        remedy = (
-            "Pass the loss yourself: `with mlflow_stability.attach(model, optimizer) as session: session.step(loss)`."
-        )
+        remedy = Remedy(Action.PASS_LOSS)
         facts = NotMeasuredFacts(Unmeasured.LOSS, steps=self._steps)
         return [Event.of(facts, step, Severity.INFO, place="loss", remedies=(remedy,))]
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
 from mlflow_stability.vocabulary.facts import facts_of_event
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity, read_remedies
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset
 
 LINES_PER_FILE = 10_000
@@ -56,6 +56,7 @@ def line_of(said: Said) -> str:
     known = {name: _plain(value) for name, value in asdict(said).items()}
     if isinstance(said, Event):
         known["severity"] = said.severity.name
+        known["remedies"] = [remedy.as_json() for remedy in said.remedies]
         known["facts"] = None if said.facts is None else said.facts.as_json()
         known["evidence"] = {name: _plain(value) for name, value in said.evidence.items()}
     return json.dumps({"record": _NAMES[type(said)], **known}, ensure_ascii=False, allow_nan=False) + "\n"
@@ -88,7 +89,7 @@ def _said(known: dict[str, Any]) -> Said | None:
     if kind is Event:
         known.setdefault("judged", not earlier)
         known["severity"] = Severity[known["severity"]]
-        known["remedies"] = tuple(known.get("remedies", ()))
+        known["remedies"] = read_remedies(known.get("remedies", ()))
         known["evidence"] = {name: float(value) for name, value in known.get("evidence", {}).items()}
         known["facts"] = facts_of_event(known)
     said: Said = kind(**known)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlflow_stability.vocabulary.result.remedy import Remedy
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -31,7 +33,7 @@ class Cause:
     since: int | None = None
     """From which step on its evidence is seen: never after what it explains began, of a plateau within its first third;
     None for what has no step of its own."""
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     """What goes against it, where more is known than its name; empty: what goes against all causes of this name."""
     repeats: tuple[tuple[str, int], ...] = ()
     """Type and step of reported findings whose sentences are part of the statement or the evidence."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.remedy import Remedy
 from mlflow_stability.vocabulary.run.judged_curves import JudgedCurves
 from mlflow_stability.vocabulary.text.notebook_page import ShownAsPage
 
@@ -86,7 +87,7 @@ class Diagnosis(ShownAsPage):
     """In order of time."""
     cause: Cause | None = None
     """Of the finding that decides the outcome; each episode has its own beside it."""
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     """What to change, most useful first, each once."""
     curves: tuple[CurveReading, ...] = ()
     """How each loss curve went, read as a whole."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.vocabulary.facts.facts import Facts
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.event import Finding, Severity
+from mlflow_stability.vocabulary.result.remedy import Remedy
 from mlflow_stability.vocabulary.sensitivity import score_in
 
 
@@ -38,7 +39,7 @@ class Episode(Finding):
     """How many rollbacks there were before it."""
     evidence: dict[str, float] = field(default_factory=dict)
     """The numbers behind the message."""
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     """What to do, most useful first."""
     spikes: tuple[int, ...] = ()
     """Of a divergence: the steps of the loss spikes that are part of it and no episodes of their own."""

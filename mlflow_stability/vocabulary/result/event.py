@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.result.remedy import Remedy
 from mlflow_stability.vocabulary.sensitivity import FACTORS, score_in
 
 
@@ -35,7 +36,7 @@ class Finding:
     """The module, parameter group or loss that it was found in; empty: the whole training."""
     evidence: dict[str, float]
     """The numbers behind the message."""
-    remedies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
     """What to do, most useful first."""
 
     def __repr__(self) -> str:
@@ -60,7 +61,7 @@ class Event(Finding):
     place: str = ""
     evidence: dict[str, float] = field(default_factory=dict)
     """The numbers behind the message."""
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     """What to try, most likely first."""
     attempt: int = 0
     time: float = 0.0
@@ -79,7 +80,7 @@ class Event(Finding):
         *,
         kind: str = "",
         place: str = "",
-        remedies: tuple[str, ...] = (),
+        remedies: tuple[Remedy, ...] = (),
         attempt: int = 0,
         time: float = 0.0,
     ) -> Event:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlflow_stability.vocabulary.result.event import Finding, Severity
+from mlflow_stability.vocabulary.result.remedy import Remedy
 from mlflow_stability.vocabulary.text.phrases import counted
 
 _NOUNS = {Severity.CRITICAL: "critical finding", Severity.WARNING: "warning", Severity.INFO: "remark"}
@@ -24,7 +25,7 @@ class ModelFinding(Finding):
     """The module or parameter; of several, the first."""
     evidence: dict[str, float] = field(default_factory=dict)
     """The numbers behind the message."""
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     """What to do, most useful first."""
 
     @property

@@ -21,6 +21,7 @@ from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.tag_names import READ_BY_PEOPLE
 from mlflow_stability.vocabulary import Closing, Event, Severity, StepReading
+from mlflow_stability.vocabulary.result import read_remedies
 
 
 @pytest.fixture
@@ -38,7 +39,14 @@ def broken_training(root: Path, uri: str, **opening: object) -> Training:
         if step == 50:
             message = "loss is NaN at step 50; last finite value 0.0408."
             training.journal.append(
-                Event(50, "nan_detected", Severity.CRITICAL, message, remedies=("Check the data.",), time=now)
+                Event(
+                    50,
+                    "nan_detected",
+                    Severity.CRITICAL,
+                    message,
+                    remedies=read_remedies(("Check the data.",)),
+                    time=now,
+                )
             )
     return training
 
@@ -122,7 +130,9 @@ def test_while_it_trains_the_description_tells_step_state_and_newest_values() ->
         "",
         "loss 0.5 · gradient norm 1.25",
     ]
-    event = Event(4100, "loss_spike", Severity.WARNING, "loss 7 at step 4100.", remedies=("Inspect the batch.",))
+    event = Event(
+        4100, "loss_spike", Severity.WARNING, "loss 7 at step 4100.", remedies=read_remedies(("Inspect the batch.",))
+    )
     story.hear(event)
     said = live_description(story, story.findings())
     assert said.startswith("### Training stability: running, step 4,200, 1 warning\n")

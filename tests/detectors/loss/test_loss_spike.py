@@ -67,7 +67,7 @@ def test_it_says_what_happened_with_numbers() -> None:
     assert event.message == "loss 6 at step 250, 549.3σ above its baseline of 2 (threshold 12σ)."
     assert event.evidence["loss"] == 6.0
     assert event.evidence["level"] == pytest.approx(2.0)
-    assert event.remedies[0] == "Lower the learning rate by a factor of 2 to 5."
+    assert str(event.remedies[0]) == "Lower the learning rate by a factor of 2 to 5."
 
 
 def test_a_hundred_fold_spike_is_critical_and_is_said_after_a_smaller_one() -> None:

@@ -6,55 +6,69 @@ from diagnosis.histories import run_of
 from mlflow_stability.detectors.catalog import KINDS, documentation
 from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
-from mlflow_stability.diagnosis.advice.remedies import TOPICS, one_of_each
+from mlflow_stability.diagnosis.advice.remedies import one_of_each
 from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.vocabulary.result import (
+    CLIP_AT_1,
+    LOWER_RATE,
+    LOWER_RATE_2_TO_5,
+    LOWER_RATE_2_TO_5_OR_CLIP,
+    LOWER_RATE_5_TO_10,
+    RAISE_OR_LOWER_RATE,
+    WARM_UP_LEARNING_RATE,
+    Action,
+    Remedy,
+    Topic,
+)
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
+INSPECT = Remedy(Action.INSPECT_BATCH)
+EXACT = Remedy(Action.LOWER_LEARNING_RATE, target=0.002, baseline=0.09, factor=44.0)
+
 
 def test_of_several_ways_to_lower_the_learning_rate_the_most_exact_stays_in_the_first_place() -> None:
-    assert one_of_each(
-        (
-            "Lower the learning rate, or lengthen the warm-up.",
-            "Inspect the batch.",
-            "Lower the learning rate by a factor of 2 to 5.",
-            "Lower the learning rate to about 0.002, 44 times less.",
-            "Lower the learning rate by a factor of 5 to 10.",
-        )
-    ) == ("Lower the learning rate to about 0.002, 44 times less.", "Inspect the batch.")
+    lower = Remedy(Action.LOWER_RATE_OR_LENGTHEN_WARM_UP)
+    assert one_of_each((lower, INSPECT, LOWER_RATE_2_TO_5, EXACT, LOWER_RATE_5_TO_10)) == (EXACT, INSPECT)
 
 
-def test_of_two_remedies_in_one_the_one_that_was_given_is_left_out() -> None:
-    both = "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0."
-    assert one_of_each([both, "Inspect the batch."]) == (both, "Inspect the batch.")
-    assert one_of_each(["Lower the learning rate to 0.1.", both]) == (
-        "Lower the learning rate to 0.1.",
-        "Clip gradients at 1.0.",
-    )
-    assert one_of_each([both, "Clip gradients at 1.0."]) == (
-        "Lower the learning rate by a factor of 2 to 5.",
-        "Clip gradients at 1.0.",
-    )
+def test_of_a_remedy_with_an_alternative_the_one_that_was_given_is_left_out() -> None:
+    both = LOWER_RATE_2_TO_5_OR_CLIP
+    assert one_of_each([both, INSPECT]) == (both, INSPECT)
+    assert one_of_each([EXACT, both]) == (EXACT, CLIP_AT_1)
+    assert one_of_each([both, CLIP_AT_1]) == (LOWER_RATE_2_TO_5, CLIP_AT_1)
 
 
 def test_a_warm_up_is_advised_once() -> None:
-    warm = "Warm up the learning rate over 1-5 % of the steps."
-    assert one_of_each(["Lengthen the learning-rate warm-up.", warm]) == (warm,)
+    assert one_of_each([Remedy(Action.LENGTHEN_WARM_UP), WARM_UP_LEARNING_RATE]) == (WARM_UP_LEARNING_RATE,)
 
 
-def test_what_would_make_the_cause_worse_is_left_out() -> None:
-    raising = ("Raise the learning rate, or lower it by a factor of 10.", "Look for dead units.")
-    assert one_of_each(raising, "learning_rate_too_high") == raising[1:]
-    assert one_of_each(raising, "guessing") == raising
+@pytest.mark.parametrize(
+    "name", ["learning_rate_too_high", "learning_rate_jump", "no_warm_up", "learning_rate_too_low"]
+)
+def test_what_would_make_the_cause_worse_is_left_out(name: str) -> None:
+    against = causes()[name].remedies
+    raises = RAISE_OR_LOWER_RATE
+    opposite = LOWER_RATE if name == "learning_rate_too_low" else raises
+    other = Remedy(Action.LOOK_FOR_FROZEN_AND_DEAD)
+    assert one_of_each(against, (opposite, other)) == (*against, other)
+    assert one_of_each((), (opposite, other)) == (opposite, other)
+
+
+def test_a_remedy_for_both_directions_contradicts_none() -> None:
+    against = causes()["guessing"].remedies
+    assert one_of_each(against, (LOWER_RATE_2_TO_5,)) == (*against, LOWER_RATE_2_TO_5)
 
 
 def test_other_remedies_stay_as_they_are() -> None:
     others = (
-        "Lower beta2 or clip gradients; give eps a larger value.",
-        "Lower the weight decay.",
-        "Clip gradients at 1.0.",
-        "Clip the weights of queries and keys when logits are too large (QK-clip).",
+        Remedy(Action.LOWER_BETA2_OR_CLIP),
+        Remedy(Action.LOWER_WEIGHT_DECAY),
+        CLIP_AT_1,
+        Remedy(Action.CLIP_QUERIES_AND_KEYS),
+        Remedy(Action.IN_WORDS, text="Cross your fingers."),
+        Remedy(Action.IN_WORDS, text="Wait until Monday."),
     )
     assert one_of_each(others) == others
 
@@ -62,41 +76,33 @@ def test_other_remedies_stay_as_they_are() -> None:
 def test_nobody_is_told_to_raise_a_temperature_that_was_not_measured() -> None:
     why = Cause("sdr_collapse", "")
     collapsed = Episode("sdr_collapse", Severity.CRITICAL, 1, 1, 1, "", remedies=SdrCollapse.remedies, cause=why)
-    assert any("temperature" in each for each in collapsed.remedies)
+    assert any(remedy.topic is Topic.TEMPERATURE for remedy in collapsed.remedies)
     (found,) = with_fitting_remedies([collapsed], run_of())
     assert found.cause is not None
-    assert not any("temperature" in each for each in (*found.remedies, *found.cause.remedies))
+    assert not any(remedy.topic is Topic.TEMPERATURE for remedy in (*found.remedies, *found.cause.remedies))
     assert len(found.remedies) == len(SdrCollapse.remedies) - 1
 
 
 def test_of_every_finding_and_cause_there_is_no_remedy_is_told_twice_in_one_report() -> None:
     every = [remedy for kind in KINDS for remedy in documentation(kind).remedies]
     every += [remedy for cause in causes().values() for remedy in cause.remedies]
-    kept = one_of_each(every)
+    kept = one_of_each((), every)
     assert len(set(kept)) == len(kept)
-    for topic in TOPICS:
-        assert sum(topic.search(each.lower()) is not None for each in kept) <= 1, topic.pattern
+    topics = [remedy.topic for remedy in kept if remedy.topic is not None]
+    assert len(set(topics)) == len(topics)
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("Restart from a checkpoint before this step.", "Restart from the last good checkpoint."),
-        (
-            "Restart from a checkpoint before step 402.",
-            "Enable rollback=True, or restart from a checkpoint before this step.",
-        ),
-        ("Inspect the batch at this step.", "Inspect the loss and the batch at this step."),
-        ("Train in bf16 instead of fp16.", "Start with a loss scale of 1024 that grows by 1.5 every 200 steps."),
-        (
-            "Add residual connections, or normalise before each block.",
-            "Normalise before each block, or add residual connections.",
-        ),
-        (
-            "Check its schedule, or its learning rate.",
-            "Check the learning-rate schedule, above all at its end and after a resume.",
-        ),
+        (Action.RESTART_BEFORE_STEP, Action.RESTART_FROM_LAST_GOOD),
+        (Action.RESTART_BEFORE_STEP, Action.ENABLE_ROLLBACK),
+        (Action.INSPECT_BATCH, Action.INSPECT_LOSS_AND_BATCH),
+        (Action.TRAIN_IN_BF16, Action.START_LOSS_SCALE),
+        (Action.ADD_RESIDUALS_OR_NORMALISE, Action.NORMALISE_OR_ADD_RESIDUALS),
+        (Action.CHECK_TEMPERATURE_SCHEDULE, Action.CHECK_SCHEDULE_AT_RESUME),
+        (Action.CHECK_INITIALISATION_AND_BIASES, Action.CHECK_INITIALISATION),
     ],
 )
-def test_two_ways_of_saying_the_same_are_one_remedy(first: str, second: str) -> None:
-    assert len(one_of_each([first, second])) == 1
+def test_two_ways_of_saying_the_same_are_one_remedy(first: Action, second: Action) -> None:
+    assert one_of_each([Remedy(first), Remedy(second)]) == (Remedy(first),)

@@ -67,7 +67,7 @@ def test_a_cause_is_documented_in_full_and_can_be_explained(
     assert cause.remedies
     assert run(["explain", cause.name]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for part in (cause.meaning, cause.evidence, cause.wrong, *cause.remedies):
+    for part in (cause.meaning, cause.evidence, cause.wrong, *map(str, cause.remedies)):
         assert part.endswith(".")
         assert part in said
 

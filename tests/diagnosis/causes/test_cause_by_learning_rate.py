@@ -17,6 +17,7 @@ from mlflow_stability.diagnosis.curves.curves import curves_of, run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result import Topic
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
@@ -79,9 +80,9 @@ def test_a_constant_rate_from_which_nothing_is_learned_is_not_ruled_out_and_is_l
     assert found.outcome == "stuck"
     assert found.cause is not None
     assert found.cause.name == "learning_rate_too_high"
-    assert found.remedies[0].startswith("Lower the learning rate from 0.3 to about 0.03")
+    assert str(found.remedies[0]).startswith("Lower the learning rate from 0.3 to about 0.03")
     assert not any("0.3" in each and "too high" in each for each in found.cause.ruled_out)
-    assert not any(each.startswith("Raise") for each in found.remedies)
+    assert not any(remedy.topic is Topic.RAISE_RATE for remedy in found.remedies)
 
 
 def test_a_usual_rate_from_which_nothing_is_learned_is_not_checked() -> None:

@@ -8,6 +8,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result import Action, Remedy, read_remedies
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
@@ -90,7 +91,7 @@ def test_of_one_batch_that_broke_the_operation_that_could_not_bear_it_is_named(
     assert diagnosis.cause is not None
     assert (diagnosis.cause.name, diagnosis.cause.place) == (name, place)
     assert any("with the same weights the next batches gave" in each for each in diagnosis.cause.evidence)
-    assert not any("Find the first module" in each for each in diagnosis.remedies)
+    assert not any(remedy.action is Action.FIND_FIRST_NAN_MODULE for remedy in diagnosis.remedies)
 
 
 def test_of_one_batch_that_overflowed_it_is_said_where() -> None:
@@ -144,13 +145,15 @@ def test_where_a_nan_was_born_is_said_beside_the_trouble_that_came_first() -> No
     losses, gradients = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
     losses[AT - 1], gradients[AT - 1] = 9.0, 60.0
     spike = Event(AT - 1, "loss_spike", Severity.WARNING, "loss is 9.")
-    torn = replace(origin("forward", output_inf=9.0, overflow=1.0), remedies=("Train in bf16 instead of fp16.",))
+    torn = replace(
+        origin("forward", output_inf=9.0, overflow=1.0), remedies=read_remedies(("Train in bf16 instead of fp16.",))
+    )
     metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients)]
     found = diagnosis_of(run_of(*metrics, events=[spike, torn], params={"stability.autocast": "cuda float16"}))
     assert found.cause is not None
     assert found.cause.kind == "loss_spike"
     assert any(f"At step {AT} the first non-finite value comes from log" in e for e in found.cause.evidence)
-    assert "Train in bf16 instead of fp16." in found.remedies
+    assert Remedy(Action.TRAIN_IN_BF16) in found.remedies
 
 
 def test_where_a_nan_was_born_long_after_is_no_evidence() -> None:

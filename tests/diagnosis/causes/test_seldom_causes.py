@@ -12,6 +12,7 @@ from mlflow_stability.diagnosis.causes.learning_rate import rate_too_low_check
 from mlflow_stability.diagnosis.causes.weights import setting_check
 from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result import Topic
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -33,7 +34,7 @@ def test_a_plateau_at_no_learning_rate_to_speak_of_is_put_down_to_it(rate: float
         found = diagnosis_of(history)
         assert found.cause is not None
         assert found.cause.name == name
-        assert not any(each.startswith("Lower the learning rate") for each in found.remedies)
+        assert not any(remedy.topic is Topic.LOWER_RATE for remedy in found.remedies)
 
 
 @pytest.mark.parametrize(
@@ -83,5 +84,5 @@ def test_changed_data_is_the_cause_of_the_divergence_that_restored_weights_did_n
         assert found.cause is not None
         assert found.cause.certain
         assert found.cause.statement == f"{CHANGED} step {onset}."
-        assert found.remedies[0].startswith("Check what changed at that step")
-        assert not any("learning rate" in each for each in found.remedies)
+        assert str(found.remedies[0]).startswith("Check what changed at that step")
+        assert not any("learning rate" in str(remedy) for remedy in found.remedies)

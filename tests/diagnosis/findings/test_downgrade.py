@@ -11,6 +11,7 @@ from mlflow_stability.detectors.loss.loss_spike import LossSpike
 from mlflow_stability.diagnosis.advice.remedies import remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy
 from mlflow_stability.vocabulary.result.episode import Episode
 
 
@@ -97,8 +98,7 @@ def test_a_loss_that_changes_its_sign_is_told_from_value_to_value() -> None:
 
 
 def test_a_remedy_that_another_one_contains_is_left_out() -> None:
-    one = Episode(
-        "loss_spike", Severity.WARNING, 1, 1, 1, "", remedies=("Look at the loss and the batch of this step.",)
-    )
-    other = replace(one, start=2, remedies=("Look at the batch of this step.", "Clip gradients at 1.0."))
-    assert remedies_of([one, other], None, "unstable") == (*one.remedies, "Clip gradients at 1.0.")
+    both = Remedy(Action.INSPECT_LOSS_AND_BATCH, step=1)
+    spike = Episode("loss_spike", Severity.WARNING, 1, 1, 1, "", remedies=(both,))
+    other = replace(spike, start=2, remedies=(Remedy(Action.INSPECT_BATCH, step=2), CLIP_AT_1))
+    assert remedies_of([spike, other], None, "unstable") == (both, CLIP_AT_1)

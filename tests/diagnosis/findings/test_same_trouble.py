@@ -8,6 +8,7 @@ import numpy as np
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result import read_remedies
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -23,7 +24,7 @@ def broken(step: int, kind: str = "inf_detected", place: str = "") -> Event:
 
 
 def origin(step: int) -> Event:
-    remedies = ("Keep what goes into sqrt above zero.",)
+    remedies = read_remedies(["Keep what goes into sqrt above zero."])
     return Event(step, "nan_origin", Severity.INFO, f"Step {step}: {BORN}", "distance", remedies=remedies, judged=False)
 
 
@@ -64,7 +65,7 @@ def test_the_operation_in_which_it_was_born_stands_in_the_finding_and_in_the_ver
     assert said in diagnosis.verdict
     (episode,) = [each for each in diagnosis.episodes if each.severity > Severity.INFO]
     assert episode.message.endswith(said)
-    assert episode.remedies[0] == "Keep what goes into sqrt above zero."
+    assert str(episode.remedies[0]) == "Keep what goes into sqrt above zero."
 
 
 def test_a_training_that_broke_for_good_says_first_where() -> None:

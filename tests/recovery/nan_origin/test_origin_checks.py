@@ -12,6 +12,7 @@ from mlflow_stability.recovery.nan_origin.nan_report import origin_event
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, Source
 from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
 from mlflow_stability.vocabulary.facts import NanOriginFacts
+from mlflow_stability.vocabulary.result import Action, Remedy
 
 SMALL, ZERO = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0])
 HUGE, HALF = torch.tensor([-3e38, 1.0, 2e38]), torch.tensor([-300.0, 1.0, 4e4]).half()
@@ -55,7 +56,7 @@ def test_where_an_operation_is_not_defined_nothing_overflowed(
     assert isinstance(event.facts, NanOriginFacts)
     assert (event.facts.overflowed, event.facts.operations) == (False, (name,))
     assert "the largest" not in event.message
-    assert not any("bf16" in each for each in event.remedies)
+    assert not any("bf16" in str(remedy) for remedy in event.remedies)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +102,23 @@ def test_where_large_numbers_exceed_what_the_type_can_hold_it_is_an_overflow(
 def test_what_to_do_is_told_by_the_operation(
     name: str, do: Callable[..., Tensor], given: tuple[Tensor, ...], said: str
 ) -> None:
-    assert origin_event(7, born(name, do, *given), "head").remedies[0].startswith(said)
+    assert str(origin_event(7, born(name, do, *given), "head").remedies[0]).startswith(said)
 
 
 def test_gradients_that_overflow_in_half_precision_ask_for_a_lower_loss_scale() -> None:
     origin = born("mm", torch.mul, HALF, HALF, source="backward")
-    assert origin_event(7, origin, "head").remedies == ("Lower the loss scale.", "Train in bf16 instead of fp16.")
+    assert origin_event(7, origin, "head").remedies == (
+        Remedy(Action.LOWER_LOSS_SCALE),
+        Remedy(Action.TRAIN_IN_BF16),
+    )
 
 
 def test_of_a_loss_function_each_operation_that_can_do_it_is_named() -> None:
     event = origin_event(7, NanOrigin("loss", operation="log, div", name="loss"), "")
     assert isinstance(event.facts, NanOriginFacts)
     assert event.facts.operations == ("log", "div")
-    assert [each.split()[2] for each in event.remedies] == ["input", "or", "divisor"]
+    assert [remedy.action for remedy in event.remedies] == [
+        Action.KEEP_LOGARITHM_ABOVE_ZERO,
+        Action.USE_LOG_SOFTMAX,
+        Action.KEEP_DIVISOR_FROM_ZERO,
+    ]

@@ -9,6 +9,7 @@ from reports.samples import BAD, GOOD, broken, spike
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.brief import LARGEST, brief, render
+from mlflow_stability.vocabulary.result import read_remedies
 
 
 def test_it_says_what_happened_why_and_what_to_do() -> None:
@@ -55,7 +56,7 @@ def test_a_run_whose_every_text_is_long_is_small_too() -> None:
         verdict=long,
         cause=cause,
         episodes=episodes,
-        remedies=(long,) * 50,
+        remedies=read_remedies([long] * 50),
         cannot_tell=(long,) * 50,
     )
     assert len(json.dumps(brief(run), indent=4)) <= LARGEST

@@ -16,10 +16,13 @@ from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, training_output
 from mlflow_stability.session.output.training_output import HELD_SECONDS, MOST_ENDS
 from mlflow_stability.vocabulary.facts import ConfigurationFacts, RollbackFacts, Setting, SettingName
+from mlflow_stability.vocabulary.result import read_remedies
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 RUN = DeliveredRun("ab12", "kind-otter-7", "http://host:5000/#/experiments/0/runs/ab12", "", "Healthy: it fell.")
-SPIKE = Event(7, "loss_spike", Severity.WARNING, "loss 9 at step 7.", remedies=("Lower the learning rate.",))
+SPIKE = Event(
+    7, "loss_spike", Severity.WARNING, "loss 9 at step 7.", remedies=read_remedies(("Lower the learning rate.",))
+)
 BACK = RollbackFacts("loss 9.", target=3, onset=7, steps_lost=6, seconds=0.1, rollbacks=1)
 ROLLBACK = Event.of(BACK, 9, Severity.INFO)
 LOGGER = logging.getLogger("mlflow_stability")
@@ -266,8 +269,20 @@ def test_a_skip_is_said_with_the_finding_that_it_answers_and_not_after_it(
 def test_a_nan_whose_origin_is_known_is_said_with_it_and_with_what_goes_against_it(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    origin = Event(7, "nan_origin", Severity.INFO, "Step 7: the batch was NaN.", remedies=("Inspect the saved batch.",))
-    found = Event(7, kind, Severity.CRITICAL, "It is NaN.", remedies=("Find the first module whose output is NaN.",))
+    origin = Event(
+        7,
+        "nan_origin",
+        Severity.INFO,
+        "Step 7: the batch was NaN.",
+        remedies=read_remedies(("Inspect the saved batch.",)),
+    )
+    found = Event(
+        7,
+        kind,
+        Severity.CRITICAL,
+        "It is NaN.",
+        remedies=read_remedies(("Find the first module whose output is NaN.",)),
+    )
     before = TrainingOutput(silent=False)
     before.found(origin)
     before.found(found)
@@ -283,8 +298,10 @@ def test_a_finding_of_something_else_is_not_put_down_to_an_earlier_nan(
     kind: str, step: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     output = TrainingOutput(silent=False)
-    output.found(Event(7, "nan_origin", Severity.INFO, "Step 7: the batch was NaN.", remedies=("Inspect it.",)))
-    output.found(Event(step, kind, Severity.CRITICAL, "It was so.", remedies=("Do this.",)))
+    output.found(
+        Event(7, "nan_origin", Severity.INFO, "Step 7: the batch was NaN.", remedies=read_remedies(("Inspect it.",)))
+    )
+    output.found(Event(step, kind, Severity.CRITICAL, "It was so.", remedies=read_remedies(("Do this.",))))
     assert caplog.messages == [f"{kind}: It was so. Do this."]
 
 

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Action, Remedy
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_gradients_that_are_never_cleared_are_told_of_once_with_their_first_step
     assert event.severity is Severity.WARNING
     assert event.step == 2
     assert "not cleared since step 2" in event.message
-    assert event.remedies == ("Call optimizer.zero_grad() in every step, or after each accumulation.",)
+    assert event.remedies == (Remedy(Action.CALL_ZERO_GRAD),)
 
 
 @pytest.mark.parametrize("clips", [False, True])

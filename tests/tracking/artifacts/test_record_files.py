@@ -15,6 +15,7 @@ from mlflow_stability.tracking.artifacts.record_events import (
 from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name, part_order, read_part
 from mlflow_stability.tracking.read.run_record import joined
 from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Opening, Reset, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.result import Action, Remedy
 
 numbers = st.floats(allow_nan=False)
 texts = st.text(max_size=30)
@@ -27,7 +28,7 @@ said = st.one_of(
         texts,
         texts,
         st.dictionaries(texts, numbers),
-        st.lists(texts, max_size=3).map(tuple),
+        st.lists(texts.map(lambda text: Remedy(Action.IN_WORDS, text=text)), max_size=3).map(tuple),
         st.integers(0, 9),
         numbers,
     ),
