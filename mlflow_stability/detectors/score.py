@@ -35,7 +35,7 @@ def _beyond(detector: Detector, evidence: Mapping[str, float]) -> float | None:
     """By how many times the detector's own threshold is exceeded, as it says itself or as its numbers show."""
     if SCORE in evidence:
         return evidence[SCORE]
-    value, limit, level = next(iter(evidence.values()), math.nan), evidence.get("limit"), evidence.get("level")
+    value, limit, level = evidence.get(detector.judged, math.nan), evidence.get("limit"), evidence.get("level")
     if limit:
         return _ratio(evidence.get("z", evidence.get("errors", value)), limit)
     threshold, rise = getattr(detector, "threshold", None), getattr(detector, "smallest_rise", None)

@@ -245,6 +245,7 @@ class GradientExplosionClassic(Detector):
     on_request = True
     rule = "classic"
     quantities = ("grad_norm",)
+    judged = "grad_norm"
     places = WHOLE
     remedies = (
         CLIP_AT_1,

@@ -69,6 +69,7 @@ class GradientVanishing(Detector):
     symptom = Symptom.VANISHING
     order = 70
     quantities = ("loss", "grad_norm")
+    judged = "grad_norm"
     places = WHOLE
     remedies = (
         Remedy(Action.CHECK_INITIALISATION),

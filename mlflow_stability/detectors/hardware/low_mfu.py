@@ -36,6 +36,7 @@ class LowMfu(Detector):
     noun = "a low MFU"
     order = 280
     quantities = ("mfu",)
+    judged = "mfu"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (

@@ -38,6 +38,7 @@ class MemoryPressure(Detector):
     noun = "memory pressure"
     order = 270
     quantities = ("memory_share",)
+    judged = "memory_share"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (

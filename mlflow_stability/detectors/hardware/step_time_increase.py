@@ -39,6 +39,7 @@ class StepTimeIncrease(Detector):
     noun = "longer steps"
     order = 260
     quantities = ("step_time",)
+    judged = "step_time"
     compared = ("step_time",)
     severities = (Severity.INFO,)
     experimental = True

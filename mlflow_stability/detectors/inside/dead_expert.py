@@ -66,6 +66,7 @@ class DeadExpert(Detector):
     symptom = Symptom.INSIDE
     order = 364
     quantities = ("loss", "router_tokens", "router_experts", "router_active", "router_share")
+    judged = "dead_experts"
     across_places = True
     severities = (Severity.INFO, Severity.WARNING)
     remedies = (

@@ -73,6 +73,7 @@ class DeadUnits(JudgedByProgress):
     symptom = Symptom.INSIDE
     order = 310
     quantities = ("loss", "activation_dead")
+    judged = "dead_share"
     across_places = True
     remedies = (
         Remedy(Action.LOWER_RATE_OR_WARM_UP_LONGER),

@@ -54,6 +54,7 @@ class RouterCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 362
     quantities = ("router_tokens", "router_experts", "router_active", "router_load_entropy", "router_max_share")
+    judged = "effective_experts"
     remedies = (
         Remedy(Action.ADD_BALANCING_LOSS),
         Remedy(Action.ADD_ROUTER_NOISE),

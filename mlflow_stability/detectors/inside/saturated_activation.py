@@ -54,6 +54,7 @@ class SaturatedActivation(JudgedByProgress):
     symptom = Symptom.INSIDE
     order = 320
     quantities = ("loss", "activation_saturation")
+    judged = "pinned_share"
     across_places = True
     remedies = (
         Remedy(Action.CHECK_SCALE_BEFORE),

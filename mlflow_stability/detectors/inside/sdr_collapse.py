@@ -59,6 +59,7 @@ class SdrCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 340
     quantities = QUANTITIES
+    judged = "sdr_unique_ratio"
     severities = (Severity.WARNING, Severity.CRITICAL)
     remedies = (
         RAISE_TEMPERATURE_2_TO_3,

@@ -39,6 +39,10 @@ class DivergenceState:
     """The last steps as bits, the newest lowest: 1 for a loss that stood high."""
     beyond: deque[float] = field(default_factory=deque)
     """By how many times each of these losses exceeded what counts as high."""
+    before: tuple[float, float] | None = None
+    """Center and scale of the baseline at the first of these losses, and ..."""
+    since: int = 0
+    """... how many losses ago that was."""
     onset: int | None = None
     """The first step of them when a divergence was found that is not over."""
     begun: FirstValues = field(default_factory=FirstValues)
@@ -118,6 +122,7 @@ class Divergence(Detector):
     symptom = Symptom.RISING
     order = 40
     quantities = ("loss", "learning_rate")
+    judged = "loss"
     compared = ("loss",)
     severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
@@ -161,12 +166,15 @@ class Divergence(Detector):
             return None
         logarithmic = point.logarithmic and not state.signed
         threshold = self.threshold if logarithmic else self.threshold_of_differences
-        beyond = self._beyond(point, threshold)
-        high = beyond >= 1 and state.begun.matters(point.value, point.center)
+        judged = self._by_baseline_before(state, point) if logarithmic and point.has_level else point
+        beyond = self._beyond(judged, threshold)
+        high = beyond >= 1 and state.begun.matters(point.value, judged.center)
         self._count(state, high, beyond)
+        if high and state.before is None and point.scale:
+            state.before, state.since = (point.center, point.scale), 0
         event = None
         if high and state.high.bit_count() >= self.high_steps:
-            event = self._leap(state, point, threshold)
+            event = self._leap(state, judged, threshold)
         elif not high and state.episode_filter.said and state.risen_from is None:
             state.episode_filter.quiet(self.calm_steps)
         if state.onset is not None and not state.episode_filter.said:
@@ -178,6 +186,21 @@ class Divergence(Detector):
             slow = self._creep(state, point)
             event = event or slow
         return event
+
+    def _by_baseline_before(self, state: DivergenceState, point: Point) -> Point:
+        """Return the loss as it stands above the baseline from before the first high one, where that is higher.
+
+        Early in a training a dozen high losses are a quarter of the baseline: its noise becomes as wide as they are
+        high, and the twelfth would not count.
+        """
+        state.since += 1
+        if state.before is not None and (state.since >= self.of_steps or state.onset is not None):
+            state.before = None
+        if state.before is None or point.value <= 0:
+            return point
+        center, scale = state.before
+        z = math.log(point.value / center) / scale
+        return point._replace(z=z, center=center, scale=scale) if z > point.z else point
 
     def _count(self, state: DivergenceState, high: bool, beyond: float) -> None:
         """Take in whether a loss is high, and by how many times it exceeds what counts as high."""

@@ -13,13 +13,6 @@ from mlflow_stability.detectors.engine.finding_type import FindingType, Symptom
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
-_MEMORY = 1 / 128
-"""The share that a new value has in what is usual."""
-_LONGEST_LEAP = 4.0
-"""A bend counts as so many usual ones at most."""
-_BEFORE = 100
-"""So many losses before the smooth ones say how high the loss was."""
-
 
 @dataclass(slots=True)
 class RepeatedDataState:
@@ -43,7 +36,7 @@ class RepeatedDataState:
     rough: int = 0
     """For how many it has not."""
     said: bool = False
-    levels: deque[float] = field(default_factory=lambda: deque(maxlen=_BEFORE))
+    levels: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     """The logarithms of the last losses that were not smooth."""
 
 
@@ -159,8 +152,8 @@ class RepeatedData(Detector):
         state.levels.append(level)
         if state.rough >= self.row:
             state.said = False
-        memory = max(_MEMORY, 1 / (state.seen - 2))
-        usual = state.bend * _LONGEST_LEAP if state.bend else bend
+        memory = max(1 / 128, 1 / (state.seen - 2))  # the share of a new value in what is usual
+        usual = state.bend * 4 if state.bend else bend  # a single bend counts as four usual ones at most
         state.bend += memory * (min(bend, usual) - state.bend)
         state.turns += memory * (turned - state.turns)
         return state, None

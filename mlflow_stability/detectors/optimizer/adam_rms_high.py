@@ -43,6 +43,7 @@ class AdamRmsHigh(Detector):
     plural = "periods of a high AdamW RMS"
     order = 200
     quantities = ("adam_rms",)
+    judged = "adam_rms"
     compared = ("adam_rms",)
     places = WHOLE
     severities = (Severity.INFO,)

@@ -53,6 +53,7 @@ class LearningRateOutOfRange(Detector):
     order = 420
     on_request = True
     quantities = ("learning_rate",)
+    judged = "learning_rate"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (

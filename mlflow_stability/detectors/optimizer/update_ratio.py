@@ -97,6 +97,7 @@ class UpdateRatioHigh(JudgedByProgress):
     symptom = Symptom.LARGE_UPDATES
     order = 180
     quantities = ("loss", "learning_rate", "update_ratio")
+    judged = "update_ratio"
     across_places = True
     remedies = (
         LOWER_RATE_5_TO_10,
@@ -197,6 +198,7 @@ class UpdateRatioLow(JudgedByProgress):
     noun = "tiny updates"
     order = 190
     quantities = ("loss", "learning_rate", "update_ratio")
+    judged = "update_ratio"
     across_places = True
     remedies = (
         RAISE_RATE_5_TO_10,

@@ -16,9 +16,6 @@ from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
-FEW = 8
-"""So many measurements stand in for a baseline."""
-
 
 @dataclass(slots=True)
 class WeightSpikeState:
@@ -34,7 +31,7 @@ class WeightSpike(Detector):
     """The weight norm jumped above its baseline.
 
     What it sees: a weight norm, of the whole model or of a layer, at {smallest_rise} times its baseline. Before there
-    is a baseline of {baseline.MINIMUM} measurements, the median of the last {FEW} counts, where the last {fewest}
+    is a baseline of {baseline.MINIMUM} measurements, the median of the last {window} counts, where the last {fewest}
     differ by less than a factor of {steady}. Of layers that jump together the first is named. The finding ends when all
     are back.
 
@@ -54,6 +51,8 @@ class WeightSpike(Detector):
     """Minimum ratio of the norm to its baseline."""
     fewest: int = 3
     """Minimum number of measurements; the last of them must be steady where there is no baseline yet."""
+    window: int = 8
+    """Maximum number of measurements whose median stands in for a baseline."""
     steady: float = 1.5
     """Maximum ratio between the last `fewest` measurements for them to be steady."""
 
@@ -64,6 +63,7 @@ class WeightSpike(Detector):
     symptom = Symptom.LARGE_UPDATES
     order = 210
     quantities = ("param_norm",)
+    judged = "param_norm"
     compared = ("param_norm",)
     across_places = True
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
@@ -81,7 +81,7 @@ class WeightSpike(Detector):
         level = self._level(state, point)
         bad = level > 0 and point.value >= level * self.smallest_rise
         if not bad and not point.scale:
-            state.last.setdefault(point.place, deque(maxlen=FEW)).append(point.value)
+            state.last.setdefault(point.place, deque(maxlen=self.window)).append(point.value)
         if not state.streak.reaches(point.place, 1, bad=bad):
             return state, None
         whose = "the weights" if of_the_whole(point.place) else f"the weights of {point.place}"

@@ -22,8 +22,6 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 
 _TRAINED = re.compile(r"(?:^|[^a-z])(?:train|training|tr)(?:$|[^a-z])")
 _HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|test|dev)(?:$|[^a-z])")
-PERCENT = 1.5
-"""Accuracies with a higher value are in percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ class AccuracyFallRule(Rule):
 def _errors(accuracy: Curve) -> Curve:
     """The share of wrong answers, which falls as a loss does."""
     finite = accuracy.values[accuracy.finite]
-    most = 100.0 if len(finite) and finite.max() > PERCENT else 1.0
+    most = 100.0 if len(finite) and finite.max() > 1.5 else 1.0  # in percent, or a share
     values: NDArray[np.float64] = 1 - accuracy.values / most
     return replace(accuracy, values=values)
 

@@ -18,11 +18,6 @@ from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.text import factor
 
-LAST = 5
-"""So many last points say together where a loss ended: a single one may be lucky."""
-FEW = 10
-"""So many levels say how noisy a stretch of a curve is."""
-
 
 @dataclass(frozen=True, slots=True)
 class DivergenceRule(Rule):
@@ -208,7 +203,7 @@ class DivergenceRule(Rule):
 
     def _died_away(self, levels: Levels, best: int, floor: float) -> bool:
         """Whether it went to zero and its noise with it, as the objective of a policy that has become certain."""
-        end, fall = levels.x[-FEW:], levels.x[: max(best + 1, FEW)]
+        end, fall = levels.x[-10:], levels.x[: max(best + 1, 10)]  # fewer show no noise
         near_zero = abs(float(np.median(end))) <= self.near_zero * abs(floor)
         return near_zero and noise_of(end) <= self.less_noise * noise_of(fall)
 
@@ -295,7 +290,8 @@ def _known(curve: Curve) -> Curve:
 
 
 def _ended(curve: Curve) -> float:
-    return float(np.median(curve.values[curve.finite][-LAST:]))
+    # The median of five points: a single one may be low by chance.
+    return float(np.median(curve.values[curve.finite][-5:]))
 
 
 def _wandered(levels: Levels, since: int) -> float:

@@ -18,9 +18,6 @@ from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.text import factor
 
-SMOOTHED = 5
-"""A single high point is no rise."""
-
 
 @dataclass(frozen=True, slots=True)
 class FinalRiseRule(Rule):
@@ -134,9 +131,10 @@ class FinalRiseRule(Rule):
 
 def _rose_before(x: NDArray[np.float64], within: int) -> float:
     """The largest rise of a curve within so many points, by medians of five."""
-    if len(x) < 2 * SMOOTHED:
+    width = 5  # a single high point is not a rise
+    if len(x) < 2 * width:
         return 0.0
-    held = np.median(np.lib.stride_tricks.sliding_window_view(x, SMOOTHED), axis=1)
+    held = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
     return float((held - _lowest_of_the_last(held, min(within, len(held)))).max())
 
 

@@ -23,9 +23,9 @@ LATE_FALL = "late_fall"
 class LargeUpdatesRule(Rule):
     """Updates stayed large to the end of a training whose loss hardly fell.
 
-    What it sees: a loss that fell by less than half in all, and by less than 12 % since a fifth of the run, while the
-    updates were 0.02 of the weight norm or more, both in the median of that time and at the end. It needs 200 losses
-    and 10 measured updates.
+    What it sees: a loss that fell by less than {most_gain:exp_fall} in all, and by less than {late_gain:exp_fall} after
+    {early:percent} of the run, while the updates were {lowest_ratio} of the weight norm or more, both in the median of
+    that time and at the end. It needs {fewest_points} losses and {fewest_ratios} measured updates.
 
     Why it matters: every fifty steps change the weights by as much as they hold, so what is learnt is overwritten. The
     loss stays at a level that a lower rate would leave.
@@ -48,7 +48,7 @@ class LargeUpdatesRule(Rule):
     most_gain: float = math.log(2)
     """Maximum fall of the loss from its start to its end, in nats: to its half."""
     late_gain: float = -math.log(0.88)
-    """Maximum fall from the first fifth of the run to its end, in nats: 12 %."""
+    """Maximum fall from the end of `early` to the end of the run, in nats: {late_gain:exp_fall}."""
     early: float = 0.2
     """Share of the run after which the loss should still fall."""
     fewest_points: int = 200

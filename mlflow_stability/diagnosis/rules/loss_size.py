@@ -13,16 +13,13 @@ from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.text import factor
 
-LAST = 5
-"""Number of last points that show together where a loss ended."""
-
 
 @dataclass(frozen=True, slots=True)
 class LossSizeRule(Rule):
     """A loss without a level ended {smallest_rise} times as large as it began.
 
     What it sees: losses whose level does not measure progress: of adversarial training, of reinforcement learning, of
-    self-distillation, or with a changing sign. The median size of the last {LAST} points, whatever their sign, is
+    self-distillation, or with a changing sign. The median size of the last {last} points, whatever their sign, is
     {smallest_rise} times that of the first {loss_fall.FIRST}, and above {least_size}.
 
     Why it matters: no healthy target grows that much. A critic that follows its own estimates grows without bound.
@@ -44,6 +41,8 @@ class LossSizeRule(Rule):
     """Minimum ratio of the size at the end to that in the first {loss_fall.FIRST} points."""
     least_size: float = LEAST_SIZE
     """Minimum size at the end."""
+    last: int = 5
+    """Number of last points whose median is the end."""
     fewest_points: int = 32
     """Minimum number of points."""
 
@@ -64,7 +63,7 @@ class LossSizeRule(Rule):
         sizes, steps = np.abs(curve.values[curve.finite]), curve.steps[curve.finite]
         if len(sizes) < self.fewest_points:
             return None
-        early, last = curve.early_size, float(np.median(sizes[-LAST:]))
+        early, last = curve.early_size, float(np.median(sizes[-self.last :]))
         limit = max(self.least_size, self.smallest_rise * early)
         if last < limit:
             return None

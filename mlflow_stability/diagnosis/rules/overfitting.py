@@ -18,11 +18,6 @@ from mlflow_stability.diagnosis.curves.turning_point import by_chance, turned
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result import Episode, Severity
 
-FEW = 10
-"""Of fewer validations two stand for a level; of more three, or a tenth of them."""
-REMAINDER = 1e-3
-"""A loss of exactly zero is read as so much of its median."""
-
 
 @dataclass(frozen=True, slots=True)
 class OverfittingRule(Rule):
@@ -130,7 +125,8 @@ class OverfittingRule(Rule):
         if lowest > 0:
             return np.log(values), self.smallest_rise
         if lowest == 0 and (values > 0).mean() > 0.5:
-            return np.log(values + REMAINDER * float(np.median(values[values > 0]))), self.smallest_rise
+            # A validation of exactly zero has no logarithm: it is read as a thousandth of the median.
+            return np.log(values + 1e-3 * float(np.median(values[values > 0]))), self.smallest_rise
         width = _width(len(values))
         medians = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
         fall = float(medians[0] - medians.min())
@@ -161,7 +157,8 @@ class OverfittingRule(Rule):
 
 
 def _width(validations: int) -> int:
-    return max(2 if validations < FEW else 3, validations // 10)
+    """The number of validations that make a level: two of fewer than ten, else three, or a tenth of them."""
+    return max(2 if validations < 10 else 3, validations // 10)
 
 
 def _beside(training: Curve, since: TrainingSince, hidden: bool) -> str:

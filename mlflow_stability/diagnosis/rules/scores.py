@@ -17,9 +17,6 @@ from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result import Episode, most_severe
 from mlflow_stability.vocabulary.sensitivity import MOST, SCORE
 
-HALVINGS = 6
-"""How often the interval of the score is halved: with six it is known to 7 %."""
-
 
 def with_scores(found: list[Episode], rule: Rule, factor: float, curves: RunCurves) -> list[Episode]:
     """The findings of a rule whose thresholds are already so many times the usual ones."""
@@ -39,7 +36,7 @@ def _highest(one: Episode, still: Callable[[Episode, float], bool]) -> float:
     low, high = 0.0, math.log(MOST)
     if still(one, MOST):
         return MOST
-    for _ in range(HALVINGS):
+    for _ in range(6):  # halvings of the interval: then the score is known to 7 %
         middle = (low + high) / 2
         low, high = (middle, high) if still(one, math.exp(middle)) else (low, middle)
     return math.exp(low)

@@ -45,6 +45,16 @@ def test_a_jump_of_35_percent_is_found_within_12_steps(seed: int) -> None:
     assert event.severity is Severity.CRITICAL
 
 
+@pytest.mark.parametrize("at", [36, 40, 44])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_jump_within_the_first_fifty_steps_is_found_though_the_baseline_is_short(at: int, seed: int) -> None:
+    losses = decaying(100, 20.0, 190.0, 20.0) * (1 + noise(seed, 100, 0.03))
+    losses[at:] = 6 * losses[at - 1] * (1 + noise(seed + 9, 100 - at, 0.1))
+    found = judged("divergence", loss=losses)
+    assert found
+    assert at + 11 <= found[0].step <= at + 16
+
+
 def test_the_first_high_loss_is_told_beside_the_step_at_which_it_was_found() -> None:
     (event,) = found((2 + noise(0, 1000, 0.03)) * np.where(steps < 700, 1.0, 2.0))
     assert (event.step, event.evidence["first_high"]) == (711, 700)
