@@ -107,6 +107,6 @@ def _thresholds(judgement: type[FindingType]) -> tuple[Threshold, ...]:
     usual = judgement()
     values = {field.name: getattr(usual, field.name) for field in fields(usual)}
     return tuple(
-        Threshold(name, value, rendered(meanings.get(name, ""), values, judgement.__module__))
+        Threshold(name, value, " ".join(rendered(meanings.get(name, ""), values, judgement.__module__).split()))
         for name, value in values.items()
     )

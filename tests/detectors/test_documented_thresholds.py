@@ -6,12 +6,16 @@ import ast
 import inspect
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
-from detectors.changed_thresholds import CLASSES, changed
+from architecture.repository import ROOT
+from detectors.changed_thresholds import CLASSES, changed, default_of
 
 from mlflow_stability.detectors.catalog import TYPES
 from mlflow_stability.detectors.engine.finding_type import FindingType
@@ -92,6 +96,45 @@ def test_no_text_of_a_class_copies_one_of_its_thresholds(cls: type[Any]) -> None
     assert copied(cls) == [], "write the name of the threshold in braces: {threshold}, {kept:percent}"
 
 
+NOTICED = {
+    "LossSpike.share_of_tail": "loss/test_loss_spike.py::test_it_says_what_happened_with_numbers",
+    "LossSpike.threshold_alone": "loss/test_loss_spike.py::test_one_or_two_high_losses_are_information",
+    "GradientExplosion.threshold_alone": (
+        "engine/test_loss_fall.py::test_a_gradient_that_jumps_within_next_to_nothing_is_no_explosion"
+    ),
+    "SpikeRule.threshold_alone": (
+        "../diagnosis/rules/test_spike_severity.py::test_one_high_loss_of_a_long_log_is_information"
+    ),
+}
+"""Thresholds that no text mentions, and a test that notices when one is changed by a quarter."""
+
+
+def test_every_threshold_is_mentioned_by_its_class_or_noticed_by_a_test() -> None:
+    without = set(unmentioned())
+    hint = "mention it in the docstring as {name}, or find a test with tests/detectors/changed_thresholds.py"
+    assert sorted(without - set(NOTICED)) == [], hint
+    assert sorted(set(NOTICED) - without) == [], "these are mentioned by now"
+
+
+@pytest.mark.slow
+def test_the_tests_that_are_named_notice_a_change_by_a_quarter() -> None:
+    here = Path(__file__).parent
+    asked = [
+        f"{name}={(here / node.partition('::')[0]).resolve()}::{node.partition('::')[2]}"
+        for name, node in NOTICED.items()
+    ]
+    script = here / "changed_thresholds.py"
+    done = subprocess.run([sys.executable, script, *asked], capture_output=True, text=True, check=True, cwd=ROOT)
+    found = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert {name for name, node in found.items() if node} == set(NOTICED)
+
+
+def test_the_default_of_a_field_is_changed_while_tests_run_and_put_back() -> None:
+    with default_of(Says, "limit", 8.75):
+        assert Says().limit == 8.75
+    assert Says().limit == 7.0
+
+
 def test_a_copy_is_found() -> None:
     assert copied(Copies) == [
         "7: What it sees: a loss above 7, or by 20 %.",
@@ -102,7 +145,7 @@ def test_a_copy_is_found() -> None:
 def test_the_documentation_of_a_class_has_numbers_and_no_names_in_braces() -> None:
     for cls in (*TYPES, *RULES):
         assert "{" not in (cls.__doc__ or "")
-        assert all("{" not in threshold.meaning for threshold in documentation_of(cls).thresholds)
+        assert not any(set("{\n") & set(threshold.meaning) for threshold in documentation_of(cls).thresholds)
 
 
 def test_a_threshold_that_is_changed_changes_what_is_said() -> None:

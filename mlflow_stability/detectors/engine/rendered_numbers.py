@@ -24,6 +24,7 @@ from mlflow_stability.vocabulary.sensitivity import FACTORS
 ROOM = "mlflow_stability.detectors"
 
 _WIDTH = 116
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _SURE = FACTORS["low"]
 _FORMS: Mapping[str, Callable[[float], str]] = {
     "": lambda value: _plain(value),
@@ -33,12 +34,12 @@ _FORMS: Mapping[str, Callable[[float], str]] = {
     "rise": lambda value: _percent(value - 1),
     "fall": lambda value: _percent(1 - value),
     "exp": lambda value: _plain(math.exp(value)),
-    "exp_rise": lambda value: _percent(math.expm1(value)),
-    "exp_fall": lambda value: _percent(-math.expm1(-value)),
-    "exp_left": lambda value: _percent(math.exp(-value)),
+    "exp_rise": lambda value: _percent(_short(math.expm1(value))),
+    "exp_fall": lambda value: _percent(_short(-math.expm1(-value))),
+    "exp_left": lambda value: _percent(_short(math.exp(-value))),
     "sure": lambda value: _plain(value * _SURE),
     "sure_power": lambda value: _plain(value**_SURE),
-    "sure_rise": lambda value: _percent(round(value**_SURE - 1, 2)),
+    "sure_rise": lambda value: _percent(_short(value**_SURE - 1)),
     "sure_below": lambda value: _percent(value / _SURE),
 }
 """What stands behind the colon of a name."""
@@ -49,7 +50,9 @@ def rendered(text: str, thresholds: Mapping[str, Any], module: str) -> str:
     if "{" not in text:
         return text
     numbers = _Numbers().vformat(cleandoc(text), (), {**_constants(module), **thresholds})
-    return "\n\n".join(fill(paragraph, _WIDTH, break_on_hyphens=False) for paragraph in numbers.split("\n\n"))
+    paragraphs = numbers.replace(" %", f"{_NO_BREAK}%").split("\n\n")
+    filled = "\n\n".join(fill(paragraph, _WIDTH, break_on_hyphens=False) for paragraph in paragraphs)
+    return filled.replace(_NO_BREAK, " ")
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -76,6 +79,11 @@ def _shared(name: str) -> ModuleType:
         if find_spec(f"{package}.{name}") is not None:
             return import_module(f"{package}.{name}")
     raise NameError(f"Documentation names {name!r}, which is neither a threshold nor a constant.")
+
+
+def _short(share: float) -> float:
+    """Two digits: what is computed from a threshold need not be exact."""
+    return float(f"{share:.2g}")
 
 
 def _percent(share: float) -> str:

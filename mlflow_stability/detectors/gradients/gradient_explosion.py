@@ -46,10 +46,11 @@ class GradientExplosion(Detector):
 
     What it sees: a gradient norm, before clipping where possible, at least {threshold}σ above its baseline and
     {smallest_rise} times as high. Or {row} norms in a row at least {row_threshold}σ above it and {row_smallest_rise}
-    times as high, unless norms of 0 are usual. Heavy-tailed noise raises both σ. The baseline is the run's own, so a
-    healthy norm of 300 is fine. Norms below {loss_fall.LITTLE:percent} of the first norm never count. A single high
-    norm is INFO. {row} in a row, or finding number {returns} within {returns_within} steps, are a warning where the
-    loss is at {progress.RISEN} times its lowest level or, after {progress.FEWEST_LOSSES} steps, above
+    times as high, unless norms of 0 are usual. Heavy-tailed noise raises the first σ to {share_of_tail} times, the
+    second to {row_share_of_tail} times what it reaches once in {baseline.RARE:one_in} steps. The baseline is the run's
+    own, so a healthy norm of 300 is fine. Norms below {loss_fall.LITTLE:percent} of the first norm never count. A
+    single high norm is INFO. {row} in a row, or finding number {returns} within {returns_within} steps, are a warning
+    where the loss is at {progress.RISEN} times its lowest level or, after {progress.FEWEST_LOSSES} steps, above
     {progress.FALLEN:percent} of its start, up to {worse_within} steps later; INFO while the loss falls. Without a loss,
     or with one that has no level, they are a warning. Critical from {critical_norm} on, if that is {critical_rise}
     times the baseline, unless it is below the first norms and the loss falls. In adversarial training, such as a GAN,

@@ -34,10 +34,11 @@ class GradientVanishing(Detector):
     """The gradient norm is close to zero, and the loss has hardly fallen.
 
     What it sees: a norm below {smallest} for {steps} steps, unless the loss has fallen to {gained:percent} of its
-    start. Or a norm below {share_of_start:percent} of its start for {faded_steps} steps while the loss has fallen by
-    less than {stuck:fall}. A loss below {loss_fall.LITTLE:percent} of its first value is learnt, and a tiny gradient is
-    normal then. A norm of exactly 0 from the first step on counts after {faded_steps} steps without progress; before
-    that it may not be measured. The finding ends when the norm is back.
+    start, the median of its first {start} values. Or a norm below {share_of_start:percent} of its start for
+    {faded_steps} steps while the loss has fallen by less than {stuck:fall}. A loss below {loss_fall.LITTLE:percent} of
+    its first value is learnt, and a tiny gradient is normal then. A norm of exactly 0 from the first step on counts
+    after {faded_steps} steps without progress; before that it may not be measured. The finding ends when the norm is
+    back.
 
     Why it matters: the weights no longer change; more steps achieve nothing.
 

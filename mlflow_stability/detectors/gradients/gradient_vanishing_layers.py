@@ -30,9 +30,10 @@ class GradientVanishingLayers(Detector):
 
     What it sees: in {rounds} measurements in a row, a layer whose gradient norm is below {smallest} but not zero, or a
     first layer below {share_of_last:percent} of the last layer's norm; and a loss that has fallen by less than
-    {stuck:fall}. Or, in one measurement, a first layer and half of the first half of the layers below {lost:percent} of
-    the largest norm; and a loss that has fallen by less than {lost_stuck:fall}. Parameters of the model itself, such as
-    learned positions, are not a first layer. The finding ends when the gradient is back.
+    {stuck:fall} from the median of its first {start} values. Or, in one measurement, a first layer and half of the
+    first half of the layers below {lost:percent} of the largest norm; and a loss that has fallen by less than
+    {lost_stuck:fall}. Parameters of the model itself, such as learned positions, are not a first layer. Models of fewer
+    than {fewest} layers are not judged. The finding ends when the gradient is back.
 
     Why it matters: the layers before that one keep their initial weights; only the layers behind it learn.
 

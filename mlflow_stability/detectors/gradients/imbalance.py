@@ -35,9 +35,10 @@ class GradientImbalance(JudgedByProgress):
     """Some layers get far larger gradients than others.
 
     What it sees: a layer whose gradient norm is less than 1/{ratio} of the largest one of a layer, in {steps}
-    measurements in a row. Layers without any gradient do not count, nor does a loss below {loss_fall.LITTLE:percent} of
-    its start. The finding ends when there is no such layer. It is INFO while the loss falls, and a warning where the
-    loss is above {progress.FALLEN:percent} of its start or at {progress.RISEN} times its lowest level.
+    measurements in a row. Models of fewer than {fewest} layers are not judged. Layers without any gradient do not
+    count, nor does a loss below {loss_fall.LITTLE:percent} of its start. The finding ends when there is no such layer.
+    It is INFO while the loss falls, and a warning where the loss is above {progress.FALLEN:percent} of its start or at
+    {progress.RISEN} times its lowest level.
 
     Why it matters: one learning rate does not suit all of them. Where it is right for the large ones, the small ones
     barely learn.
@@ -121,7 +122,8 @@ class WeightImbalance(Detector):
     """The weights of some layers are far larger than those of others.
 
     What it sees: weight norms of layers that differ by more than a factor of {ratio}, in {rounds} measurements in a
-    row. Weights that are all zero do not count. The finding ends when they are closer.
+    row. Models of fewer than {fewest} layers are not judged. Weights that are all zero do not count. The finding ends
+    when they are closer.
 
     Why it matters: one learning rate does not suit weights that differ so much, and weight decay affects only the large
     ones.

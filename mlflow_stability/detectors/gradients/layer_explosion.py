@@ -31,9 +31,10 @@ class LayerExplosion(Detector):
     """The gradient norm of a layer jumped far above its baseline.
 
     What it sees: the gradient norm of a layer at least {threshold}σ above its baseline and {smallest_rise} times as
-    high. Heavy-tailed noise raises that σ, and norms below {loss_fall.LITTLE:percent} of the first norm never count.
-    Layers are measured every few steps, so it finds an explosion that lasts or that falls on a measurement. Of layers
-    that jump together the largest jump is named. The finding ends after {calm_rounds} normal measurements.
+    high. Heavy-tailed noise raises that σ to {share_of_tail} times what it reaches once in {baseline.RARE:one_in}
+    measurements. Norms below {loss_fall.LITTLE:percent} of the first norm never count. Layers are measured every few
+    steps, so it finds an explosion that lasts or that falls on a measurement. Of layers that jump together the largest
+    jump is named. The finding ends after {calm_rounds} normal measurements.
 
     Why it matters: it shows which layer makes the whole gradient explode, and finds a small layer before the whole norm
     shows it.

@@ -37,8 +37,8 @@ class AttentionCollapse(Detector):
     below {lowest:percent} of its maximum, or below {share_of_start:percent} of its first value. Heads that start below
     {born:percent} are ignored, since some attend to one position by design. They count where all heads of a layer are
     below {nothing:percent} and the loss has not fallen by {stuck:fall}. Nothing is reported where the loss has fallen
-    to {gained:percent} of its start and is near its lowest. The layer with the lowest entropy is named, each layer once
-    until its entropy rises.
+    to {gained:percent} of its start, the median of its first {start} values, and is within {risen:rise} of its lowest.
+    The layer with the lowest entropy is named, each layer once until its entropy rises.
 
     Why it matters: a saturated softmax has almost no gradient. Queries and keys stop learning, and the loss often rises
     soon after.

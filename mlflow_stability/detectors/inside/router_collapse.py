@@ -27,7 +27,7 @@ class RouterCollapse(Detector):
 
     What it sees: the effective number of experts in use, which is exp of the entropy of their shares. With E experts of
     which each token goes to k, a collapsed router has k, an even one E. Reported is less than k + {share} (E - k) in
-    {rounds} measurements in a row. The finding ends when there are more.
+    {rounds} measurements in a row of at least {fewest} tokens each. The finding ends when there are more.
 
     Why it matters: the other experts get no gradient and learn nothing. The model is as small as the experts in use,
     and their devices do all the work.

@@ -26,8 +26,8 @@ class SdrBitUsage(Detector):
 
     What it sees: a module with sparse binary codes of which fewer than {used:percent} of the bits are ever on in the
     batch. Or bits that are on so unevenly that the standard deviation of their duty cycles is more than {uneven} times
-    their mean. In {rounds} measurements in a row, and only where evenly used bits would nearly all be on for as many
-    different inputs. The finding ends when more are used.
+    their mean. In {rounds} measurements in a row, and only where {reached:percent} of evenly used bits would be on for
+    as many different inputs. The finding ends when more are used.
 
     Why it matters: bits that are never on carry no information and get little gradient. A few that are always on make
     all codes similar.

@@ -60,9 +60,10 @@ class Divergence(Detector):
 
     What it sees: {high_steps} of the last {of_steps} losses at least {threshold}σ and {smallest_rise:rise} above their
     baseline. Also a slow rise: the mean of 32 steps lies at least {slow_smallest_rise:rise} and {slow_threshold}
-    standard errors above the lowest mean of the 512 steps before, and still rises. Correlated noise and long runs raise
-    that threshold of {slow_threshold}. High losses are a warning, and critical where {high_steps} of them are
-    {threshold:sure}σ and {smallest_rise:sure_rise} above their baseline. A slow rise is critical from
+    standard errors above the lowest mean of the 512 steps before, and still rises. That threshold of {slow_threshold}
+    rises by {slow_per_longer_run} with each doubling of the run from 500 steps on, and by {slow_per_correlation} with
+    each doubling of the mean's error by correlated noise. High losses are a warning, and critical where {high_steps} of
+    them are {threshold:sure}σ and {smallest_rise:sure_rise} above their baseline. A slow rise is critical from
     {slow_critical_rise:rise} on. Losses below {loss_fall.LITTLE:percent} of the first loss never count, and a rise to
     less than {kept:percent} of the start is INFO. The finding ends after {calm_steps} steps without a high loss, or
     when the higher level has become the baseline.

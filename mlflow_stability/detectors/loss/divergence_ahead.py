@@ -28,9 +28,10 @@ class DivergenceAheadState:
 class DivergenceAhead(Detector):
     """The weights grow faster than they did: the loss may leave its level soon.
 
-    What it sees: the norm of all weights, every 10 steps. A line through the logarithms of the last {window} predicts
-    the next one. How many σ it lies above the line, less {slack}, is added up, and a sum above {height} is reported (a
-    CUSUM). The finding ends when the sum is zero again.
+    What it sees: the norm of all weights, every 10 steps. A line through the logarithms of the last {window}, at least
+    {fewest}, predicts the next one. How many σ it lies above the line, less {slack}, is added up, and a sum above
+    {height} is reported (a CUSUM). That σ is at least {noise:percent} of the norm. The finding ends when the sum is
+    zero again.
 
     Why it matters: where a learning rate creeps up or weights run away, the norm shows it before the loss does.
 

@@ -28,9 +28,10 @@ class OscillationState:
 class Oscillation(Detector):
     """The loss oscillates from step to step.
 
-    What it sees: more than {extremes:percent} of the last {window} losses are local maxima or minima, and the median
-    change is more than {swing:percent} of the loss. Each step undoes much of the one before: consecutive changes
-    correlate at {correlation} or less (mini-batch noise alone gives -0.5). The finding ends when the oscillation does.
+    What it sees: every {every} losses, more than {extremes:percent} of the last {window} losses are local maxima or
+    minima, and the median change is more than {swing:percent} of the loss. Each step undoes much of the one before:
+    consecutive changes correlate at {correlation} or less (mini-batch noise alone gives -0.5). The finding ends when
+    the oscillation does.
 
     Why it matters: the steps are too large, so that the weights jump across the minimum.
 

@@ -40,9 +40,10 @@ class OverfittingState:
 class Overfitting(Detector):
     """The validation loss rises while the training loss still falls.
 
-    What it sees: {in_a_row} validation losses in a row at least {smallest_rise:rise} above the best one, and beyond
-    their own noise. Meanwhile the training loss has fallen by {train_fell:fall} since the best one and is not at chance
-    level. The finding ends when the validation loss is back.
+    What it sees: {in_a_row} validation losses in a row at least {smallest_rise:rise} above the best one, and by
+    {beyond_noise} times what their own noise moves them. Where only one such distance is known, that factor is
+    {few_bends:percent} higher. Meanwhile the training loss has fallen by {train_fell:fall} since the best one and is
+    not at chance level. The finding ends when the validation loss is within {over:rise} of the best one.
 
     Why it matters: from the best step on the model memorises its training data; later weights generalise worse.
 

@@ -37,12 +37,13 @@ class Level:
 class Plateau(Detector):
     """The loss has not fallen since the start of the training.
 
-    What it sees: from {least_steps} steps on, a loss within {stuck_gain:percent} of its start that has not fallen. Or a
-    loss that fell by less than {small_gain:percent} in all and not in the last {long_steps} steps. Not fallen means: no
-    clear fall, and any fall hidden in the noise is below {fall:percent}. A loss at the logarithm of a number of classes
-    is called chance level. A run that fell further and then converged is not a plateau. The finding ends when the loss
-    has fallen by {small_gain:percent}. Losses that can be negative and adversarial training, such as a GAN, are not
-    judged. `diagnose` sees the whole curve and also judges shorter runs.
+    What it sees: from {least_steps} steps on, a loss within {stuck_gain:percent} of its start, the first {first_steps}
+    losses, that has not fallen. Or a loss that fell by less than {small_gain:percent} in all and not in the last
+    {long_steps} steps. Not fallen means: no clear fall of the mean of {stretch} steps, and any fall hidden in the noise
+    ({errors} standard errors) is below {fall:percent}. A loss within {chance_within:percent} of the logarithm of a
+    number of classes is called chance level. A run that fell further and then converged is not a plateau. The finding
+    ends when the loss has fallen by {small_gain:percent}. Losses that can be negative and adversarial training, such as
+    a GAN, are not judged. `diagnose` sees the whole curve and also judges shorter runs.
 
     Why it matters: nothing is being learnt, and more steps of the same will not change that.
 

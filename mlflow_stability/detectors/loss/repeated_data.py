@@ -74,10 +74,11 @@ class RepeatedData(Detector):
     """The loss has lost its noise: every step seems to use the same batch.
 
     What it sees: {row} steps in a row whose changes differ from each other by less than {share:percent} of the usual
-    difference, with few turning points. Before, the loss went up and down from batch to batch. Where it rose meanwhile,
-    the finding is a `constant_output`. Exact repetitions, as in rounded values, and losses at or below zero are not
-    judged. Other logs are not judged, since their points may be means over many steps. The finding ends after {row}
-    noisy steps.
+    difference, with at most {most_turns} turning points. Before, in {first_steps} losses or more, at least
+    {least_turns:percent} were turning points, as from batch to batch. Where it rose meanwhile by {risen} usual
+    differences, the finding is a `constant_output`. Exact repetitions, as in rounded values, and losses at or below
+    zero are not judged, nor is a loss whose usual difference is above {noisiest:percent}. Other logs are not judged,
+    since their points may be means over many steps. The finding ends after {row} noisy steps.
 
     Why it matters: the input no longer changes, and the model memorises one batch while the loss looks better and
     better.

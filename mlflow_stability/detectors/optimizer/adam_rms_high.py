@@ -17,7 +17,8 @@ class AdamRmsHigh(Detector):
     """The gradients are larger than Adam's second moment expects.
 
     What it sees: an AdamW RMS (root mean square of the gradient divided by its second-moment estimate) above {highest}
-    and above {smallest_rise} times its baseline. The finding ends when it is lower.
+    and above {smallest_rise} times its baseline; the minimum number of such values in a row is {steps}. The finding
+    ends when it is lower.
 
     Why it matters: the second moment underestimates the gradient, so the step is too large. A loss spike often follows
     1-8 steps later.

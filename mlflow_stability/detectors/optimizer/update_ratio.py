@@ -55,9 +55,9 @@ class UpdateRatioHigh(JudgedByProgress):
 
     What it sees: updates that are a large share of the weight norm, of the whole model in {rounds} measurements in a
     row, or of a layer in {rounds_of_layer}. The threshold is {highest} in the warm-up: in the first {warm_up} steps,
-    and while a learning rate rises. Then it is {highest_after_warm_up}, and {highest_in_decay} in the decay, once every
-    learning rate is below {decay:percent} of its highest. The first {first_steps} steps do not count. The finding ends
-    when all are smaller. It is INFO while the loss falls, and a warning where the loss is above
+    and for {risen} steps after a rise of a learning rate. Then it is {highest_after_warm_up}, and {highest_in_decay} in
+    the decay, once every learning rate is below {decay:percent} of its highest. The first {first_steps} steps do not
+    count. The finding ends when all are smaller. It is INFO while the loss falls, and a warning where the loss is above
     {progress.FALLEN:percent} of its start or at {progress.RISEN} times its lowest level.
 
     Why it matters: such a step overwrites much of what the weights hold. About 0.001 is healthy.

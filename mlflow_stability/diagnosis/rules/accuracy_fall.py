@@ -31,8 +31,8 @@ class AccuracyFallRule(Rule):
     What it sees: a training and a validation accuracy of the same name (`train_acc`, `val_acc`) without any validation
     loss, with {fewest_validations} validations or more. The median of the last {tail:percent} of the validations, at
     least three, is {smallest_fall:points} percentage points and {deviations}σ below the best stretch. Noise does not
-    explain it, by the same test as for validation losses. The training accuracy rose meanwhile, or is {learnt:percent}
-    or more.
+    explain it, by the same test as for validation losses, at {odds} times those odds. The training accuracy rose
+    meanwhile, or is {learnt:percent} or more.
 
     Why it matters: the model memorises its training data; the weights of the best step were better than the last.
 

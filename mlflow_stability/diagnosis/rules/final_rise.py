@@ -24,8 +24,9 @@ class FinalRiseRule(Rule):
     """The last points of a loss, {fewest} or more, are all far above the points before them.
 
     What it sees: at least {fewest} points up to the last one. Each is above {smallest_rise:exp} times the level before
-    them, above {deviations}σ of its noise, and above the highest of the points before. A loss that reaches zero or
-    below is judged by σ, and by {wandering} times its largest rise over as many points before: one that wanders does
+    them, above {deviations}σ of its noise, and above the highest of up to {before} points before, at least
+    {fewest_before}. Rises longer than {most:percent} of the run are left to the other rules. A loss that reaches zero
+    or below is judged by σ, and by {wandering} times its largest rise over as many points before: one that wanders does
     not diverge.
 
     Why it matters: the run ended while it diverged; its last checkpoint may hold broken weights.

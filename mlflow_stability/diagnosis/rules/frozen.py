@@ -18,9 +18,10 @@ from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
 class FrozenRule(Rule):
     """The loss froze: it repeats exactly the same value to the end, or is always zero.
 
-    What it sees: at least {fewest} values up to the end that are equal to the last digit, where neighbours differed
-    before and never had that value. Or {fewest_zeros} and more values that are all exactly zero. A loss that had fallen
-    below {loss_fall.LITTLE:percent} of its start is learnt, and may go to zero.
+    What it sees: at least {fewest} values and {fewest_share:percent} of the run, up to the end, that are equal to the
+    last digit, where neighbours among the {before} values before differed by {quanta} times that digit and never had
+    that value. Or {fewest_zeros} and more values that are all exactly zero. A loss that had fallen below
+    {loss_fall.LITTLE:percent} of its start is learnt, and may go to zero.
 
     Why it matters: no real batch gives the same loss twice. What is logged is no longer what is trained, or broken
     weights give zero for every input.

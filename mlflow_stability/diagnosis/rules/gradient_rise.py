@@ -22,9 +22,10 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 class GradientRiseRule(Rule):
     """The gradient norm grew by a factor of {smallest_rise:exp}, and the loss ended above its best.
 
-    What it sees: the last levels of the whole model's gradient norm, all at least {smallest_rise:exp} times its lowest
-    lasting level and {above_earlier:exp} times its highest level before the growth; in a run whose loss ended
-    {loss_rise:exp_rise} or more above its best.
+    What it sees: of {fewest_levels} levels or more of the whole model's gradient norm the last ones, all at least
+    {smallest_rise:exp} times its lowest level over {held} of them and {above_earlier:exp} times its highest level
+    before the growth; in a run whose loss ended {loss_rise:exp_rise} or more above its best. The reported step is the
+    first one at {deviations}σ of a level above the lowest.
 
     Why it matters: each step is larger than the one before; clipping hides it from the weights only in part.
 

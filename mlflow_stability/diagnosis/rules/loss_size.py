@@ -19,8 +19,8 @@ class LossSizeRule(Rule):
     """A loss without a level ended {smallest_rise} times as large as it began.
 
     What it sees: losses whose level does not measure progress: of adversarial training, of reinforcement learning, of
-    self-distillation, or with a changing sign. The median size of the last {last} points, whatever their sign, is
-    {smallest_rise} times that of the first {loss_fall.FIRST}, and above {least_size}.
+    self-distillation, or with a changing sign; with {fewest_points} points or more. The median size of the last {last}
+    points, whatever their sign, is {smallest_rise} times that of the first {loss_fall.FIRST}, and above {least_size}.
 
     Why it matters: no healthy target grows that much. A critic that follows its own estimates grows without bound.
 

@@ -18,8 +18,9 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 class NonFiniteRule(Rule):
     """A loss or a gradient norm was NaN or infinite.
 
-    What it sees: every series of non-finite values, in any loss and any gradient norm. Losses that are non-finite
-    together are one finding; an infinity that turns into NaN is reported as NaN.
+    What it sees: every series of non-finite values, in any loss and any gradient norm. Losses that become non-finite
+    within {nearby:percent} of the run of each other are one finding; an infinity that turns into NaN is reported as
+    NaN.
 
     Why it matters: a non-finite loss writes NaN into every weight at the next optimizer step, and no later step repairs
     that.

@@ -25,10 +25,12 @@ class OverfittingRule(Rule):
 
     What it sees: a training loss and its validation loss, with {fewest_validations} validations or more. The median of
     the last {tail:percent} of the validations, at least three, is {smallest_rise:exp_rise} or more above the best
-    stretch before it. {most_above:percent} of them are above it by half of that. Noise does not explain the rise: a
-    curve that falls and then rises fits the validations better than one that never rises, which happens in 2 of 100
-    noisy curves by chance. With eight validations the turn must explain 93 % of the remaining variance, with thirty 71
-    %, with 1,000 15 %; less where the rise is a third or the training loss halved meanwhile. The training loss is
+    stretch before it; of one that goes below zero, {smallest_share:percent} of its fall. {most_above:percent} of them
+    are above it by half of that. Noise does not explain the rise: a curve that falls and then rises fits the
+    validations better than one that never rises, which happens in 2 of 100 noisy curves by chance. What a turn explains
+    must reach those odds, times {odds}. With eight validations the turn must explain 93 % of the remaining variance,
+    with thirty 71 %, with 1,000 15 %. It may explain {weight:percent} less where the rise is {large_rise} times the
+    smallest, and as much less where the training loss fell to {large_fall:exp_left} meanwhile. The training loss is
     {smallest_fall:exp_fall} lower at the end than at the best validation, and not at chance level. Where its noise
     would hide such a fall, it is enough that it did not rise.
 

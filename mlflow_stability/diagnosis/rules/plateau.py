@@ -23,12 +23,14 @@ class PlateauRule(Rule):
     """The loss is still at its start, or stopped falling early.
 
     What it sees: a whole curve of {fewest_points} points or more with one of three plateaus. Stuck at the start: it
-    fell by less than {stuck_gain:percent} from its first points to its last, as at chance level (the logarithm of the
-    number of classes, or the variance of the target). Stopped early: it started at chance level for many classes, fell
-    by less than {early_gain:percent}, and then was flat for {flat_share:percent} of the run. Collapsed: it fell to less
-    than {collapse:exp_left} within the first {at_once:percent} of {fewest_after} points or more, and changed by less
-    than {distance:percent}, or less than noise, from there to the end. A loss that falls slowly throughout, as from 4.5
-    to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LITTLE:percent} of its start.
+    fell by less than {stuck_gain:percent} from its first points to its last ({validated_gain:percent} where a
+    validation loss did not fall), and moved by at most {steady} nats, as at chance level (the logarithm of the number
+    of classes, or the variance of the target). Stopped early: it started at chance level for many classes (a loss of
+    {untrained[0]} to {untrained[1]}), fell by less than {early_gain:percent}, and then was flat, within
+    {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed: it fell to less than {collapse:exp_left} within
+    the first {at_once:percent} of {fewest_after} points or more, and changed by less than {distance:percent}, or less
+    than noise, from there to the end, known to {known}. A loss that falls slowly throughout, as from 4.5 to 3.3 over a
+    fine-tuning, is not a plateau, nor is one below {loss_fall.LITTLE:percent} of its start.
 
     Why it matters: the steps cost time and nothing is learnt.
 

@@ -23,9 +23,9 @@ from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
 class ResumeRule(Rule):
     """After a resume the loss is higher than before it, and does not recover.
 
-    What it sees: the first values after the resume and the last ones of the run, both more than
-    {smallest_rise:exp_rise} and {chance}σ above the values of the same steps before the resume, or the last ones before
-    it.
+    What it sees: the first {fewest_points} to {most_points} values after the resume and the last ones of the run, both
+    more than {smallest_rise:exp_rise} and {chance}σ above the values of the same steps before the resume, or the last
+    ones before it. At the end {stayed:percent} of the rise must be left.
 
     Why it matters: a state that was loaded in part, another learning rate or other data undo what was learnt.
 

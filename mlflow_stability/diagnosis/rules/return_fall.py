@@ -16,9 +16,9 @@ class ReturnFallRule(Rule):
     """The return of a policy rose, fell back to where it began, and stayed there to the end.
 
     What it sees: a metric whose name says that it is a reward or a return, with {fewest_points} points or more. Its
-    best stretch is clearly above its first points. Of the last {tails[1]:percent} of the points, and at least
-    {fewest_last}, {back:percent} are back at the start, within {left:percent} of what had been gained. From
-    {tails[0]:percent} of the points on it is a warning.
+    best stretch, {stretch:percent} of the points, is {clear_gain} median deviations above the first one. Of the last
+    {tails[1]:percent} of the points, and at least {fewest_last}, {back:percent} are back at the start, within
+    {left:percent} of what had been gained. From {tails[0]:percent} of the points on it is a warning.
 
     Why it matters: a policy that has collapsed explores no more, and does not learn again by itself.
 

@@ -26,20 +26,26 @@ from mlflow_stability.vocabulary.result import Episode, Severity
 class SpikeRule(Rule):
     """The loss rose far above the points around it and recovered.
 
-    What it sees: one point above the medians of its neighbours on both sides, further than the curve's own noise
-    reaches once in twenty runs of this length, and by {smallest_jump[0]:exp_rise} (from 256 points on: by
-    {smallest_jump[1]:exp_rise} and {deviations[1]}σ). Or several points, up to a fifth of the curve, whose median is
+    What it sees: in curves of {fewest_points} to {most_points} points, one point above the medians of its neighbours,
+    up to {reach} on each side. It is further above them than the curve's own noise reaches once in twenty runs of this
+    length (times {share_of_tail}, in long curves times {further_of_many}), and by {smallest_jump[0]:exp_rise} (from 256
+    points on: by {smallest_jump[1]:exp_rise} and {deviations[1]}σ), and {deviations_there}σ of the noise of the {there}
+    points on each side. Or several points, up to a fifth of the curve, whose median is
     {smallest_rise_of_several:exp_rise} and {deviations_of_several}σ above the medians of as many points before and
-    after; these may jump and decay, or build up over epochs. The spike must undo more progress than it lasts. Training
-    and validation losses are judged separately, as are means over epochs. Jumps shared by training and validation loss
+    after; these may jump and decay, or build up over epochs. A loss that reaches zero or below is judged by
+    {deviations_below_zero}σ, by {smallest_rise_in_spreads} of its own standard deviations and
+    {smallest_share_of_fall:percent} of its fall. The spike must undo more progress than it lasts. Training and
+    validation losses are judged separately, as are means over epochs. Jumps shared by training and validation loss
     count from {agreeing[0]}σ on; jumps shared with the gradient norm from {agreeing_with_gradient[0]}σ and
     {agreeing_share_of_tail:percent} of the loss's own noise. Losses below {loss_fall.LITTLE:percent} of the start never
     count, nor does one point below {loss_fall.MUCH:percent} once a very noisy loss is below {loss_fall.NEARLY:percent}.
     The reported step is the first one above a quarter of the height. A log that ends in a single high point has a spike
-    there, in several a divergence. A single point that recovered is INFO. It is a warning where the points after it
-    keep {kept_rise:percent} of its rise, where it is one of {returns} spikes within {returns_within} points, or where
-    it undid {lost_progress[0]:percent} of all progress made until then. From 256 points on, it must be at
-    {times_beyond_noise} times its threshold in σ and undo {lost_progress[1]:percent} of the progress, in nats.
+    there, in several a divergence. A spike to {huge} times the level before is critical. A single point that recovered
+    is INFO. It is a warning where {fewest_after} points or more after it keep {kept_rise:percent} of its rise, where it
+    is one of {returns} spikes within {returns_within} points, or where it undid {lost_progress[0]:percent} of all
+    progress made until then. From 256 points on, it must be at {times_beyond_noise} times its threshold in σ and undo
+    {lost_progress[1]:percent} of the progress, in nats, or all of it where the loss has not yet fallen by a factor of
+    {learnt:exp}.
 
     Why it matters: a spike is a bad batch or a step that was too large; the next one may not recover.
 
