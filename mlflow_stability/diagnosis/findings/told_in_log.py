@@ -21,6 +21,7 @@ from mlflow_stability.detectors.reported import WAYS_TO_END, Rollback
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS
 from mlflow_stability.diagnosis.rules.skipped_end import SkippedEndRule
+from mlflow_stability.vocabulary.facts import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Episode, Event, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import counted
@@ -40,9 +41,10 @@ def told_findings(history: RunHistory, curves: RunCurves, starts: Mapping[int, i
     """The episodes; ``starts``: for each attempt the one in which its training was started."""
     found = []
     for event in history.reported:
-        if "stopped" in event.evidence:
+        facts = event.facts
+        if isinstance(facts, LogLineFacts) and facts.is_end:
             found.append(_episode(event, event, Severity.CRITICAL, event.message, starts))
-        elif event.kind != StepSkipped.kind and "said" not in event.evidence:
+        elif not _is_of_a_step(event):
             found.append(_episode(event, event, Severity.INFO, event.message, starts))
     at_the_end = _skipped_to_the_end(history, curves, starts)
     return [*found, *_said(history, curves, starts, at_the_end), *at_the_end, *_counted(history, starts)]
@@ -55,7 +57,7 @@ def _said(
     near = NEIGHBOURS * max((curve.distance for curve in curves.losses), default=1.0)
     groups: dict[tuple[str, int], list[Event]] = {}
     for event in history.reported:
-        if ("said" in event.evidence or event.kind == StepSkipped.kind) and "stopped" not in event.evidence:
+        if _is_of_a_step(event):
             groups.setdefault((event.kind, starts.get(event.attempt, event.attempt)), []).append(event)
     for (kind, start), events in groups.items():
         events.sort(key=lambda event: event.step)
@@ -83,6 +85,11 @@ def _counted(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Episode
             yield replace(episode, metric=metric.name)
 
 
+def _is_of_a_step(event: Event) -> bool:
+    """Whether a line names a finding or a skipped step, and no end of the training."""
+    return isinstance(event.facts, LogLineFacts) and event.facts.says in (LogSays.FINDING, LogSays.SKIPPED)
+
+
 def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Episode]:
     skips = [event for event in history.reported if event.kind == StepSkipped.kind]
     if not skips:
@@ -93,17 +100,19 @@ def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[
     end = max([*ends, *(each.step for each in skips)], default=0)
     firsts = [at for at, each in enumerate(skips) if len(skips) - at >= SHARE * (end - each.step + 1)]
     last = skips[firsts[0] :] if firsts else []
-    if len(last) < SkippedEndRule().fewest or (end <= SEARCH and all("loss_scale" in each.evidence for each in last)):
+    facts = [each.facts for each in last if isinstance(each.facts, LogLineFacts)]
+    scaled = len(facts) == len(last) and all(each.loss_scale is not None for each in facts)
+    if len(last) < SkippedEndRule().fewest or (end <= SEARCH and scaled):
         return []
-    broken = next((each for each in last if {"nan", "not_finite"} & each.evidence.keys()), None)
-    nan = any("nan" in each.evidence for each in last)
-    kind = StepSkipped.kind if broken is None else NanDetected.kind if nan else InfDetected.kind
+    broken = any(each.names_nan or each.names_not_finite for each in facts)
+    nan = any(each.names_nan for each in facts)
+    kind = StepSkipped.kind if not broken else NanDetected.kind if nan else InfDetected.kind
     said = (
         f"{counted(len(last), 'step')} skipped from step {last[0].step} to the end of the run at step {end} (reported "
         "by the "
     )
     said += f"log). {last[0].message}"
-    severity = Severity.WARNING if broken is None else Severity.CRITICAL
+    severity = Severity.CRITICAL if broken else Severity.WARNING
     return [_episode(last[0], last[-1], severity, said, starts, kind=kind, count=len(last))]
 
 
@@ -129,6 +138,7 @@ def _episode(
         recovered=severity is Severity.INFO,
         place=first.place,
         attempt=starts.get(first.attempt, first.attempt),
-        evidence={**{name: value for name, value in first.evidence.items() if name != "said"}, "count": float(count)},
+        evidence={**first.evidence, "count": float(count)},
+        facts=first.facts,
         remedies=REMEDIES.get(kind, ()) if severity > Severity.INFO else (),
     )

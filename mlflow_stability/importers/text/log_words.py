@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from typing import NamedTuple
 
 from mlflow_stability.importers.assemble.log_content import LogContent, LogWords
 from mlflow_stability.importers.decode import shown_text
+from mlflow_stability.vocabulary.facts import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Event, Severity
-from mlflow_stability.vocabulary.text import HINT, process_ended, said_in, unique_share_in
+from mlflow_stability.vocabulary.text import HINT, said_in, unique_share_in
 
 MOST_EVENTS = 1000
 """How many of the last skipped steps are kept one by one."""
@@ -90,6 +92,14 @@ def says_skipped(line: str) -> bool:
     return _SKIPPED.search(line) is not None
 
 
+class _Heard(NamedTuple):
+    """A line that ends the training, unless values follow."""
+
+    kind: str
+    step: int
+    facts: LogLineFacts
+
+
 class LogWordReader:
     """Listens to the words of one log."""
 
@@ -104,7 +114,7 @@ class LogWordReader:
         self._ending = ""
         self._detail = ""
         self._line = 0
-        self._stop: Event | None = None
+        self._stop: _Heard | None = None
         self._forms: set[frozenset[str]] = set()
 
     def value_came(self, step: int, row: int = 0) -> None:
@@ -132,7 +142,7 @@ class LogWordReader:
             self._say(line, number)
         if stops:
             kind = "nan_detected" if _NAN.search(line) or not _NOT_FINITE.search(line) else "inf_detected"
-            self._stop = self._event(kind, line, number)
+            self._stop = _Heard(kind, *self._facts(LogSays.STOPPED, line, number))
         for outcome, words in _ENDINGS:
             if words.search(line) and _STRONGER[outcome] > _STRONGER.get(self._ending, 0):
                 self._ending, self._detail, self._line = outcome, shown_text(line.strip()), number
@@ -141,40 +151,42 @@ class LogWordReader:
     def _went_on(self) -> None:
         """What the log took for the end was none: it is an event where it stands."""
         if self._ending not in _GOOD:
-            said = f"{process_ended(self._ending)} after step {self._last_step}, and continued or was restarted"
-            message = f"{said}. {_place(self._line)}: {self._detail}"
-            event = Event(self._last_step, self._ending, Severity.INFO, message, evidence=_evidence(self._line))
-            self._keep(LogWords(event, self._row))
+            line = self._line or None
+            facts = LogLineFacts(LogSays.ENDED, self._detail, self._last_step, line, went_on=True, outcome=self._ending)
+            self._keep(LogWords(_event(self._ending, self._last_step, facts), self._row))
         if self._stop is not None:
-            self._keep(
-                LogWords(replace(self._stop, message=f"{self._stop.message} It continued afterwards."), self._row)
-            )
+            kind, step, facts = self._stop
+            self._keep(LogWords(_event(kind, step, replace(facts, went_on=True)), self._row))
         self._ending = self._detail = ""
         self._stop = None
 
     def _say(self, line: str, number: int) -> None:
         """Note what a line says of findings, each once for a step: other processes say the same."""
         for kind in said_in(line):
-            event = self._event(kind, line, number)
-            if event.step == self._said.get(kind):
+            step, facts = self._facts(LogSays.FINDING, line, number)
+            if step == self._said.get(kind):
                 continue
-            self._said[kind] = event.step
-            event.evidence["said"] = 1.0
+            self._said[kind] = step
             share = unique_share_in(line) if kind == "sdr_collapse" else None
-            if share is not None:
-                event.evidence["sdr_unique_ratio"] = share
+            event = _event(kind, step, replace(facts, sdr_unique_ratio=share))
             self._keep(LogWords(event, self._row, own_step=_OWN_STEP.search(line) is not None))
 
     def _skip(self, line: str, number: int) -> None:
         own = _OWN_STEP.search(line)
-        event = self._event("step_skipped", line, number)
-        if own and event.step in self._steps:
+        step, facts = self._facts(LogSays.SKIPPED, line, number)
+        if own and step in self._steps:
             return  # another process says the same
         scale = _SCALE.search(line)
-        if scale:
-            event.evidence["loss_scale"] = float(scale["scale"].rstrip("."))
-        if _NOT_FINITE.search(line):
-            event.evidence["nan" if _NAN.search(line) else "not_finite"] = 1.0
+        event = _event(
+            "step_skipped",
+            step,
+            replace(
+                facts,
+                loss_scale=float(scale["scale"].rstrip(".")) if scale else None,
+                names_nan=_NAN.search(line) is not None,
+                names_not_finite=_NOT_FINITE.search(line) is not None,
+            ),
+        )
         self._first_skip = event.step if not self._skipped else min(self._first_skip, event.step)
         self._last_skip = max(self._last_skip, event.step)
         self._all_scaled = self._all_scaled and scale is not None
@@ -182,11 +194,11 @@ class LogWordReader:
         self._steps.add(event.step)
         self._keep(LogWords(event, self._row, own_step=own is not None))
 
-    def _event(self, kind: str, line: str, number: int) -> Event:
+    def _facts(self, says: LogSays, line: str, number: int) -> tuple[int, LogLineFacts]:
+        """The step that a line is about, and what it says."""
         own = _OWN_STEP.search(line)
         step = int(own["step"]) if own and int(own["step"]) >= self._last_step else self._last_step
-        message = f"{_place(number)} says after step {self._last_step}: {shown_text(line.strip())}"
-        return Event(step, kind, Severity.INFO, message, evidence=_evidence(number))
+        return step, LogLineFacts(says, shown_text(line.strip()), self._last_step, number or None)
 
     def _keep(self, heard: LogWords) -> None:
         self._heard.append(heard)
@@ -196,12 +208,12 @@ class LogWordReader:
     def give(self, content: LogContent) -> None:
         """Hand over what was heard."""
         if self._stop is not None:
-            evidence = {**self._stop.evidence, "stopped": 1.0}
-            self._keep(LogWords(replace(self._stop, evidence=evidence), self._row))
+            self._keep(LogWords(_event(*self._stop), self._row))
         content.reported.extend(self._heard[-MOST_EVENTS:])
         content.outcome, content.outcome_detail = self._ending, "" if self._ending == "finished" else self._detail
         for each in self._heard:
-            if each.event.kind != "step_skipped" and "said" not in each.event.evidence:
+            facts = each.event.facts
+            if isinstance(facts, LogLineFacts) and facts.says in (LogSays.STOPPED, LogSays.ENDED):
                 content.notes.append(each.event.message)
         if not self._skipped:
             return
@@ -214,9 +226,5 @@ class LogWordReader:
         content.notes.append(note)
 
 
-def _place(number: int) -> str:
-    return f"Line {number:,} of the log" if number else "The log"
-
-
-def _evidence(number: int) -> dict[str, float]:
-    return {"line": float(number)} if number else {}
+def _event(kind: str, step: int, facts: LogLineFacts) -> Event:
+    return Event.of(facts, step, Severity.INFO, kind=kind)

@@ -20,6 +20,7 @@ from mlflow_stability.vocabulary.facts.batch import (
     first_and_broken,
 )
 from mlflow_stability.vocabulary.facts.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
+from mlflow_stability.vocabulary.facts.log import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SeenBy, SpikeFacts
 from mlflow_stability.vocabulary.facts.nan_origin import NanOriginFacts, NanSource, TensorFacts, TokenFacts
 from mlflow_stability.vocabulary.facts.old_events import facts_of_event, facts_of_old_event
@@ -53,6 +54,8 @@ __all__ = [
     "GiveUpFacts",
     "HeldRate",
     "LintFacts",
+    "LogLineFacts",
+    "LogSays",
     "NanOriginFacts",
     "NanSource",
     "NonFiniteFacts",

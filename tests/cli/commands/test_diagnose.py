@@ -152,7 +152,7 @@ def test_a_report_goes_into_a_file_in_the_form_of_its_ending(name: str, capsys: 
 
 def test_the_form_that_is_asked_for_wins_over_the_ending() -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--output", "out.html", "--output-format", "json"]) == 1
-    assert json.loads(Path("out.html").read_text(encoding="utf-8"))["schema_version"] == 1
+    assert json.loads(Path("out.html").read_text(encoding="utf-8"))["schema_version"] == 2
 
 
 @pytest.mark.parametrize("file", ["logs/bad.jsonl", "logs/../logs/bad.jsonl", "link.jsonl"])

@@ -60,7 +60,9 @@ def test_where_a_nan_was_born_is_shown_unless_the_cause_says_it(quoted: bool) ->
     birth = replace(oscillation(), kind="nan_origin", message=f"Step 420: {said}", experimental=False)
     run = broken()
     assert run.cause is not None
-    cause = replace(run.cause, evidence=(f"T{said[1:]}",)) if quoted else run.cause
+    cause = run.cause
+    if quoted:
+        cause = replace(cause, evidence=(f"T{said[1:]}",), repeats=((birth.kind, birth.start),))
     run = replace(run, episodes=(*run.episodes, birth), cause=cause)
     lines = " ".join(shown(replace(BAD, diagnoses=(run,))).split())
     assert lines.count("comes from log in head") == 1
