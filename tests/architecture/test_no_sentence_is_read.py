@@ -12,12 +12,31 @@ READER = PACKAGE / "vocabulary" / "facts" / "old_events.py"
 SENTENCES = frozenset({"message", "statement", "sentence", "verdict"})
 """Attributes that hold sentences."""
 TEXT_METHODS = frozenset(
-    {"startswith", "endswith", "removeprefix", "find", "index", "rindex", "rfind", "count", "rpartition", "split"}
+    {
+        "startswith",
+        "endswith",
+        "removeprefix",
+        "removesuffix",
+        "find",
+        "index",
+        "rindex",
+        "rfind",
+        "count",
+        "partition",
+        "rpartition",
+        "replace",
+        "split",
+    }
 )
 PATTERN_METHODS = frozenset({"search", "match", "fullmatch", "sub", "subn", "findall", "finditer", "split"})
 FOREIGN = ("importers",)
 """Rooms that read sentences of other people's programs."""
 DISPLAYED = {
+    ("courier/run/conclusion.py", "partition"): "shows the first sentence in bold",
+    ("diagnosis/findings/log_lines.py", "removesuffix"): "adds the line of the log before the full stop",
+    ("diagnosis/findings/merge.py", "replace"): "leaves out what the facts of an infinity say before it",
+    ("diagnosis/verdict/verdict.py", "partition"): "adds the last step of a NaN to the first sentence",
+    ("vocabulary/result/action.py", "removesuffix"): "adds numbers before the full stop",
     ("reports/comparison/sections.py", "compare"): "shows a cause once, where the verdict repeats it as it is",
     ("reports/words/run_phrases.py", "removeprefix"): "takes the outcome off the verdict, which stands beside it",
 }

@@ -20,10 +20,10 @@ from mlflow_stability.detectors.engine.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.engine.loss_level import GRADIENT_RISE, RISE
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.detectors.score import severity_of
+from mlflow_stability.vocabulary.facts import GradientSpikeFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)
@@ -174,16 +174,10 @@ class GradientExplosion(Detector):
         huge = huge and not (falls and point.value < began_at(state.begun.first))
         severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
         severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
-        row = f" for {state.high} steps in a row" if lasts else ""
-        again = "" if often is None else f"; number {often.number} since step {often.since}"
-        event = finding(
-            self,
-            point,
-            severity,
-            f"gradient norm {point.value:.4g} at step {point.step}, {_times(point)} its baseline of "
-            f"{point.center:.4g}; {sigmas(z)} above it (threshold {limit:.3g}σ){row}{again}.",
-            evidence,
-        )
+        facts = GradientSpikeFacts(point.value, point.center, z, limit, state.high if lasts else None)
+        if often is not None:
+            facts = replace(facts, number=often.number, number_since=often.since)
+        event = finding(self, point, severity, facts, evidence)
         if falls and severity is Severity.WARNING:
             state.progress.waiting = event
             event = replace(event, severity=Severity.INFO)
@@ -205,13 +199,6 @@ class GradientExplosion(Detector):
             if point.z < limit or point.value < point.center * rise:
                 return None
         return limit if state.begun.matters(point.value, point.center) else None
-
-
-def _times(point: Point) -> str:
-    if point.center <= 0:
-        return "above"
-    times = point.value / point.center
-    return f"{times:,.0f} times" if times >= 3 else f"{times:.2g} times"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,14 @@ from mlflow_stability.detectors.engine.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.engine.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
 from mlflow_stability.detectors.score import severity_of
+from mlflow_stability.vocabulary.facts import DivergenceFacts, SlowRiseFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.sensitivity import SCORE
-from mlflow_stability.vocabulary.text.phrases import risen as rise_words
-from mlflow_stability.vocabulary.text.phrases import sigmas
+
+SLOW_STEPS = 32
+"""Number of losses in the mean that tells a slow rise, as `SlowRise` takes them."""
 
 
 @dataclass(slots=True)
@@ -264,8 +266,7 @@ class Divergence(Detector):
             self,
             point,
             severity,
-            f"loss {point.value:.4g} at step {point.step}, {sigmas(point.z)} above its baseline of {point.center:.4g}; "
-            f"above the threshold ({threshold:g}σ) in {many} of the last {self.of_steps} steps.",
+            DivergenceFacts(point.value, point.center, point.z, threshold, many, self.of_steps),
             evidence,
         )
 
@@ -308,8 +309,7 @@ class Divergence(Detector):
             self,
             point,
             severity,
-            f"loss rose slowly: mean of the last 32 steps {now:.4g} at step {point.step}, "
-            f"{rise_words(share, f'{then:.4g}')}.",
+            SlowRiseFacts(now, SLOW_STEPS, then, share, evidence.get("errors"), evidence.get("limit")),
             evidence,
         )
 

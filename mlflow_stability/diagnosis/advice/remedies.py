@@ -25,7 +25,7 @@ def remedies_of(episodes: Sequence[Episode], cause: Cause | None, outcome: str) 
     )
     against = cause.remedies if cause is not None else ()
     others = tuple(remedy for episode in ranked for remedy in episode.remedies)
-    if cause is not None and cause.name not in OF_THE_RATE and rate_is_innocent(cause.ruled_out):
+    if cause is not None and cause.name not in OF_THE_RATE and rate_is_innocent(cause.ruled_out_causes):
         against, others = without_topics(against, RATE_TOPICS) or against, without_topics(others, RATE_TOPICS)
     return one_of_each(against, others)
 

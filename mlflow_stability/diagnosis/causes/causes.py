@@ -37,7 +37,7 @@ def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCur
     attempts = attempts_of_run(history)
     looked = [CheckedEpisode(each, looks_at(each, history, curves, attempts)) for each in explainable(episodes)]
     found = {id(one.episode): _cause_of(one, looked, history, curves, attempts) for one in looked}
-    innocent = {id(one.episode) for one in looked if rate_is_innocent(each.ruled_out for each in one.looks)}
+    innocent = {id(one.episode) for one in looked if rate_is_innocent(one.ruled_out)}
 
     def explained(episode: Episode) -> Episode:
         cause = found.get(id(episode))
@@ -74,6 +74,12 @@ class CheckedEpisode:
     episode: Episode
     looks: list[CheckResult]
 
+    @property
+    def ruled_out(self) -> tuple[str, ...]:
+        """The names of the causes that were shown not to be it."""
+        looks = zip(checks_of(self.episode.kind), self.looks, strict=True)
+        return tuple(dict.fromkeys(name for check, look in looks if look.ruled_out for name in sorted(check.finds)))
+
 
 def _cause_of(
     one: CheckedEpisode, every: Sequence[CheckedEpisode], history: RunHistory, curves: RunCurves, attempts: RunAttempts
@@ -101,8 +107,14 @@ def _cause_of(
     asked = checks_of(source.episode.kind)
     ruled_out = _said([look.ruled_out for look in source.looks], asked, cause)
     not_checked = _said([look.unseen for look in source.looks], asked, cause)
-    kind, step = one.episode.kind, one.episode.start
-    return replace(cause, ruled_out=ruled_out, not_checked=not_checked, kind=kind, step=step)
+    return replace(
+        cause,
+        ruled_out=ruled_out,
+        ruled_out_causes=tuple(name for name in source.ruled_out if name != cause.name),
+        not_checked=not_checked,
+        kind=one.episode.kind,
+        step=one.episode.start,
+    )
 
 
 def _said(results: Sequence[str], asked: Sequence[Check], cause: Cause) -> tuple[str, ...]:

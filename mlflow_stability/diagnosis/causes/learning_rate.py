@@ -458,5 +458,5 @@ OF_THE_RATE = frozenset(each.name for each in CAUSES)
 
 
 def rate_is_innocent(ruled_out: Iterable[str]) -> bool:
-    """Whether what was ruled out says that the learning rate is not the cause."""
-    return any(each.startswith(("learning rate: ", "learning rate too high: ")) for each in ruled_out)
+    """Whether the causes that were ruled out, by name, include a learning rate that is too high."""
+    return "learning_rate_too_high" in ruled_out

@@ -15,8 +15,8 @@ from mlflow_stability.detectors.loss import Divergence
 from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.diagnosis.curves.levels import Levels, coarser, levels_of, noise_of
 from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.vocabulary.facts import LastingRiseFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
-from mlflow_stability.vocabulary.text import factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,29 +256,33 @@ class DivergenceRule(Rule):
         lowest = float(np.median(around))
         broken = not np.isfinite(curve.values[-1])
         last = float(finite[-1]) if broken else _ended(curve)
-        ended = f"last finite value {last:.4g}" if broken else f"ended at {last:.4g}"
-        if not broken and f"{last:.4g}" != f"{finite[-1]:.4g}":
-            ended = f"ended near {last:.4g}"  # the median of a few points, and not the last one
-        # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
-        least = math.exp(self.smallest_rise)
-        times = f", {factor(last / lowest)} times its best level of" if lowest > 0 else "; best level"
-        # Judged by means of levels: the ratio of these two medians may be lower.
-        limit = f" (threshold {least:.3g} times)" if lowest > 0 and last >= least * lowest else ""
         first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
         peak = start + int(np.argmax(finite[start:]))
+        # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
+        facts = LastingRiseFacts(
+            curve.name,
+            first,
+            last,
+            last_is_single=f"{last:.4g}" == f"{finite[-1]:.4g}",
+            is_finite=not broken,
+            best=lowest,
+            best_step=int(levels.steps[best]),
+            threshold=math.exp(self.smallest_rise),
+        )
         return Episode(
             self.kind,
             Severity.CRITICAL if critical else Severity.WARNING,
             first,
             int(levels.raw_steps[peak]),
             final,
-            f"{curve.name} rose from step {first} on: {ended}{times} {lowest:.4g} at step {levels.steps[best]}{limit}.",
+            facts.sentence(first),
             recovered=False,
             metric=curve.name,
             place=curve.place,
             attempt=curve.attempt,
             evidence={"best": lowest, "highest": float(finite[peak]), "last": last},
             remedies=self.remedies,
+            facts=facts,
         )
 
 

@@ -112,6 +112,7 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "statement": cause.statement,
         "evidence": list(cause.evidence),
         "ruled_out": list(cause.ruled_out),
+        "ruled_out_causes": list(cause.ruled_out_causes),
         "not_checked": list(cause.not_checked),
         "certainty": cause.certainty,
         "certain": cause.certain,

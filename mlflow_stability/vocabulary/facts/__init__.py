@@ -19,6 +19,12 @@ from mlflow_stability.vocabulary.facts.batch import (
     SpikeBatchFacts,
     first_and_broken,
 )
+from mlflow_stability.vocabulary.facts.divergence import (
+    DivergenceFacts,
+    GradientSpikeFacts,
+    LastingRiseFacts,
+    SlowRiseFacts,
+)
 from mlflow_stability.vocabulary.facts.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
 from mlflow_stability.vocabulary.facts.log import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SeenBy, SpikeFacts
@@ -47,12 +53,15 @@ __all__ = [
     "BrokenBatchFacts",
     "ConfigurationFacts",
     "DataChangedFacts",
+    "DivergenceFacts",
     "EarlyStopFacts",
     "EndFacts",
     "Facts",
     "GaveUp",
     "GiveUpFacts",
+    "GradientSpikeFacts",
     "HeldRate",
+    "LastingRiseFacts",
     "LintFacts",
     "LogLineFacts",
     "LogSays",
@@ -73,6 +82,7 @@ __all__ = [
     "SettingName",
     "SkipNews",
     "SkippedStepFacts",
+    "SlowRiseFacts",
     "SpikeBatchFacts",
     "SpikeFacts",
     "StallEnd",

@@ -35,6 +35,8 @@ class Cause:
     None for what has no step of its own."""
     remedies: tuple[Remedy, ...] = ()
     """What goes against it, where more is known than its name; empty: what goes against all causes of this name."""
+    ruled_out_causes: tuple[str, ...] = ()
+    """The names of the causes that were shown not to be it."""
     repeats: tuple[tuple[str, int], ...] = ()
     """Type and step of reported findings whose sentences are part of the statement or the evidence."""
 

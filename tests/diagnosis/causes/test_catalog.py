@@ -81,7 +81,16 @@ def test_every_name_of_a_finding_or_a_rule_can_be_explained(name: str, capsys: p
     assert name in capsys.readouterr().out
 
 
-FACTS_OF_SEVERAL_KINDS = {"non_finite", "process_end", "skipped_step", "example"}
+FACTS_OF_SEVERAL_KINDS = {
+    "example",
+    "lasting_rise",
+    "log_line",
+    "non_finite",
+    "process_end",
+    "skipped_step",
+    "slow_rise",
+}
+"""Facts that go by another name than the finding, for others of its type have other facts."""
 
 
 def test_every_kind_of_event_that_is_made_anywhere_can_be_explained() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from importers.reading import history
 
+from mlflow_stability.vocabulary.facts import LogLineFacts
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -16,6 +17,11 @@ def lines(first: int, last: int) -> str:
 
 def reported(path: Path, text: str) -> list[Event]:
     return list(history(path, text).reported)
+
+
+def line_of(event: Event) -> LogLineFacts:
+    assert isinstance(event.facts, LogLineFacts)
+    return event.facts
 
 
 def test_an_end_after_which_training_went_on_is_an_event_at_its_line_and_no_outcome(tmp_path: Path) -> None:
@@ -45,7 +51,11 @@ def test_lines_without_a_step_like_those_before_it_tell_that_training_went_on(tm
 def test_the_step_that_words_name_is_their_step_and_other_ranks_say_the_same(tmp_path: Path) -> None:
     guard = "[rank{}] nonfinite_guard:skip planned_step:{} grad_norms:[inf,inf]\n"
     text = lines(1, 10) + "".join(guard.format(rank, step) for step in (12, 13) for rank in range(4))
-    assert [(each.step, "not_finite" in each.evidence) for each in reported(tmp_path, text)] == [(12, True), (13, True)]
+    facts = [(each.step, line_of(each)) for each in reported(tmp_path, text)]
+    assert [(step, line.names_not_finite, line.names_nan) for step, line in facts] == [
+        (12, True, False),
+        (13, True, False),
+    ]
 
 
 @pytest.mark.parametrize("setting", ["nonfinite_guard:True max_skips:8", "nonfinite_guard=1", "stop_on_nan: true"])
@@ -67,12 +77,11 @@ def test_a_setting_is_not_taken_for_what_happened(tmp_path: Path, setting: str) 
 def test_a_log_that_says_that_it_stopped_for_a_number_is_believed_where_nothing_follows(
     tmp_path: Path, words: str
 ) -> None:
-    said = [each for each in reported(tmp_path, lines(1, 9) + words + "\n") if "stopped" in each.evidence]
+    said = [each for each in reported(tmp_path, lines(1, 9) + words + "\n") if line_of(each).is_end]
     assert [(each.kind in ("nan_detected", "inf_detected"), each.step) for each in said] == [(True, 9)]
-    said = [
-        each for each in reported(tmp_path, lines(1, 9) + words + "\n" + lines(10, 12)) if "stopped" in each.evidence
-    ]
-    assert said == []
+    said = reported(tmp_path, lines(1, 9) + words + "\n" + lines(10, 12))
+    assert not any(line_of(each).is_end for each in said)
+    assert any(line_of(each).went_on for each in said)
 
 
 def test_early_stopping_is_no_trouble(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""Facts about losses that rose and stayed high."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.text.phrases import factor, risen, sigmas
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceFacts(Facts):
+    """A loss that jumped and stayed high for most of the last steps."""
+
+    kind: ClassVar[str] = "divergence"
+
+    value: float
+    """The loss, in its unit."""
+    baseline: float
+    """The loss that was normal before, in its unit."""
+    sigmas: float
+    """How far the loss is above that, in σ of its noise."""
+    threshold: float
+    """From how many σ on a loss is high."""
+    high_steps: int
+    """Number of high losses among the last ones."""
+    of_steps: int
+    """Number of these last losses."""
+
+    def sentence(self, step: int, /) -> str:
+        """``loss 9.1 at step 400, 30.2σ above its baseline of 1.28; above the threshold (6σ) in 12 of …``."""
+        return (
+            f"loss {self.value:.4g} at step {step}, {sigmas(self.sigmas)} above its baseline of {self.baseline:.4g}; "
+            f"above the threshold ({self.threshold:g}σ) in {self.high_steps} of the last {self.of_steps} steps."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRiseFacts(Facts):
+    """A loss that rose slowly."""
+
+    kind: ClassVar[str] = "slow_rise"
+
+    mean: float
+    """Mean of the last losses, in the unit of the loss."""
+    of_steps: int
+    """Number of these losses."""
+    level: float
+    """The level from which it rose, in the unit of the loss."""
+    rise: float
+    """How far it rose, as a share of that level."""
+    errors: float | None = None
+    """The rise in standard errors of its noise; None where it became worse later."""
+    threshold: float | None = None
+    """From how many standard errors on it is a rise; None where it became worse later."""
+
+    def sentence(self, step: int, /) -> str:
+        """``loss rose slowly: mean of the last 32 steps 2.1 at step 400, 12% above 1.9.``"""
+        above = risen(self.rise, f"{self.level:.4g}")
+        return f"loss rose slowly: mean of the last {self.of_steps} steps {self.mean:.4g} at step {step}, {above}."
+
+
+@dataclass(frozen=True, slots=True)
+class LastingRiseFacts(Facts):
+    """A loss whose whole curve shows that it rose and did not come down again."""
+
+    kind: ClassVar[str] = "lasting_rise"
+
+    signal: str
+    """The loss, by the name that the log gives it."""
+    first_step: int
+    """The step at which it began to rise."""
+    last: float
+    """The loss at its end, in its unit."""
+    last_is_single: bool
+    """Whether that is the last value, and not a median of the last ones."""
+    is_finite: bool
+    """Whether the loss is finite at its end; else `last` is its last finite value."""
+    best: float
+    """The lowest level, in the unit of the loss."""
+    best_step: int
+    """The step of that level."""
+    threshold: float
+    """From how many times its best level on it is a rise."""
+
+    def sentence(self, _step: int, /) -> str:
+        """``loss rose from step 400 on: ended at 9, 7 times its best level of 1.28 at step 380 …``."""
+        ended = f"ended {'at' if self.last_is_single else 'near'} {self.last:.4g}"
+        ended = ended if self.is_finite else f"last finite value {self.last:.4g}"
+        times = "; best level"
+        if self.best > 0:
+            times = f", {factor(self.last / self.best)} times its best level of"
+        # Judged by means of levels: the ratio of these two medians may be lower.
+        clearly = self.best > 0 and self.last >= self.threshold * self.best
+        limit = f" (threshold {self.threshold:.3g} times)" if clearly else ""
+        return (
+            f"{self.signal} rose from step {self.first_step} on: {ended}{times} {self.best:.4g} at step "
+            f"{self.best_step}{limit}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSpikeFacts(Facts):
+    """A gradient norm that jumped above what was normal."""
+
+    kind: ClassVar[str] = "gradient_explosion"
+
+    value: float
+    """The gradient norm."""
+    baseline: float
+    """The gradient norm that was normal before."""
+    sigmas: float
+    """How far the norm is above that, in σ of its noise."""
+    threshold: float
+    """From how many σ on it is too high."""
+    steps_in_a_row: int | None = None
+    """Number of high norms in a row, where that made it a finding."""
+    number: int | None = None
+    """Number of such findings up to this one in a short time; None where they are rare."""
+    number_since: int | None = None
+    """The step of the first of them."""
+
+    def sentence(self, step: int, /) -> str:
+        """``gradient norm 57 at step 400, 30 times its baseline of 1.9; 12.4σ above it (threshold 10σ).``"""
+        times = "above"
+        if self.baseline > 0:
+            ratio = self.value / self.baseline
+            times = f"{ratio:,.0f} times" if ratio >= 3 else f"{ratio:.2g} times"
+        row = "" if self.steps_in_a_row is None else f" for {self.steps_in_a_row} steps in a row"
+        again = "" if self.number is None else f"; number {self.number} since step {self.number_since}"
+        return (
+            f"gradient norm {self.value:.4g} at step {step}, {times} its baseline of {self.baseline:.4g}; "
+            f"{sigmas(self.sigmas)} above it (threshold {self.threshold:.3g}σ){row}{again}."
+        )
