@@ -28,7 +28,7 @@ from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 class UnluckyLoss(Detector):
     """The loss is unlucky.
 
-    What it sees: a loss of exactly 13.
+    What it sees: a loss of exactly {number}.
 
     Why it matters: it does not; this is a toy.
 
@@ -255,6 +255,7 @@ def test_a_detector_is_found_explained_and_in_the_manual(package: Path) -> None:
     said = typed(package, "explain", "unlucky_loss")
     for part in ("The loss is unlucky.", "loss of exactly 13.", "rain on.", "number = 13", "The unlucky number."):
         assert part in said
+    assert "from mlflow_stability.kinds import UnluckyLoss" in said
     assert "unlucky_loss" in typed(package, "explain")
     page = typed(package, "manual", "findings")
     assert "unlucky_loss" in page
@@ -275,9 +276,15 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
         "panel = Panel()\n"
         "(found,) = panel.observe(Observation(Signal('loss', ''), 7, 13.0))\n"
         "print(found.kind, found.step, noun_of(found.kind), noun_of(found.kind, 3), *found.remedies)\n"
+        "from mlflow_stability import judge\n"
+        "from mlflow_stability.kinds import UnluckyLoss\n"
+        "losses = [14.0 if step == 200 else 15.0 - 0.01 * (step % 3) for step in range(300)]\n"
+        "print(*judge(losses, detectors=[UnluckyLoss(number=14.0)]).episodes)\n"
     )
     done = run_in(package, "-c", code)
-    assert done.out == "unlucky_loss 7 an unlucky loss 3 unlucky losses Cross your fingers.\n"
+    declared, own = done.out.splitlines()
+    assert declared == "unlucky_loss 7 an unlucky loss 3 unlucky losses Cross your fingers."
+    assert own == "<Episode WARNING unlucky_loss: loss is 14 at step 200 (unlucky number 14).>"
 
 
 @pytest.mark.slow
