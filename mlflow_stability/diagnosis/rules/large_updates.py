@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import Moves
 from mlflow_stability.detectors.optimizer import UpdateRatioHigh
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
@@ -41,7 +38,6 @@ class LargeUpdatesRule(Rule):
     kind = "update_ratio_high"
     order = 180
     remedies = UpdateRatioHigh.remedies
-    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"lowest_ratio": "times"}
 
     lowest_ratio: float = 0.02
     """Minimum ratio of update norm to weight norm."""
