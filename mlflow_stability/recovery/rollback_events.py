@@ -13,6 +13,7 @@ from mlflow_stability.recovery.rollback_decisions import UNDONE_AT_MOST
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.rollback_triggers import ABSURD_RISE
 from mlflow_stability.vocabulary.facts import (
+    CheckpointFailedFacts,
     DataChangedFacts,
     GaveUp,
     GiveUpFacts,
@@ -109,14 +110,8 @@ SAVE_SHARDED_OPTIMIZER = Remedy(Action.CONSOLIDATE_OPTIMIZER)
 
 def no_checkpoints_event(split: str, step: int) -> Event:
     """States are kept in memory alone, for no process holds all of one."""
-    return Event(
-        step,
-        CHECKPOINT_FAILED,
-        Severity.WARNING,
-        f"No checkpoints written: the state is split over processes ({split}), and one file would hold only a "
-        "part of it. Rollbacks to snapshots in memory still work.",
-        remedies=(SAVE_SHARDED_OPTIMIZER if split == ZERO else SAVE_SHARDED,),
-    )
+    remedies = (SAVE_SHARDED_OPTIMIZER if split == ZERO else SAVE_SHARDED,)
+    return Event.of(CheckpointFailedFacts(split_by=split), step, Severity.WARNING, remedies=remedies)
 
 
 def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: int, torn: str = "") -> Event:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from mlflow_stability.courier.process.rank_processes import RankEnd
 from mlflow_stability.courier.streams.run_summary import RunSummary
 from mlflow_stability.detectors.reported import RankDied
+from mlflow_stability.vocabulary.facts import RankDiedFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 
@@ -35,18 +36,10 @@ def rank_died(closing: Closing, story: RunSummary, ended: Sequence[RankEnd], *, 
     """
     if not ended or closing.outcome in ("finished", "stopped"):
         return None
-    names = ", ".join(each.name for each in ended)
     when = datetime.fromtimestamp(ended[0].time, UTC).strftime("%H:%M:%S UTC")
-    before = f", {ended[0].before:.2g} s before rank 0" if ended[0].before else ""
-    return Event(
-        story.last_step,
-        RankDied.kind,
-        Severity.INFO if restarts else Severity.WARNING,
-        f"{names[:1].upper()}{names[1:]} ended first: after step {story.last_step}, at {when}{before}.",
-        evidence={"seconds_before": ended[0].before, "ranks": float(len(ended))},
-        remedies=RankDied.remedies,
-        time=ended[0].time,
-    )
+    facts = RankDiedFacts(tuple(each.name for each in ended), len(ended), when, ended[0].before)
+    severity = Severity.INFO if restarts else Severity.WARNING
+    return Event.of(facts, story.last_step, severity, remedies=RankDied.remedies, time=ended[0].time)
 
 
 def waits_for_process(closing: Closing, own_run: bool) -> bool:

@@ -16,6 +16,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_check.settings import count_of, lint_event
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.vocabulary.facts import EvaluationModeFacts
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 FEWEST_ROWS = 4
@@ -34,16 +35,9 @@ def evaluation_mode(models: Sequence[Module], optimizers: Sequence[Optimizer], s
     dropouts = [name for name, module in off if isinstance(module, _DROPOUTS) and module.p > 0]
     if not norms and not dropouts:
         return None
-    said = [f"{count_of(norms, 'batch normalisation')} not updating the running statistics"] if norms else []
-    said += [f"{count_of(dropouts, 'dropout layer')} off"] if dropouts else []
-    return Event(
-        step,
-        EvaluationMode.kind,
-        Severity.WARNING if norms else Severity.INFO,
-        f"The model is trained in evaluation mode, seen at step {step}: {', '.join(said)} ({(norms or dropouts)[0]}).",
-        evidence={"norms": float(len(norms)), "dropouts": float(len(dropouts))},
-        remedies=EvaluationMode.remedies,
-    )
+    facts = EvaluationModeFacts(len(norms), len(dropouts), (norms or dropouts)[0])
+    severity = Severity.WARNING if norms else Severity.INFO
+    return Event.of(facts, step, severity, remedies=EvaluationMode.remedies)
 
 
 def few_rows(models: Sequence[Module], rows: int, step: int) -> Event | None:

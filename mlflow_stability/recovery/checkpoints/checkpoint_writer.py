@@ -20,6 +20,7 @@ from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointSto
 from mlflow_stability.recovery.checkpoints.rank_store import RankStore
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy
+from mlflow_stability.vocabulary.facts import CheckpointFailedFacts, CheckpointNotFiniteFacts, Facts
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 IsFinite = Callable[[StateCopy], bool]
@@ -165,31 +166,20 @@ class CheckpointWriter:
             self._newest = copy.step
             return
         names = sorted(copy.not_finite())
-        self._tell(
-            copy.step,
-            "checkpoint_not_finite",
-            f"Checkpoint of step {copy.step} not written: {len(names)} non-finite tensors (such as "
-            f"{names[0]}). Earlier checkpoints are kept.",
-        )
+        self._tell(copy.step, CheckpointNotFiniteFacts(len(names), names[0]))
 
     def _guarded(self, step: int, body: Callable[[], None]) -> None:
         """Whatever goes wrong with a checkpoint is an event."""
         try:
             body()
         except Exception as error:
-            last = f"newest checkpoint there: step {self._newest}" if self._newest else "no checkpoint there yet"
             named = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             reason = getattr(error, "strerror", None) or f"{named}{error}"
-            self._tell(
-                step,
-                "checkpoint_failed",
-                f"Checkpoint of step {step} not written to {self._store.directory} ({reason}). Training "
-                f"continues; {last}.",
-                Remedy(Action.FREE_DISK_SPACE),
-            )
+            facts = CheckpointFailedFacts(str(reason), str(self._store.directory), self._newest or None)
+            self._tell(step, facts, Remedy(Action.FREE_DISK_SPACE))
 
-    def _tell(self, step: int, kind: str, message: str, *remedies: Remedy) -> None:
-        self._told.put(Event(step, kind, Severity.WARNING, message, remedies=remedies, time=time.time()))
+    def _tell(self, step: int, facts: Facts, *remedies: Remedy) -> None:
+        self._told.put(Event.of(facts, step, Severity.WARNING, remedies=remedies, time=time.time()))
 
 
 def _taken(box: queue.SimpleQueue[_Item]) -> list[_Item]:

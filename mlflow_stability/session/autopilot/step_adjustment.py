@@ -8,6 +8,7 @@ optimizer keep their addresses.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from mlflow_stability.detectors.gradients import GradientExplosion
 from mlflow_stability.detectors.loss import DivergenceAhead, LossSpike
@@ -18,6 +19,7 @@ from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import StepOutcome
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
+from mlflow_stability.vocabulary.facts import Smaller, SmallerStepsFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 
 SPIKES = (LossSpike.kind, GradientExplosion.kind)
@@ -63,38 +65,23 @@ class StepAdjustment:
         share = self._policy.cut_learning_rate
         assert share is not None
         self._modifier.cut(step + 1, share)
-        self._say(
-            step,
-            f"Learning rate limited to {share:g} times its scheduled value for the rest of the training, after the "
-            f"first broken step (cut_learning_rate={share:g}).",
-            {"factor": share},
-        )
+        self._emit_facts(step, SmallerStepsFacts(Smaller.CUT, share))
 
     def _reset(self, step: int, parts: TrainingParts) -> None:
         steps = self._policy.reset_warm_up
         if not self._modifier.ease_in(step + 1, WARM_UP_FROM, steps, linear=True):
             return  # it is reduced already, by an earlier reset or a rollback
         count = sum(reset_moments(each) for each in parts.optimizers)
-        self._say(
-            step,
-            f"Reset {count} tensors of optimizer moments after a spike, behind step {step}. Learning rate starts at "
-            f"{WARM_UP_FROM:g} times its scheduled value and returns to it over {steps} steps (reset_at_spike=True).",
-            {"factor": WARM_UP_FROM, "steps": float(steps), "tensors": float(count)},
-        )
+        self._emit_facts(step, SmallerStepsFacts(Smaller.RESET, WARM_UP_FROM, steps, count))
 
     def _act_ahead(self, step: int, write: Callable[[], str]) -> None:
         policy = self._policy
-        written = write()
-        done, numbers = [written] if written else [], {}
+        facts = SmallerStepsFacts(Smaller.AHEAD, checkpoint=write(), value=str(policy.act_ahead))
         factor, steps = policy.easing_factor, policy.easing_steps
         if policy.act_ahead == "ease" and self._modifier.ease_in(step + 1, factor, steps):
-            done.append(
-                f"Learning rate starts at {factor:g} times its scheduled value and returns to it over {steps} steps."
-            )
-            numbers = {"factor": factor, "steps": float(steps)}
-        if done:
-            self._say(step, " ".join((*done, f"A divergence may follow (act_ahead={policy.act_ahead!r}).")), numbers)
+            facts = replace(facts, factor=factor, steps=steps)
+        if facts.checkpoint or facts.factor is not None:
+            self._emit_facts(step, facts)
 
-    def _say(self, step: int, message: str, evidence: dict[str, float]) -> None:
-        told = Event(step, SmallerSteps.kind, Severity.INFO, message, evidence=evidence, remedies=SmallerSteps.remedies)
-        self._emit(told)
+    def _emit_facts(self, step: int, facts: SmallerStepsFacts) -> None:
+        self._emit(Event.of(facts, step, Severity.INFO, remedies=SmallerSteps.remedies))

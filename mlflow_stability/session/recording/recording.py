@@ -30,7 +30,7 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import DeferredDetection
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
-from mlflow_stability.vocabulary.facts import NotMeasuredFacts, Unmeasured
+from mlflow_stability.vocabulary.facts import DiscardedBatchFacts, NotMeasuredFacts, Unmeasured
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, StepReading, one_layout
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
@@ -97,13 +97,8 @@ class LossCount:
         if self._last_told is not None and step - self._last_told < TELL_EVERY:
             return []
         self._last_told = step
-        losses = ", ".join(f"{each:g}" for each in reading.discarded[:3])
-        message = (
-            f"A non-finite loss ({losses}) before step {step} belongs to no step: the script discarded its "
-            f"gradients. {self._discarded} such loss{'es' * (self._discarded > 1)} so far."
-        )
-        numbers = {"discarded": float(self._discarded)}
-        return [Event(step, BatchDiscarded.kind, Severity.INFO, message, "", numbers, remedies=BatchDiscarded.remedies)]
+        facts = DiscardedBatchFacts(tuple(reading.discarded[:3]), self._discarded)
+        return [Event.of(facts, step, Severity.INFO, remedies=BatchDiscarded.remedies)]
 
 
 OWN_COST_EVERY = 100

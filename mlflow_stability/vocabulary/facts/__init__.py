@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from mlflow_stability.vocabulary.facts.autopilot import (
+    CheckpointFailedFacts,
+    CheckpointNotFiniteFacts,
     DataChangedFacts,
     EarlyStopFacts,
     GaveUp,
@@ -11,6 +13,8 @@ from mlflow_stability.vocabulary.facts.autopilot import (
     RollbackFacts,
     SkipNews,
     SkippedStepFacts,
+    Smaller,
+    SmallerStepsFacts,
 )
 from mlflow_stability.vocabulary.facts.batch import (
     BatchFacts,
@@ -32,6 +36,7 @@ from mlflow_stability.vocabulary.facts.nan_origin import NanOriginFacts, NanSour
 from mlflow_stability.vocabulary.facts.old_events import facts_of_event, facts_of_old_event
 from mlflow_stability.vocabulary.facts.process import EndFacts, RestartFacts, StallEnd, StallFacts
 from mlflow_stability.vocabulary.facts.ranks import (
+    RankDiedFacts,
     RankFacts,
     RankNonfiniteFacts,
     RankSlowStepFacts,
@@ -40,6 +45,8 @@ from mlflow_stability.vocabulary.facts.ranks import (
 )
 from mlflow_stability.vocabulary.facts.setup import (
     ConfigurationFacts,
+    DiscardedBatchFacts,
+    EvaluationModeFacts,
     LintFacts,
     NotMeasuredFacts,
     Setting,
@@ -51,11 +58,15 @@ from mlflow_stability.vocabulary.facts.setup import (
 __all__ = [
     "BatchFacts",
     "BrokenBatchFacts",
+    "CheckpointFailedFacts",
+    "CheckpointNotFiniteFacts",
     "ConfigurationFacts",
     "DataChangedFacts",
+    "DiscardedBatchFacts",
     "DivergenceFacts",
     "EarlyStopFacts",
     "EndFacts",
+    "EvaluationModeFacts",
     "Facts",
     "GaveUp",
     "GiveUpFacts",
@@ -70,6 +81,7 @@ __all__ = [
     "NonFiniteFacts",
     "NotMeasuredFacts",
     "OtherFacts",
+    "RankDiedFacts",
     "RankFacts",
     "RankNonfiniteFacts",
     "RankSlowStepFacts",
@@ -83,6 +95,8 @@ __all__ = [
     "SkipNews",
     "SkippedStepFacts",
     "SlowRiseFacts",
+    "Smaller",
+    "SmallerStepsFacts",
     "SpikeBatchFacts",
     "SpikeFacts",
     "StallEnd",

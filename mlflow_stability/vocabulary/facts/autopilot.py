@@ -269,3 +269,107 @@ class SkippedStepFacts(Facts):
         found = "non-finite or extremely large loss or gradients"
         found = "non-finite gradients, found by the loss scaler" if self.by_scaler else found
         return f"Skipped step {step}: {found}. Weights and optimizer state are unchanged."
+
+
+class Smaller(enum.StrEnum):
+    """How the autopilot made steps smaller without a rollback."""
+
+    CUT = "cut_learning_rate"
+    """The learning rate is limited for the rest of the training."""
+    RESET = "reset_at_spike"
+    """The moments of the optimizers were reset, and the learning rate is warmed up."""
+    AHEAD = "act_ahead"
+    """A divergence may follow: the learning rate is eased, or a checkpoint was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallerStepsFacts(Facts):
+    """The autopilot made the next steps smaller without a rollback."""
+
+    kind: ClassVar[str] = "smaller_steps"
+    metrics: ClassVar[tuple[str, ...]] = ("factor", "steps", "tensors")
+
+    how: Smaller
+    """The option that asked for it."""
+    factor: float | None = None
+    """Factor on the learning rate of the next step; None where it is not reduced."""
+    steps: int | None = None
+    """Number of steps until it is as scheduled; None for the rest of the training."""
+    tensors: int | None = None
+    """Number of tensors of moments that were reset."""
+    checkpoint: str = ""
+    """What is said of a checkpoint that was written."""
+    value: str = ""
+    """The value of the option `act_ahead`."""
+
+    def sentence(self, step: int, /) -> str:
+        """``Learning rate limited to 0.5 times its scheduled value for the rest of the training, …``"""
+        if self.how is Smaller.CUT:
+            return (
+                f"Learning rate limited to {self.factor:g} times its scheduled value for the rest of the training, "
+                f"after the first broken step (cut_learning_rate={self.factor:g})."
+            )
+        eased = ""
+        if self.factor is not None:
+            eased = (
+                f"Learning rate starts at {self.factor:g} times its scheduled value and returns to it over "
+                f"{self.steps} steps"
+            )
+        if self.how is Smaller.RESET:
+            reset = f"Reset {self.tensors} tensors of optimizer moments after a spike, behind step {step}."
+            return f"{reset} {eased} (reset_at_spike=True)."
+        done = " ".join(filter(None, (self.checkpoint, f"{eased}." if eased else "")))
+        return f"{done} A divergence may follow (act_ahead={self.value!r})."
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailedFacts(Facts):
+    """A checkpoint could not be written."""
+
+    kind: ClassVar[str] = "checkpoint_failed"
+
+    reason: str = ""
+    """The error of the system; empty where the state is split over processes."""
+    folder: str = ""
+    """Where it was to be written."""
+    newest: int | None = None
+    """The step of the newest checkpoint there; None where there is none."""
+    split_by: str = ""
+    """What splits the state over processes; empty where it is not split."""
+
+    def numbers(self) -> dict[str, float]:
+        """None: the sentence has them."""
+        return {}
+
+    def sentence(self, step: int, /) -> str:
+        """``Checkpoint of step 400 not written to /a (No space left on device). …``"""
+        if self.split_by:
+            return (
+                f"No checkpoints written: the state is split over processes ({self.split_by}), and one file would "
+                "hold only a part of it. Rollbacks to snapshots in memory still work."
+            )
+        last = "no checkpoint there yet" if self.newest is None else f"newest checkpoint there: step {self.newest}"
+        return f"Checkpoint of step {step} not written to {self.folder} ({self.reason}). Training continues; {last}."
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointNotFiniteFacts(Facts):
+    """A checkpoint was not written because the state is not finite."""
+
+    kind: ClassVar[str] = "checkpoint_not_finite"
+
+    tensors: int
+    """Number of tensors that are not finite."""
+    first: str
+    """The first of them."""
+
+    def numbers(self) -> dict[str, float]:
+        """None: the sentence has them."""
+        return {}
+
+    def sentence(self, step: int, /) -> str:
+        """``Checkpoint of step 400 not written: 3 non-finite tensors (such as net.0.weight). …``"""
+        return (
+            f"Checkpoint of step {step} not written: {self.tensors} non-finite tensors (such as {self.first}). Earlier "
+            "checkpoints are kept."
+        )

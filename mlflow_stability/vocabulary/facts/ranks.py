@@ -153,3 +153,26 @@ class StragglerFacts(WaitFacts):
     def sentence(self, step: int, /) -> str:
         """The heading, as a sentence."""
         return f"{self.heading(step)}."
+
+
+@dataclass(frozen=True, slots=True)
+class RankDiedFacts(Facts):
+    """The processes of other ranks ended before this one."""
+
+    kind: ClassVar[str] = "rank_died"
+    metrics: ClassVar[tuple[str, ...]] = ("seconds_before", "ranks")
+
+    names: tuple[str, ...]
+    """These ranks, such as ``rank 3``, the first that ended first."""
+    ranks: int
+    """Number of these ranks."""
+    at: str
+    """When the first ended: ``12:03:44 UTC``."""
+    seconds_before: float
+    """How long before rank 0, in seconds; 0 where that is not known."""
+
+    def sentence(self, step: int, /) -> str:
+        """``Rank 3 ended first: after step 80, at 12:03:44 UTC, 2.1 s before rank 0.``"""
+        names = ", ".join(self.names)
+        before = f", {self.seconds_before:.2g} s before rank 0" if self.seconds_before else ""
+        return f"{names[:1].upper()}{names[1:]} ended first: after step {step}, at {self.at}{before}."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.text.phrases import counted
 
 
 class Setting(enum.StrEnum):
@@ -176,4 +177,52 @@ class NotMeasuredFacts(Facts):
             f"No loss recorded in {self.steps} step{'' if self.steps == 1 else 's'}: no backward pass began at a "
             "scalar tensor. Typical reasons: torch.func, torch.autograd.grad, a pipeline stage, a CUDA graph, or "
             "gradients set by the script. Gradient norms and learning rates are recorded."
+        )
+
+
+def _are(count: int, noun: str) -> str:
+    return f"{counted(count, noun)} {'is' if count == 1 else 'are'}"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationModeFacts(Facts):
+    """The model is trained in evaluation mode."""
+
+    kind: ClassVar[str] = "evaluation_mode"
+
+    norms: int
+    """Number of batch normalisations that do not update their running statistics."""
+    dropouts: int
+    """Number of dropout layers that are off."""
+    module: str
+    """The first of them."""
+
+    def sentence(self, step: int, /) -> str:
+        """``The model is trained in evaluation mode, seen at step 20: 2 dropout layers are off (net.drop).``"""
+        parts = []
+        if self.norms:
+            parts.append(f"{_are(self.norms, 'batch normalisation')} not updating the running statistics")
+        if self.dropouts:
+            parts.append(f"{_are(self.dropouts, 'dropout layer')} off")
+        return f"The model is trained in evaluation mode, seen at step {step}: {', '.join(parts)} ({self.module})."
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardedBatchFacts(Facts):
+    """The script discarded the gradients of a batch with a non-finite loss."""
+
+    kind: ClassVar[str] = "batch_discarded"
+    metrics: ClassVar[tuple[str, ...]] = ("discarded",)
+
+    losses: tuple[float, ...]
+    """The first losses that were discarded before the step."""
+    discarded: int
+    """Number of such losses so far."""
+
+    def sentence(self, step: int, /) -> str:
+        """``A non-finite loss (nan) before step 40 belongs to no step: …``"""
+        losses = ", ".join(f"{each:g}" for each in self.losses)
+        return (
+            f"A non-finite loss ({losses}) before step {step} belongs to no step: the script discarded its gradients. "
+            f"{self.discarded} such loss{'' if self.discarded == 1 else 'es'} so far."
         )
