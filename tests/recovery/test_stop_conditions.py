@@ -114,7 +114,7 @@ def first_stop(text: str, quantity: str, values: list[float]) -> tuple[int, Stop
 def test_a_course_of_values_is_a_reason_to_stop(text: str, quantity: str, values: list[float], at: int | None) -> None:
     found = first_stop(text, quantity, values)
     assert (None if found is None else found[0]) == at
-    assert found is None or f"stop_on={text}" in found[1].message
+    assert found is None or f"stop_on={text}" in str(found[1].error)
 
 
 def test_before_a_step_only_what_is_known_then_is_judged() -> None:
@@ -123,7 +123,7 @@ def test_before_a_step_only_what_is_known_then_is_judged() -> None:
     stop = rules.before_step(8, {"loss": 60.0}, is_guarded=False)
     assert stop is not None
     assert str(stop.error).startswith("Training stopped before step 8 was taken: loss is 60 (stop_on=loss>50). The ")
-    assert "weights are from before step 8" in stop.message
+    assert "weights are from before step 8" in str(stop.error)
     assert rules.before_step(8, {"loss": 5.0, "grad_norm": 1.0}, is_guarded=False) is None
     assert rules.before_step(8, {"loss": NAN}, is_guarded=False) is not None
     assert rules.before_step(8, {"loss": NAN}, is_guarded=True) is None
