@@ -12,6 +12,7 @@ from dataclasses import replace
 from mlflow_stability.detectors.reported import Rollback
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
 from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
+from mlflow_stability.diagnosis.rules.large_updates import LATE_FALL
 from mlflow_stability.vocabulary.facts import NonFiniteFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
@@ -98,7 +99,7 @@ def _same(one: Episode, other: Episode, reach: float) -> bool:
     alike = one.kind == other.kind and one.attempt == other.attempt
     if not alike or (one.metric != other.metric and one.place != other.place):
         return False
-    if one.kind in ("plateau", "overfitting"):
+    if one.kind in ("plateau", "overfitting") or LATE_FALL in one.evidence or LATE_FALL in other.evidence:
         return True
     if one.kind in REMARKS and one.facts != other.facts:
         return False
