@@ -275,6 +275,20 @@ def _gradients_after(around: EpisodeContext) -> str:
     )
 
 
+def shrunk_weights(around: EpisodeContext) -> int | None:
+    """Return the place, among measured weight norms, before or at which the weights were decayed away; else None."""
+    norms = next((curve for curve in around.of("param_norm") if not curve.place), None)
+    if norms is None:
+        return None
+    after = int(np.searchsorted(norms.steps, around.episode.start, side="left"))
+    for place in (after, after + 1):
+        if 0 < place < len(norms.steps):
+            then, now = float(norms.values[place - 1]), float(norms.values[place])
+            if np.isfinite(then) and np.isfinite(now) and now < SHRUNK * then:
+                return place
+    return None
+
+
 def unsound_before(around: EpisodeContext) -> str:
     """What was not as usual in the step before; empty: nothing."""
     for curve, what in (
@@ -332,6 +346,8 @@ AFTER = 8
 """Number of losses after the jump that are looked at, ..."""
 BUILT_UP = 3.0
 """... none of which rises to so many times the jump: a training that diverges by its own steps multiplies its loss."""
+SHRUNK = 0.7
+"""Weights whose norm falls below this share of itself from one measurement to the next are decayed away."""
 FADED = 0.35
 """Minimum share of the jump that the median of the next `SAME` losses has: the step on a bad batch leaves less."""
 BACK = 0.05
@@ -408,6 +424,8 @@ def changed_at_once_check(around: EpisodeContext) -> CheckResult:
     unsound = unsound_before(there)
     if unsound:
         return is_not(f"{name}: {unsound}")
+    if shrunk_weights(there) is not None:
+        return is_not(f"{name}: the weight norm fell at step {jump.step}")
     if not _is_as_high(jump.later, jump.usual, jump.value):
         return is_not(f"{name}: the next losses were not as high")
     return is_it(

@@ -10,15 +10,13 @@ import numpy as np
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import BETWEEN_LOOKS, EpisodeContext, shown
-from mlflow_stability.diagnosis.causes.one_batch import jump_near, value_at
+from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights, value_at
 from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
 from mlflow_stability.vocabulary.facts import LintFacts, RollbackFacts, Setting
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Action, Event, Remedy
 from mlflow_stability.vocabulary.text import factor
 
-SHRUNK = 0.7
-"""Weights whose norm falls below this share of itself from one measurement to the next are decayed away."""
 MOSTLY_FROZEN, NEARLY_FROZEN = 0.9, 0.99
 """A model of whose values this share is frozen may be unable to learn, and probably is."""
 JUMPED = 3.0
@@ -41,21 +39,20 @@ def decay_check(around: EpisodeContext) -> CheckResult:
     if norms is None or len(norms.steps) < 2:
         return not_seen("weight norm: not measured")
     start = around.episode.start
-    after = int(np.searchsorted(norms.steps, start, side="left"))
-    around_it = [place for place in (after, after + 1) if 0 < place < len(norms.steps)]
-    for place in around_it:
-        then, now = float(norms.values[place - 1]), float(norms.values[place])
-        if not (np.isfinite(then) and np.isfinite(now) and now < SHRUNK * then):
-            continue
+    shrunk = shrunk_weights(around)
+    if shrunk is not None:
+        then, now = float(norms.values[shrunk - 1]), float(norms.values[shrunk])
         changed = [each for each in _changes(around) if is_of_option(each, "weight_decay")]
         setting = f" {changed[0].message}" if changed else ""
         return is_it(
             "weight_decay",
             f"The weight decay is far too strong: the weight norm fell from {shown(then)} at step "
-            f"{int(norms.steps[place - 1])} to {shown(now)} at step {int(norms.steps[place])}.{setting}",
-            f"weight norm x {now / then:.2g} in {int(norms.steps[place] - norms.steps[place - 1])} steps",
-            since=int(norms.steps[place - 1]),
+            f"{int(norms.steps[shrunk - 1])} to {shown(now)} at step {int(norms.steps[shrunk])}.{setting}",
+            f"weight norm x {now / then:.2g} in {int(norms.steps[shrunk] - norms.steps[shrunk - 1])} steps",
+            since=int(norms.steps[shrunk - 1]),
         )
+    after = int(np.searchsorted(norms.steps, start, side="left"))
+    around_it = [place for place in (after, after + 1) if 0 < place < len(norms.steps)]
     if not around_it:
         return not_seen("weight norm: not measured around it")
     now, then = float(norms.values[around_it[-1]]), float(norms.values[around_it[0] - 1])

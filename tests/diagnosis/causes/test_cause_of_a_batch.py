@@ -11,6 +11,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT, AT = 400, 250
 
@@ -56,6 +57,22 @@ def test_losses_that_jump_at_once_and_stay_as_high_are_changed_data_and_no_bad_b
     cause = named(run_named(loss=losses, grad_norm=gradients, learning_rate=np.full(COUNT, 3e-4)))
     assert (cause.name, cause.certainty, cause.step) == ("data_changed", "possible", AT)
     assert f"probably changed at step {AT}" in cause.statement
+
+
+@pytest.mark.parametrize(("last", "cause"), [(60.0, "data_changed"), (8.0, "weight_decay")])
+def test_losses_that_jump_as_the_weights_are_decayed_away_are_no_changed_data(last: float, cause: str) -> None:
+    losses, gradients = falling(COUNT), norms()
+    losses[AT:] = 3000 * np.exp(np.random.default_rng(0).normal(0, 0.2, COUNT - AT))
+    gradients[AT:] *= 3000
+    weights = np.where(np.arange(0, COUNT, 10) < AT, 62.0, last)
+    measured = Meaning("param_norm", "", known=True)
+    history = run_of(
+        metric_of("loss", losses),
+        metric_of("grad_norm", gradients),
+        metric_of("learning_rate", np.full(COUNT, 3e-4)),
+        metric_of("param_norm", weights, meaning=measured, steps=np.arange(0, COUNT, 10)),
+    )
+    assert named(history).name == cause
 
 
 def test_a_jump_to_one_number_in_every_step_is_a_constant_output() -> None:
