@@ -25,6 +25,8 @@ ABSURD_RISE = 1000.0
 SHORTEST_PERIOD = 100
 """Rises that come back sooner are the same trouble: the restored state did not hold."""
 RATE_JUMP = "learning_rate_jump"
+FOUND_BEFORE = "since"
+"""The evidence of a finding that became worse: the step at which it was found first."""
 JUMP_FACTOR = 10.0
 """A learning rate that jumped to so many times its highest value so far is not trusted."""
 JUMP_STEPS = 200
@@ -128,7 +130,7 @@ def levels_of(event: Event | None) -> tuple[float, float]:
 def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
     """What was done, with the findings of this step that may matter later."""
     for event in now.events:
-        if event.kind == RATE_JUMP and event.severity >= Severity.WARNING:
+        if event.kind == RATE_JUMP and FOUND_BEFORE not in event.evidence:
             before = event.evidence.get("highest_before", math.nan)
             found = RateJump(event.step, before, event.evidence.get("learning_rate", math.nan))
             past = replace(past, jump=found, suspected=None)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
 
+from mlflow_stability.detectors.consequence import SINCE
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
@@ -18,6 +23,10 @@ class Rate:
 
     last: float
     highest: float
+    first: float = 0.0
+    """The very first rate."""
+    stage: float = 0.0
+    """By how much the last stage of a warm-up that rises once an epoch was higher than the one before; 0: none was."""
     fallen: bool = False
     """Whether it has ever gone down, or not changed for long, which ends its warm-up."""
     since: int = 0
@@ -35,9 +44,23 @@ class Rate:
 
     def after_rollback(self) -> Rate:
         """What is still known of it after a rollback."""
+        known = replace(self, leap=None, jumped_at=None, before_jump=0.0, is_barred=False)
         if self.jumped_at is None or self.seen - self.jumped_at > EXCUSES:
-            return Rate(self.last, self.highest, self.fallen, self.since, seen=self.seen)
-        return Rate(self.last, self.before_jump, True, self.since, seen=self.seen, is_barred=True)
+            return known
+        return replace(known, highest=self.before_jump, fallen=True, is_barred=True)
+
+
+@dataclass(slots=True)
+class JumpInWarmUp:
+    """A jump that may be the next stage of a warm-up, while nobody knows what comes of it."""
+
+    point: Point
+    message: str
+    evidence: Mapping[str, float]
+    before: Mapping[str, float]
+    """The median of the last losses before it, by place."""
+    after: dict[str, list[float]] = field(default_factory=dict)
+    """The losses since."""
 
 
 @dataclass(slots=True)
@@ -47,6 +70,9 @@ class LearningRateJumpState:
     groups: dict[str, Rate] = field(default_factory=dict)
     said_at: int = -1
     """Groups that leap together are one finding."""
+    losses: dict[str, deque[float]] = field(default_factory=dict)
+    """The last losses, by place."""
+    watched: JumpInWarmUp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +82,11 @@ class LearningRateJump(Detector):
     What it sees: a learning rate that grows by a factor of {smallest_rise} in one step, to {beyond_highest} times its
     highest value so far or more. Before it has decreased for the first time, or been constant for {constant} steps, it
     may still be warming up. Then only a factor of {smallest_rise_in_warm_up} counts, unless the next step rises by
-    {same_pace:percent} of that or more, as in a linear warm-up from near zero. Restarts (cosine with warm restarts,
-    cyclic schedules) return to the highest rate and do not count; nor does a decrease. Groups that jump in the same
-    step are one finding.
+    {same_pace:percent} of that or more, as in a linear warm-up from near zero. A jump from a
+    first rate of {warm_up_start} or less is INFO, as a warm-up may rise once an epoch, and its next stages do not
+    count. It becomes a warning if the median of {compared_losses} losses within the next {watched_losses} is {worse}
+    times that before it. Restarts (cosine with warm restarts, cyclic schedules) return to
+    the highest rate and do not count; nor does a decrease. Groups that jump in the same step are one finding.
 
     Why it matters: the schedule, or a resumed run that lost its schedule, uses an untested rate. Later changes
     in the loss have their cause here.
@@ -66,8 +94,9 @@ class LearningRateJump(Detector):
     What to try: check the schedule, above all at its end and after a resume; warm up to the new rate over some hundred
     steps.
 
-    When it is wrong: a warm-up whose first stage is more than {smallest_rise_in_warm_up} times lower than the second,
-    or lasts {constant} steps; a rate that was set by hand on purpose. No finding in 141 healthy trainings of 64 kinds.
+    When it is wrong: a warm-up that begins above {warm_up_start} and whose first stage is more than
+    {smallest_rise_in_warm_up} times lower than the second, or lasts {constant} steps; a rate that was set by hand on
+    purpose. No finding in 141 healthy trainings of 64 kinds.
 
     Reference: Goyal et al. (arXiv:1706.02677, 2.2); SGDR (arXiv:1608.03983)
     """
@@ -80,6 +109,14 @@ class LearningRateJump(Detector):
     """Number of steps without a change that end the warm-up."""
     same_pace: float = 0.5
     """Minimum share of a jump by which the next step must rise for both to be one linear warm-up."""
+    warm_up_start: float = 1e-5
+    """First rate up to which a jump from it may be the second stage of a warm-up that rises once an epoch."""
+    compared_losses: int = 8
+    """Number of losses before and after such a jump whose medians are compared."""
+    watched_losses: int = 64
+    """Number of losses for which it is followed."""
+    worse: float = 1.3
+    """Minimum ratio of the loss after it to the loss before for a warning."""
     beyond_highest: float = NOT_BEYOND
     """Minimum ratio to the highest rate so far."""
 
@@ -89,7 +126,8 @@ class LearningRateJump(Detector):
     plural = "learning rate jumps"
     symptom = Symptom.LEARNING_RATE
     order = 120
-    quantities = ("learning_rate",)
+    quantities = ("loss", "learning_rate")
+    severities = (Severity.INFO, Severity.WARNING)
     across_places = True
     remedies = (
         Remedy(Action.CHECK_SCHEDULE_AT_RESUME),
@@ -103,21 +141,26 @@ class LearningRateJump(Detector):
 
     def step(self, state: LearningRateJumpState, point: Point) -> tuple[LearningRateJumpState, Event | None]:
         """Look at the next learning rate."""
+        if point.quantity == "loss":
+            return state, self._worse(state, point)
         rate = point.value
         if not point.finite:
             return state, None
         group = state.groups.get(point.place)
         if group is None:
-            state.groups[point.place] = Rate(rate, rate, since=point.step, seen=point.step)
+            state.groups[point.place] = Rate(rate, rate, rate, since=point.step, seen=point.step)
             return state, None
         last, highest, leap = group.last, group.highest, group.leap
         group.last, group.leap, group.seen = rate, None, point.step
         group.is_barred = group.is_barred and rate > highest * self.beyond_highest
         if rate != last:
-            group.fallen = group.fallen or point.step - group.since >= self.constant
+            in_stages = group.stage > 0 or self._may_warm_up(group, last)
+            group.fallen = group.fallen or (point.step - group.since >= self.constant and not in_stages)
             group.since = point.step
         if leap is not None and rate - last < self.same_pace * (leap[0].value - leap[1]):
-            group.fallen = True
+            in_stages = self._may_warm_up(group, leap[1])
+            group.stage = leap[0].value - leap[1] if in_stages else 0.0
+            group.fallen = not in_stages
             return state, self._jump(state, group, *leap)
         if rate <= last:
             group.fallen = group.fallen or rate < last
@@ -125,12 +168,18 @@ class LearningRateJump(Detector):
         if group.is_barred:
             return state, None
         group.highest = max(rate, highest)
+        if group.stage and rate - last <= (1 + self.same_pace) * group.stage:
+            return state, None
         if last > 0 and rate >= highest * self.beyond_highest:
             if group.fallen and rate >= last * self.smallest_rise:
                 return state, self._jump(state, group, point, last, highest)
             if not group.fallen and rate >= last * self.smallest_rise_in_warm_up:
                 group.leap = (point, last, highest)
         return state, None
+
+    def _may_warm_up(self, group: Rate, rate: float) -> bool:
+        """Return whether a rate may be the first stage of a warm-up that rises once an epoch."""
+        return not group.fallen and rate == group.first <= self.warm_up_start
 
     def _jump(
         self, state: LearningRateJumpState, group: Rate, point: Point, last: float, highest: float
@@ -139,11 +188,40 @@ class LearningRateJump(Detector):
         if state.said_at == point.step:
             return None
         state.said_at = point.step
-        return finding(
-            self,
-            point,
-            Severity.WARNING,
+        message = (
             f"learning rate jumped from {last:.3g} to {point.value:.3g} at step {point.step}; highest before: "
-            f"{highest:.3g}.",
-            {"learning_rate": point.value, "before": last, "highest_before": highest},
+            f"{highest:.3g}."
         )
+        evidence = {"learning_rate": point.value, "before": last, "highest_before": highest}
+        before = {
+            place: median(losses) for place, losses in state.losses.items() if len(losses) == self.compared_losses
+        }
+        if not group.stage or not before or min(before.values()) <= 0:
+            return finding(self, point, Severity.WARNING, message, evidence)
+        state.watched = JumpInWarmUp(point, message, evidence, before)
+        return finding(self, point, Severity.INFO, message, evidence)
+
+    def _worse(self, state: LearningRateJumpState, point: Point) -> Event | None:
+        """Take a loss in, and judge it where the rate has jumped in what may be a warm-up."""
+        losses = state.losses.setdefault(point.place, deque(maxlen=self.compared_losses))
+        jump = state.watched
+        if jump is None:
+            if point.finite and point.has_level:
+                losses.append(point.value)
+            return None
+        after = jump.after.setdefault(point.place, [])
+        after.append(point.value if point.finite else math.inf)
+        level, now = jump.before.get(point.place), median(after[-self.compared_losses :])
+        if level is not None and len(after) >= self.compared_losses and now >= self.worse * level:
+            state.watched = None
+            return finding(
+                self,
+                point._replace(quantity="learning_rate"),
+                Severity.WARNING,
+                f"{jump.message} The loss is {now:.3g} since then, {now / level:.3g} times its level before.",
+                {**jump.evidence, "loss": now, "level_of_loss": level, SINCE: float(jump.point.step)},
+            )
+        if len(after) >= self.watched_losses:
+            state.watched = None
+            losses.extend(value for value in after if math.isfinite(value))
+        return None

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from detectors.series import judged
+from detectors.series import decaying, judged, noise
 
 from mlflow_stability.vocabulary import Event, Severity
 
@@ -95,6 +96,34 @@ def test_a_leap_beyond_the_highest_rate_is_a_jump(name: str, factor: float) -> N
 def test_a_rate_that_doubles_after_a_long_time_without_a_change_is_a_jump(constant: int, jumps: list[int]) -> None:
     rate = np.where(np.arange(constant + 100) < constant, 1e-3, 2e-3)
     assert [event.step for event in judged("learning_rate_jump", learning_rate=rate)] == jumps
+
+
+@pytest.mark.parametrize(("after", "worse_at"), [(1.9, None), (2.4, None), (2.9, 29), (400.0, 29), (math.nan, 29)])
+def test_a_jump_of_what_may_be_a_warm_up_is_a_warning_once_the_loss_is_worse(
+    after: float, worse_at: int | None
+) -> None:
+    rate = np.where(np.arange(120) < 20, 1e-5, np.where(np.arange(120) < 40, 1e-3, 2e-3))
+    loss = np.where(np.arange(120) < 20, 2.0, after) * (1 + noise(0, 120, 0.02))
+    found = [(event.step, event.severity) for event in judged("learning_rate_jump", loss=loss, learning_rate=rate)]
+    expected = [(20, Severity.INFO)]
+    assert found == (expected if worse_at is None else [*expected, (worse_at, Severity.WARNING)])
+
+
+@pytest.mark.parametrize("epoch", [19, 300, 1251])
+def test_a_warm_up_that_rises_once_an_epoch_is_no_warning(epoch: int) -> None:
+    stages = np.linspace(1e-5, 0.5, 6)
+    rate = np.concatenate([np.repeat(stages, epoch), 0.5 * np.cos(np.linspace(0, 1.5, 5 * epoch))])
+    found = judged("learning_rate_jump", loss=decaying(len(rate), 1.5, 6.9), learning_rate=rate)
+    assert [(event.step, event.severity) for event in found] == [(epoch, Severity.INFO)]
+    rate[3 * epoch :] *= 20
+    found = judged("learning_rate_jump", loss=decaying(len(rate), 1.5, 6.9), learning_rate=rate)
+    assert [(event.step, event.severity) for event in found] == [(epoch, Severity.INFO), (3 * epoch, Severity.WARNING)]
+
+
+def test_a_jump_after_the_warm_up_is_a_warning_at_once() -> None:
+    rate = np.where(np.arange(120) < 20, 1e-3, np.where(np.arange(120) < 60, 5e-4, 1e-2))
+    (event,) = judged("learning_rate_jump", loss=2.0 + noise(0, 120, 0.02), learning_rate=rate)
+    assert (event.step, event.severity) == (60, Severity.WARNING)
 
 
 def test_groups_that_leap_together_are_one_finding() -> None:
