@@ -24,6 +24,7 @@ from scenarios.flying import flying
 from torch import nn
 
 import mlflow_stability
+from mlflow_stability.vocabulary.facts import NanOriginFacts
 
 pytestmark = pytest.mark.scenario
 AFTER = 3
@@ -57,7 +58,8 @@ def test_under_the_guard_the_origin_is_in_the_journal(tmp_path: Path, make: Call
         assert flown.session.parts_off == {}
     (told,) = flown.events("nan_origin")
     assert (told.step, told.place) == (LAST, plant.module)
-    assert told.evidence[f"from.{plant.source}"] == 1.0
+    assert isinstance(told.facts, NanOriginFacts)
+    assert told.facts.source.value == plant.source
     assert plant.operation in told.message
 
 

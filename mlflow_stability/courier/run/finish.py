@@ -7,7 +7,7 @@ the run as it is. Pure, so that the whole table can be tested.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from mlflow_stability.courier.process.rank_processes import RankEnd
 from mlflow_stability.courier.streams.run_summary import RunSummary
@@ -36,7 +36,7 @@ def rank_died(closing: Closing, story: RunSummary, ended: Sequence[RankEnd], *, 
     """
     if not ended or closing.outcome in ("finished", "stopped"):
         return None
-    when = datetime.fromtimestamp(ended[0].time, UTC).strftime("%H:%M:%S UTC")
+    when = datetime.fromtimestamp(ended[0].time, timezone.utc).strftime("%H:%M:%S UTC")
     facts = RankDiedFacts(tuple(each.name for each in ended), len(ended), when, ended[0].before)
     severity = Severity.INFO if restarts else Severity.WARNING
     return Event.of(facts, story.last_step, severity, remedies=RankDied.remedies, time=ended[0].time)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class DataChangedFacts(Facts):
         return f"{self.reason} {after} The present loss becomes the baseline."
 
 
-class GaveUp(enum.StrEnum):
+class GaveUp(TextEnum):
     """How the autopilot stopped rolling back."""
 
     NO_ROLLBACK = "no rollback"
@@ -209,7 +209,7 @@ class EarlyStopFacts(Facts):
         )
 
 
-class SkipNews(enum.StrEnum):
+class SkipNews(TextEnum):
     """What is new about skipped steps."""
 
     FIRST = "first"
@@ -271,7 +271,7 @@ class SkippedStepFacts(Facts):
         return f"Skipped step {step}: {found}. Weights and optimizer state are unchanged."
 
 
-class Smaller(enum.StrEnum):
+class Smaller(TextEnum):
     """How the autopilot made steps smaller without a rollback."""
 
     CUT = "cut_learning_rate"

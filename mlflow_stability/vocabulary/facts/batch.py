@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.vocabulary.facts.facts import Facts
 from mlflow_stability.vocabulary.facts.nan_origin import TensorFacts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 
 MAX_TENSORS = 8
 """Number of tensors that the sentence describes."""
 
 
-class Rerun(enum.StrEnum):
+class Rerun(TextEnum):
     """What running a broken batch again has shown."""
 
     DATA_OR_NUMERICS = "data or numerics"

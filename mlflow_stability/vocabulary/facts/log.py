@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 from mlflow_stability.vocabulary.text.process_ended import process_ended
 
 
-class LogSays(enum.StrEnum):
+class LogSays(TextEnum):
     """What a line of a log is about."""
 
     FINDING = "finding"

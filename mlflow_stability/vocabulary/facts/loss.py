@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 from mlflow_stability.vocabulary.text.phrases import infinite, sigmas
 
 
-class SeenBy(enum.StrEnum):
+class SeenBy(TextEnum):
     """What found it."""
 
     DETECTOR = "detector"

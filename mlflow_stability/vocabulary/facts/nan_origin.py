@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 from mlflow_stability.vocabulary.text.phrases import capitalised
 
 _LARGEST = {"float16": "65504", "bfloat16": "3.4e38", "float32": "3.4e38", "float64": "1.8e308"}
@@ -74,7 +74,7 @@ class TensorFacts:
         return " and ".join(parts)
 
 
-class NanSource(enum.StrEnum):
+class NanSource(TextEnum):
     """Where a first value that is not finite comes from."""
 
     INPUT = "input"

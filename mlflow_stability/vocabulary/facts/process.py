@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 from mlflow_stability.vocabulary.text import process_ended
 
 
@@ -27,7 +27,7 @@ class EndFacts(Facts):
         return f"{process_ended(self.outcome)} after step {step}{detail}."
 
 
-class StallEnd(enum.StrEnum):
+class StallEnd(TextEnum):
     """What came after a long wait."""
 
     NONE = "none"

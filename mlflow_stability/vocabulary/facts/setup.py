@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 from mlflow_stability.vocabulary.text.phrases import counted
 
 
-class Setting(enum.StrEnum):
+class Setting(TextEnum):
     """A setting of a training that is compared while it runs."""
 
     BATCH_SHAPE = "batch shape"
@@ -124,7 +124,7 @@ class LintFacts(Facts):
         return self.text
 
 
-class Unmeasured(enum.StrEnum):
+class Unmeasured(TextEnum):
     """A part of a training that is not measured."""
 
     HIDDEN_MODEL = "hidden model"

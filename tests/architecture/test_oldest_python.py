@@ -1,0 +1,54 @@
+"""Python 3.10 is promised, and newer ones run the tests: nothing is taken from the standard library that it lacks."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from architecture.repository import PACKAGE, python_files, tree_of
+
+NEWER = {
+    "contextlib": {"chdir"},
+    "datetime": {"UTC"},
+    "enum": {"EnumCheck", "FlagBoundary", "ReprEnum", "StrEnum", "global_enum", "member", "nonmember", "verify"},
+    "hashlib": {"file_digest"},
+    "inspect": {"getmembers_static", "markcoroutinefunction"},
+    "itertools": {"batched"},
+    "logging": {"getLevelNamesMapping"},
+    "math": {"cbrt", "exp2", "sumprod"},
+    "operator": {"call"},
+    "typing": {"LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple", "Unpack", "override"},
+    "wsgiref.types": {"*"},
+    "tomllib": {"*"},
+}
+BUILTINS = {"BaseExceptionGroup", "ExceptionGroup"}
+
+
+def newer_names(tree: ast.Module) -> set[str]:
+    """The names in a module that Python 3.10 does not have."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names if "*" in NEWER.get(name.name, ())}
+        elif isinstance(node, ast.ImportFrom):
+            newer = NEWER.get(node.module or "", set())
+            found |= {f"{node.module}.{name.name}" for name in node.names if newer & {name.name, "*"}}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.attr in NEWER.get(node.value.id, ()):
+                found.add(f"{node.value.id}.{node.attr}")
+        elif isinstance(node, ast.Name) and node.id in BUILTINS:
+            found.add(node.id)
+    return found
+
+
+def test_no_module_takes_what_the_oldest_python_lacks() -> None:
+    assert {str(file): found for file in python_files(PACKAGE) if (found := newer_names(tree_of(file)))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from enum import StrEnum", "import enum; enum.StrEnum", "from datetime import UTC", "import tomllib"],
+)
+def test_newer_names_are_seen(line: str) -> None:
+    assert newer_names(ast.parse(line))
+    assert not newer_names(ast.parse("from enum import Enum; from datetime import datetime, timezone; import json"))
