@@ -52,7 +52,7 @@ class Rate:
 
 @dataclass(slots=True)
 class JumpInWarmUp:
-    """A jump that may be the next stage of a warm-up, while nobody knows what comes of it."""
+    """A jump that may be the next stage of a warm-up, until the losses after it are known."""
 
     point: Point
     message: str
