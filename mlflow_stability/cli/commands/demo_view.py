@@ -106,7 +106,7 @@ def _what_final_means(outcome: DemoOutcome) -> str:
     """Two numbers are shown for the end of a loss: each has its name."""
     losses = outcome.trainings.twin.losses
     count, tenth = last_part(np.array(losses)), len(losses) // 10
-    return f"Final loss: median of the last {count} steps. The diagnosis below gives that of up to {tenth}."
+    return f"Final loss: median of the last {count} steps; in the diagnosis below, of up to {tenth}."
 
 
 def _of_the_twin() -> tuple[str, str]:

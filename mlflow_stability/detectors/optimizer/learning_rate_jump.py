@@ -82,11 +82,11 @@ class LearningRateJump(Detector):
     What it sees: a learning rate that grows by a factor of {smallest_rise} in one step, to {beyond_highest} times its
     highest value so far or more. Before it has decreased for the first time, or been constant for {constant} steps, it
     may still be warming up. Then only a factor of {smallest_rise_in_warm_up} counts, unless the next step rises by
-    {same_pace:percent} of that or more, as in a linear warm-up from near zero. A jump from a
-    first rate of {warm_up_start} or less is INFO, as a warm-up may rise once an epoch, and its next stages do not
-    count. It becomes a warning if the median of {compared_losses} losses within the next {watched_losses} is {worse}
-    times that before it. Restarts (cosine with warm restarts, cyclic schedules) return to
-    the highest rate and do not count; nor does a decrease. Groups that jump in the same step are one finding.
+    {same_pace:percent} of that or more, as in a linear warm-up from near zero. A jump from a first rate of
+    {warm_up_start} or less is INFO, as a warm-up may rise once an epoch, and its next stages do not count. It becomes a
+    warning if the median of {compared_losses} losses within the next {watched_losses} is {worse} times that before it.
+    Restarts (cosine with warm restarts, cyclic schedules) return to the highest rate and do not count; nor does a
+    decrease. Groups that jump in the same step are one finding.
 
     Why it matters: the schedule, or a resumed run that lost its schedule, uses an untested rate. Later changes
     in the loss have their cause here.

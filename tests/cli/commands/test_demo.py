@@ -76,7 +76,7 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
     assert (frame["rollbacks"].max(), frame["skipped_steps"].max()) == (1, 1)
     (final,) = re.findall(r"^autolog\(rollback=True\) +([\d.]+) ", shown.stdout, re.MULTILINE)
     assert float(final) == pytest.approx(frame["loss"].tail(20).median(), rel=0.01)
-    assert "Final loss: median of the last 20 steps. The diagnosis below gives that of up to 40." in said
+    assert "Final loss: median of the last 20 steps; in the diagnosis below, of up to 40." in said
     (last,) = re.findall(r"Recovered: .*?; loss fell from [\d.]+ to (\d+\.\d+)", said)
     finite = frame["loss"].replace([float("inf")], float("nan")).dropna()
     medians = [finite.tail(len(finite) // 10 // shorter).median() for shorter in (1, 2, 4)]
