@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mlflow_stability.alerts.metrics.signal_names import KNOWN_QUANTITIES
-from mlflow_stability.detectors.catalog import KINDS
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.vocabulary.argument import did_you_mean, shown
 from mlflow_stability.vocabulary.measured import Condition, StepReading, condition_in, of_the_whole
 from mlflow_stability.vocabulary.result import Event, Severity

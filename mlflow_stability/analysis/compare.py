@@ -16,7 +16,7 @@ from mlflow_stability.analysis.named_run import run_called
 from mlflow_stability.analysis.pair import Pair, pair_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.analysis.thresholds import asked_detectors
-from mlflow_stability.detectors.engine import Detector
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.tracking.in_process import without_autologging

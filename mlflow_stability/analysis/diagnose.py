@@ -14,7 +14,7 @@ from mlflow_stability.analysis.asked_for import AskedFor, asked_for, source_text
 from mlflow_stability.analysis.named_run import last_runs
 from mlflow_stability.analysis.run_folder import from_full_record, run_folder
 from mlflow_stability.analysis.thresholds import asked_detectors
-from mlflow_stability.detectors.engine import Detector
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.reports.report import Failure
@@ -153,7 +153,7 @@ def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHi
 
 def in_place(history: RunHistory, curves: AskedCurves | None = None) -> RunHistory:
     """The history with the curves to judge in place: those asked for, else those that are likest its losses."""
-    from mlflow_stability.diagnosis.curves import with_main_curves
+    from mlflow_stability.curves import with_main_curves
 
     return with_main_curves(history, curves)
 

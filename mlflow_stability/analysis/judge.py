@@ -12,7 +12,7 @@ import numpy as np
 
 from mlflow_stability.analysis.diagnose import concluded
 from mlflow_stability.analysis.thresholds import asked_detectors
-from mlflow_stability.detectors.engine import Detector
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.measured import Series, Signal

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mlflow_stability.detectors.engine import Detector
-from mlflow_stability.detectors.thresholds import chosen, detectors_with
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.kinds.thresholds import chosen, detectors_with
 from mlflow_stability.vocabulary.argument import number, objects, one_of
 from mlflow_stability.vocabulary.judging_rule import DETECTORS_TAKEN, JUDGING_RULES, ROBUST
 from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES

@@ -1,1 +1,1 @@
-"""Judges: points go in, events come out; pure."""
+"""What detectors are built from: baselines, streaks, scores; pure."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.detector import Point
 from mlflow_stability.vocabulary.facts import SpikeFacts
 
 SINCE = "since"

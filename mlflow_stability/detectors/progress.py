@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any, ClassVar
 
 from mlflow_stability.detectors.consequence import SINCE
-from mlflow_stability.detectors.engine.detector import Detector, Point
-from mlflow_stability.detectors.engine.loss_fall import began_at
+from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.loss_fall import began_at
 from mlflow_stability.vocabulary.result import Event, Severity
 
 FIRST_LOSSES = 20

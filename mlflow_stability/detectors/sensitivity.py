@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from mlflow_stability.detectors.engine.finding_type import FindingType, Moves
+from mlflow_stability.detectors.finding_type import FindingType, Moves
 from mlflow_stability.vocabulary.sensitivity import FACTORS
 
 _T = TypeVar("_T", bound=FindingType)

@@ -12,15 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.engine import Detector
+from mlflow_stability.curves.curve_shape import reading_of
+from mlflow_stability.curves.curves import RunCurves, run_curves, starts_of
+from mlflow_stability.curves.main_curves import judged_curves
+from mlflow_stability.curves.resumes import joined, resumed_in
+from mlflow_stability.curves.sketch import sketch_of
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.advice import remedies_of, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
-from mlflow_stability.diagnosis.curves.curve_shape import reading_of
-from mlflow_stability.diagnosis.curves.curves import RunCurves, run_curves, starts_of
-from mlflow_stability.diagnosis.curves.main_curves import judged_curves
-from mlflow_stability.diagnosis.curves.resumes import joined, resumed_in
-from mlflow_stability.diagnosis.curves.sketch import sketch_of
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
 from mlflow_stability.diagnosis.findings.downgrade import in_hindsight
 from mlflow_stability.diagnosis.findings.episodes import episodes_of
@@ -31,15 +30,6 @@ from mlflow_stability.diagnosis.findings.recovered_rises import passed
 from mlflow_stability.diagnosis.findings.replay import replayed
 from mlflow_stability.diagnosis.findings.told_in_log import told_findings
 from mlflow_stability.diagnosis.findings.unjudged_levels import without_unjudged_levels
-from mlflow_stability.diagnosis.rules.registry import (
-    OF_VALIDATIONS,
-    RULES,
-    WHERE_JUDGED_LIVE,
-    asked_for,
-    changed_kinds,
-    found_by,
-)
-from mlflow_stability.diagnosis.rules.scores import no_worse_than_sure
 from mlflow_stability.diagnosis.verdict import (
     in_words_of_the_log,
     limits_of,
@@ -47,6 +37,15 @@ from mlflow_stability.diagnosis.verdict import (
     outcome_of,
     single_loss,
     verdict_of,
+)
+from mlflow_stability.kinds.catalog import RULES, default_detectors
+from mlflow_stability.kinds.rule_scores import no_worse_than_sure
+from mlflow_stability.kinds.rules import (
+    OF_VALIDATIONS,
+    WHERE_JUDGED_LIVE,
+    asked_for,
+    changed_kinds,
+    found_by,
 )
 from mlflow_stability.vocabulary.loss_level import reason_words
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Episode

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.curves.curves import Curve, decoded, run_curves
-from mlflow_stability.diagnosis.curves.levels import levels_of
-from mlflow_stability.diagnosis.curves.resumes import joined, resumed_in
-from mlflow_stability.diagnosis.curves.sketch import sketch_of
+from mlflow_stability.curves.curves import Curve, decoded, run_curves
+from mlflow_stability.curves.levels import levels_of
+from mlflow_stability.curves.resumes import joined, resumed_in
+from mlflow_stability.curves.sketch import sketch_of
 from mlflow_stability.diagnosis.verdict import definite_noun_of, final_loss, last_part
 from mlflow_stability.vocabulary.facts import RollbackFacts
 from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity

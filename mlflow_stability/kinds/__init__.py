@@ -1,4 +1,6 @@
-"""The detectors, to run them with thresholds of your own.
+"""One file for each kind of finding: documentation, thresholds, its detector, and its rule for whole curves.
+
+Detectors can be run with thresholds of your own.
 
 Example:
 
@@ -18,57 +20,45 @@ names, which mean the default of that kind.
 
 from __future__ import annotations
 
-from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST
-from mlflow_stability.detectors.gradients import (
-    DeadLayer,
-    GradientExplosion,
-    GradientExplosionClassic,
-    GradientImbalance,
-    GradientVanishing,
-    GradientVanishingLayers,
-    LayerExplosion,
-    WeightImbalance,
-)
-from mlflow_stability.detectors.hardware import LowMfu, MemoryPressure, StepTimeIncrease, ThroughputDrop
-from mlflow_stability.detectors.inside import (
-    ActivationNonfinite,
-    AttentionCollapse,
-    AttentionLogitGrowth,
-    DeadExpert,
-    DeadUnits,
-    RepresentationCollapse,
-    RouterCollapse,
-    SaturatedActivation,
-    SdrBitUsage,
-    SdrCollapse,
-    SdrLowDiversity,
-    SdrTemperature,
-)
-from mlflow_stability.detectors.loss import (
-    Divergence,
-    DivergenceAhead,
-    DivergenceAtStart,
-    DivergenceClassic,
-    InfDetected,
-    LossSpike,
-    LossSpikeClassic,
-    NanDetected,
-    Oscillation,
-    Overfitting,
-    Plateau,
-    RepeatedData,
-    SlowProgress,
-)
-from mlflow_stability.detectors.optimizer import (
-    AdamRmsHigh,
-    LearningRateJump,
-    LearningRateOutOfRange,
-    LossScaleCollapse,
-    StepSkipped,
-    UpdateRatioHigh,
-    UpdateRatioLow,
-    WeightSpike,
-)
+from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST
+from mlflow_stability.kinds.gradients.dead_layer import DeadLayer
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
+from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
+from mlflow_stability.kinds.gradients.gradient_vanishing_layers import GradientVanishingLayers
+from mlflow_stability.kinds.gradients.imbalance import GradientImbalance, WeightImbalance
+from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosion
+from mlflow_stability.kinds.hardware.low_mfu import LowMfu
+from mlflow_stability.kinds.hardware.memory_pressure import MemoryPressure
+from mlflow_stability.kinds.hardware.step_time_increase import StepTimeIncrease
+from mlflow_stability.kinds.hardware.throughput_drop import ThroughputDrop
+from mlflow_stability.kinds.inside.activation_nonfinite import ActivationNonfinite
+from mlflow_stability.kinds.inside.attention_collapse import AttentionCollapse
+from mlflow_stability.kinds.inside.attention_logit_growth import AttentionLogitGrowth
+from mlflow_stability.kinds.inside.dead_expert import DeadExpert
+from mlflow_stability.kinds.inside.dead_units import DeadUnits
+from mlflow_stability.kinds.inside.representation_collapse import RepresentationCollapse
+from mlflow_stability.kinds.inside.router_collapse import RouterCollapse
+from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
+from mlflow_stability.kinds.inside.sdr_bit_usage import SdrBitUsage
+from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
+from mlflow_stability.kinds.inside.sdr_temperature import SdrTemperature
+from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceClassic
+from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.kinds.loss.divergence_at_start import DivergenceAtStart
+from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
+from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
+from mlflow_stability.kinds.optimizer.adam_rms_high import AdamRmsHigh
+from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
+from mlflow_stability.kinds.optimizer.learning_rate_out_of_range import LearningRateOutOfRange
+from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.kinds.optimizer.step_skipped import StepSkipped
+from mlflow_stability.kinds.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
+from mlflow_stability.kinds.optimizer.weight_spike import WeightSpike
+from mlflow_stability.kinds.progress.oscillation import Oscillation
+from mlflow_stability.kinds.progress.overfitting import Overfitting
+from mlflow_stability.kinds.progress.plateau import Plateau
+from mlflow_stability.kinds.progress.repeated_data import RepeatedData
+from mlflow_stability.kinds.progress.slow_progress import SlowProgress
 
 __all__ = [
     "ActivationNonfinite",

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, documentation, name_of
-from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes.catalog import causes as every_cause
-from mlflow_stability.diagnosis.rules import RULES, Rule
+from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, documentation, name_of
+from mlflow_stability.kinds.documentation import FindingDocumentation
+from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.manual.false_alarms import false_alarms_of
 from mlflow_stability.vocabulary.result import Severity
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlflow_stability.detectors.kind_documentation import Threshold
+from mlflow_stability.kinds.documentation import Threshold
 
-FOLDERS = ("detectors", "diagnosis", "recovery")
+FOLDERS = ("curves", "detectors", "diagnosis", "kinds", "recovery")
 _PACKAGE = Path(__file__).parents[1]
 _OPERATORS = {
     ast.Mult: lambda a, b: a * b,

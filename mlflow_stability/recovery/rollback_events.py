@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from mlflow_stability.detectors.reported import DataChanged
+from mlflow_stability.kinds.reported.autopilot import DataChanged
 from mlflow_stability.probes.objects import ZERO
 from mlflow_stability.recovery.rollback_decisions import UNDONE_AT_MOST
 from mlflow_stability.recovery.rollback_state import Decision

@@ -21,11 +21,11 @@ from typing import Literal
 
 from mlflow_stability.alerts.channels import console_file
 from mlflow_stability.alerts.outlet_settings import outlet_settings
-from mlflow_stability.detectors.catalog import described
-from mlflow_stability.detectors.reported import JobRestarted
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.launched_job import launched_job
 from mlflow_stability.journal.layout import new_session_folder
+from mlflow_stability.kinds.catalog import described
+from mlflow_stability.kinds.reported.ranks import JobRestarted
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.earlier_recordings import EARLIER
 from mlflow_stability.session.guard import PartGuard

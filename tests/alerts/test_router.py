@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.alerts.router import COOLDOWNS, GATHER, USUAL_COOLDOWN, AlertRouter
-from mlflow_stability.detectors.catalog import KINDS
+from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
 from mlflow_stability.vocabulary.result import LOWER_RATE
 

@@ -21,8 +21,8 @@ from mlflow_stability.analysis.cards import cards as cards_module
 from mlflow_stability.analysis.cards.card_cache import cache_folder
 from mlflow_stability.analysis.cards.worker_pool import AHEAD
 from mlflow_stability.analysis.compare import compare
-from mlflow_stability.detectors.catalog import default_detectors, named
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
+from mlflow_stability.kinds.catalog import default_detectors, named
 from mlflow_stability.tracking.store import reachable_client as impatience
 
 NO_RUN = "0123456789abcdef" * 2

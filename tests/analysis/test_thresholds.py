@@ -7,13 +7,13 @@ import pytest
 from diagnosis.histories import run_named
 
 from mlflow_stability.analysis.thresholds import asked_detectors
-from mlflow_stability.detectors.catalog import default_detectors, name_of, named
-from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
-from mlflow_stability.detectors.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.detectors.sensitivity import moved
-from mlflow_stability.detectors.thresholds import detectors_with
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.kinds.catalog import default_detectors, name_of, named
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
+from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
+from mlflow_stability.kinds.thresholds import detectors_with
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.sensitivity import FACTORS

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from architecture.repository import ROOT
 
-from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, TYPES, documentation, name_of
-from mlflow_stability.detectors.engine.detector import Detector
-from mlflow_stability.detectors.engine.finding_type import FindingType, Symptom
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.diagnosis.causes.catalog import causes, checks_of, symptoms
-from mlflow_stability.diagnosis.rules.registry import RULES
 from mlflow_stability.diagnosis.verdict import noun_of
+from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, TYPES, documentation, name_of
 
 TESTS = ROOT / "tests"
 
@@ -44,7 +43,7 @@ def test_every_finding_and_rule_has_documentation_and_remedies(one: type[Finding
 
 @pytest.mark.parametrize("one", [*DETECTORS, *ON_REQUEST], ids=name_of)
 def test_every_detector_is_tested_by_its_name(one: type[Detector]) -> None:
-    assert {one.__name__, name_of(one)} & words_in("detectors")
+    assert {one.__name__, name_of(one)} & words_in("detectors", "kinds")
     assert documentation(name_of(one)).thresholds or not one.by_sensitivity
 
 
@@ -55,7 +54,7 @@ def test_everything_that_is_reported_is_tested_by_its_name(one: type[FindingType
 
 @pytest.mark.parametrize("one", RULES, ids=lambda each: str(each.__name__))
 def test_every_rule_is_tested_by_its_name_and_judges_a_finding_that_there_is(one: type[FindingType]) -> None:
-    assert one.__name__ in words_in("diagnosis/rules")
+    assert one.__name__ in words_in("kinds")
     assert one.kind in KINDS
 
 

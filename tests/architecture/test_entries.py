@@ -14,8 +14,9 @@ WITHOUT_ENTRY = 1
 SUB_PACKAGES = {
     ".".join((PACKAGE.name, *path.parent.relative_to(PACKAGE).parts)): path
     for path in PACKAGE.rglob("__init__.py")
-    if len(path.relative_to(PACKAGE).parts) > 2
+    if len(path.relative_to(PACKAGE).parts) > 2 and path.relative_to(PACKAGE).parts[0] != "kinds"
 }
+"""All but those of `kinds`, where each file is one kind of finding and is imported by its name."""
 
 
 def inner_imports() -> list[str]:

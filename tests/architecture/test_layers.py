@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from architecture.repository import PACKAGE, ROOT, imported_names, python_files, tree_of
 
-from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST
+from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST, RULES
 
 # What each room may import from outside the standard library: seeing the library tells which room you are in.
 FOREIGN = {
@@ -19,6 +19,7 @@ FOREIGN = {
     "assistants": {"mcp", "numpy"},
     "cli": {"click", "numpy", "pandas", "rich"},
     "courier": {"numpy", "psutil"},
+    "curves": {"numpy"},
     "demo": {"torch"},
     "detectors": {"numpy"},
     "diagnosis": {"numpy", "scipy", "sklearn"},
@@ -26,7 +27,7 @@ FOREIGN = {
     "figures": {"matplotlib", "numpy"},
     "importers": {"numpy", "pandas"},
     "journal": {"numpy", "orjson", "psutil"},
-    "kinds": set(),
+    "kinds": {"numpy"},
     "manual": set(),
     "probes": {"torch"},
     "recovery": {"numpy", "torch"},
@@ -64,7 +65,16 @@ def test_every_import_contract_is_kept() -> None:
 def test_contracts_are_sentences_and_have_no_list_of_exceptions() -> None:
     for contract in contracts():
         assert len(contract["name"].split()) >= 4
-        assert "ignore_imports" not in contract
+        assert "ignore_imports" not in contract or contract["type"] == "independence"
+
+
+def test_only_rules_for_whole_curves_know_another_file_the_detector_of_their_kind() -> None:
+    (strangers,) = (contract for contract in contracts() if contract["type"] == "independence")
+    rules = {rule.__module__: rule.kind for rule in RULES}
+    detectors = {detector.__module__: detector.kind for detector in DETECTORS}
+    for line in strangers["ignore_imports"].strip().splitlines():
+        rule, detector = line.split(" -> ")
+        assert rules[rule] == detectors[detector]
 
 
 def test_every_detector_of_the_catalog_is_a_stranger_to_the_others() -> None:

@@ -18,9 +18,9 @@ DETECTOR = '''
 
 from dataclasses import dataclass
 
-from mlflow_stability.detectors.engine.detector import Detector, Point
-from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
+from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 
@@ -61,7 +61,7 @@ class UnluckyLoss(Detector):
 CAUSE = '''
 """Looks for the cause in the calendar."""
 
-from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
+from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.vocabulary.result import Action, Remedy
@@ -213,7 +213,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
     copied = folder / PACKAGE.name
-    (copied / "detectors" / "loss" / "unlucky_loss.py").write_text(DETECTOR)
+    (copied / "kinds" / "loss" / "unlucky_loss.py").write_text(DETECTOR)
     (copied / "probes" / "parameters" / "toy_peak.py").write_text(SIGNAL)
     (copied / "diagnosis" / "causes" / "calendar_day.py").write_text(CAUSE)
     (copied / "importers" / "formats" / "toy_log.py").write_text(LOG_FORMAT)
@@ -267,8 +267,8 @@ def test_a_detector_is_found_explained_and_in_the_manual(package: Path) -> None:
 @pytest.mark.slow
 def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies(package: Path) -> None:
     code = (
-        "from mlflow_stability.detectors.catalog import default_detectors, described, built\n"
-        "from mlflow_stability.detectors.panel import Panel\n"
+        "from mlflow_stability.kinds.catalog import default_detectors, described, built\n"
+        "from mlflow_stability.kinds.panel import Panel\n"
         "from mlflow_stability.diagnosis.verdict import noun_of\n"
         "from mlflow_stability.vocabulary.measured.observation import Observation\n"
         "from mlflow_stability.vocabulary.measured.signal import Signal\n"

@@ -81,7 +81,7 @@ NAMES = frozenset({"gate", "dice", "undone"})
 MOST_WORDS = 25
 IN_SHORT_SENTENCES = ("analysis", "cli", "errors.py", "importers", "reports")
 """Rooms whose sentences are short; a semicolon or a colon ends one as well."""
-EXPLAINED = ("detectors", "diagnosis/rules", "diagnosis/causes")
+EXPLAINED = ("kinds", "diagnosis/causes")
 """Folders whose classes' docstrings `mlflow-stability explain` prints."""
 RECORDED = re.compile(r"^```console\n.*?^```$", re.MULTILINE | re.DOTALL)
 """What a command printed of a recorded run: its findings have the words of the version that recorded it."""
@@ -174,7 +174,7 @@ def test_text_is_read_from_literals_docstrings_templates_and_pages() -> None:
     assert "log scale" in " ".join(said["reports"])
     assert "<h1>" in " ".join(said["reports"])
     assert any(each.startswith("Explain a finding") for each in said["cli"])
-    assert any("What it sees: a loss at least" in each for each in said["detectors"])
+    assert any("What it sees: a loss at least" in each for each in said["kinds"])
     assert any(each.startswith("Record every step") for each in said["session"])
     assert any(each.startswith("# mlflow-stability") for each in said["README.md"])
     assert any(each.startswith("needs PyTorch") for each in said["errors.py"])

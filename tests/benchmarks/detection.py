@@ -24,8 +24,8 @@ if __name__ == "__main__":  # as pytest's pythonpath does
 
 from benchmarks.published_rules import published
 
-from mlflow_stability.detectors.catalog import default_detectors, name_of, named
-from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.kinds.catalog import default_detectors, name_of, named
+from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary import Severity, Signal, StepReading
 
 Floats = NDArray[np.float64]

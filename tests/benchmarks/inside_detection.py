@@ -23,8 +23,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from mlflow_stability.demo.tasks.language import LETTERS, written
-from mlflow_stability.detectors.catalog import named
-from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.vocabulary import Event, Signal, StepReading
 

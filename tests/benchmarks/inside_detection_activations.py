@@ -29,8 +29,8 @@ if __name__ == "__main__":
 
 from benchmarks.inside_trainings import HEALTHY, ILL
 
-from mlflow_stability.detectors.catalog import named
-from mlflow_stability.detectors.panel import replay
+from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.panel import replay
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 from mlflow_stability.vocabulary import Event, StepReading

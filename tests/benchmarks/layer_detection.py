@@ -25,10 +25,10 @@ from benchmarks.ill_layers import ILL
 from benchmarks.layer_collection import Subject, collected, healthy_subjects, ill_subjects
 from benchmarks.layer_meter import Table
 
-from mlflow_stability.detectors.catalog import DETECTORS
-from mlflow_stability.detectors.engine.detector import Detector
-from mlflow_stability.detectors.engine.layer_values import is_wanted
-from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.layer_values import is_wanted
+from mlflow_stability.kinds.catalog import DETECTORS
+from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary import Event, Signal
 
 Schedule = tuple[int, int, int]

@@ -24,8 +24,8 @@ from torch.nn import functional
 from zoo.healthy.data import points
 
 from mlflow_stability.demo.tasks.language import LETTERS, lines, written
-from mlflow_stability.detectors.catalog import named
-from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.probes.routing import RouterProbe
 from mlflow_stability.vocabulary import Event, Signal, StepReading
 

@@ -37,13 +37,13 @@ from zoo.curves.drawn import DrawnRun, PlacedEvent, Setting
 from zoo.curves.healthy import PLAIN, TRAPS, healthy_run
 from zoo.curves.ill import FORMS, NON_FINITE, ill_run
 
-from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.curves.curves import run_curves
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import moved
-from mlflow_stability.detectors.thresholds import as_asked
-from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.rules.registry import RULES, found_by
+from mlflow_stability.kinds.catalog import RULES, default_detectors
+from mlflow_stability.kinds.rules import found_by
+from mlflow_stability.kinds.thresholds import as_asked
 from mlflow_stability.vocabulary.judging_rule import JUDGING_RULES, ROBUST
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.catalog import named
-from mlflow_stability.detectors.panel import replay
+from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary import Event, Signal, StepReading
 
 Floats = NDArray[np.float64]

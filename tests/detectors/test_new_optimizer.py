@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from detectors.series import Floats, decaying, judged, noise
 
-from mlflow_stability.detectors.new_optimizer import OptimizersOfLosses
+from mlflow_stability.detectors.learning_rate_restart import OptimizersOfLosses
 from mlflow_stability.vocabulary import Event, Signal
 
 STEPS, SECOND = 600, 300

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from mlflow_stability.detectors.catalog import DETECTORS, default_detectors
-from mlflow_stability.detectors.engine.detector import Detector
-from mlflow_stability.detectors.loss.loss_spike import LossSpike
-from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import at_sensitivity, factor_of, moved, only_moved
+from mlflow_stability.kinds.catalog import DETECTORS, default_detectors
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
+from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary import Signal, StepReading
 from mlflow_stability.vocabulary.sensitivity import FACTORS
 

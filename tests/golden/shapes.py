@@ -16,10 +16,10 @@ from typing import Any
 from mlflow_stability import Comparison, Diagnosis, Episode, ModelCheck, ModelFinding, diagnose
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
-from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.diagnosis.checklist import Checklist, checklist_of
 from mlflow_stability.diagnosis.checklist.orders import ORDERS
 from mlflow_stability.errors import StabilityError
+from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.reports.comparison import comparison_terminal
 from mlflow_stability.reports.model_check import show_model_check
 from mlflow_stability.reports.report import Report

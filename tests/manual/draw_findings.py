@@ -17,8 +17,8 @@ from architecture.repository import PACKAGE, ROOT
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from mlflow_stability.analysis.diagnose import diagnose, history_of
-from mlflow_stability.detectors.catalog import documentation
 from mlflow_stability.figures.style import FAINT, LINES, SEVERITY, Picture, new_figure, our_style, png
+from mlflow_stability.kinds.catalog import documentation
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 

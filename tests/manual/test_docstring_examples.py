@@ -18,7 +18,7 @@ from manual.pages_and_blocks import PAGES, prepared
 import mlflow_stability
 from mlflow_stability import kinds
 from mlflow_stability.cli.main import run
-from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST, documentation, name_of
+from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST, documentation, name_of
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.vocabulary.settings import Settings
 

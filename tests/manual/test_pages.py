@@ -14,8 +14,8 @@ from architecture.repository import PACKAGE, ROOT, tree_of
 import mlflow_stability
 from mlflow_stability.cli.commands.manual import all_pages
 from mlflow_stability.cli.main import Commands, commands
-from mlflow_stability.detectors.catalog import KINDS
 from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.probes.hooks.torch_api import OLDEST_TORCH
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

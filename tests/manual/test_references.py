@@ -4,7 +4,7 @@ import re
 
 from manual.draw_findings import FOLDER, examples
 
-from mlflow_stability.detectors.catalog import KINDS, documentation
+from mlflow_stability.kinds.catalog import KINDS, documentation
 from mlflow_stability.manual.false_alarms import false_alarms_of, measured
 from mlflow_stability.manual.references import findings
 from mlflow_stability.vocabulary.result.event import Severity

@@ -10,8 +10,8 @@ import pytest
 
 from mlflow_stability.analysis.diagnose import diagnose, history_of
 from mlflow_stability.cli.main import run as run_command
-from mlflow_stability.detectors.catalog import built
-from mlflow_stability.detectors.panel import replay
+from mlflow_stability.kinds.catalog import built
+from mlflow_stability.kinds.panel import replay
 from mlflow_stability.tracking.artifacts.record_events import read_line
 from mlflow_stability.tracking.artifacts.record_parts import read_part
 from mlflow_stability.vocabulary.result.event import Event, Severity

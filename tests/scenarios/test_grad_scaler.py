@@ -9,7 +9,7 @@ from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW
 
-from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary.measured.observation import StepReading
 
 KINDS = ["foreach", "fused"]

@@ -17,8 +17,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 import mlflow_stability
 from mlflow_stability import load_run
-from mlflow_stability.detectors.panel import replay
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.panel import replay
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary.measured.observation import StepReading

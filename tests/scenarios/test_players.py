@@ -11,7 +11,7 @@ from scenarios.flying import Flown, flying
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from mlflow_stability.detectors.engine.loss_level import AlternatingLosses, take_turns
+from mlflow_stability.detectors.loss_level import AlternatingLosses, take_turns
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result.event import Severity
 

@@ -15,9 +15,9 @@ from torch.optim import Adam, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import mlflow_stability
-from mlflow_stability.detectors.catalog import built
-from mlflow_stability.detectors.panel import replay
 from mlflow_stability.errors import SettingsError, StabilityError, TrainingDiverged
+from mlflow_stability.kinds.catalog import built
+from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.run.milestone import Note, Opening, Reset
 

@@ -14,7 +14,7 @@ from scenarios import restarted_training
 from scenarios.restarted_training import CHECKPOINT, DIES_AT, STEPS
 
 import mlflow_stability
-from mlflow_stability.detectors.reported import JobRestarted, RankDied
+from mlflow_stability.kinds.reported.ranks import JobRestarted, RankDied
 from mlflow_stability.tracking.write.recording_claim import recordings_in
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]

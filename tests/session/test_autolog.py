@@ -22,14 +22,14 @@ from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
 
 import mlflow_stability
-from mlflow_stability.detectors.catalog import built
-from mlflow_stability.detectors.engine.detector import Point
-from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.loss.divergence import DivergenceClassic
-from mlflow_stability.detectors.loss.loss_spike import LossSpike, LossSpikeClassic
+from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.kinds.catalog import built
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.kinds.loss.divergence import DivergenceClassic
+from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary import Closing, Note, Opening, Signal, StepReading
 from mlflow_stability.vocabulary.sensitivity import FACTORS

@@ -22,9 +22,9 @@ from scenarios.flown_history import log_of, recorded_in
 from scenarios.flying import flying
 from zoo.healthy.data import REWARDS, NotLearntError
 
-from mlflow_stability.detectors.panel import replay
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.journal.record import Record
+from mlflow_stability.kinds.panel import replay
 from mlflow_stability.session.process.courier_link import CourierLink
 from mlflow_stability.vocabulary.measured.observation import Series
 from mlflow_stability.vocabulary.result.event import Event, Severity

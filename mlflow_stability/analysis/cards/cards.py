@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from mlflow_stability.analysis.cards.card_cache import CardCache
 from mlflow_stability.analysis.cards.one_card import cards_at
-from mlflow_stability.detectors.catalog import built, default_detectors, described
-from mlflow_stability.detectors.engine import Detector
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.kinds.catalog import built, default_detectors, described
 from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHead
 
 STARTING = 4.0

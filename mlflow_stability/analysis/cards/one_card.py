@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
-from mlflow_stability.detectors.catalog import built
-from mlflow_stability.detectors.engine import Detector
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import StabilityError
+from mlflow_stability.kinds.catalog import built
 from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHistory, text_of
 
 

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 import mlflow_stability
 from mlflow_stability.analysis.cards.card_cache import rules_here
 from mlflow_stability.analysis.cards.one_card import cards_at
-from mlflow_stability.detectors.catalog import built
+from mlflow_stability.kinds.catalog import built
 from mlflow_stability.vocabulary.run import AskedCurves, RunCard, card_of
 
 AHEAD = 2

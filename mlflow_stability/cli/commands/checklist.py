@@ -16,8 +16,8 @@ from mlflow_stability.cli.kit.options import (
 )
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
-from mlflow_stability.detectors.thresholds import detectors_with
 from mlflow_stability.diagnosis.checklist import Checklist, ChecklistItem, checklist_of
+from mlflow_stability.kinds.thresholds import detectors_with
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.text import capitalised
 

@@ -24,8 +24,8 @@ from mlflow_stability.cli.kit.options import (
 from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, present, put_out
 from mlflow_stability.cli.kit.terminal import WIDEST, notes_console
 from mlflow_stability.cli.main import COULD_NOT
-from mlflow_stability.detectors.thresholds import detectors_with
 from mlflow_stability.errors import StabilityError
+from mlflow_stability.kinds.thresholds import detectors_with
 from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report import Failure, Report, is_from_store
 from mlflow_stability.reports.report_format import FORMATS, render

@@ -15,11 +15,11 @@ from mlflow_stability.cli.kit.finding_types import (
     complete_explained,
 )
 from mlflow_stability.cli.kit.output import present
-from mlflow_stability.detectors.catalog import KINDS, documentation
-from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes import CauseDocumentation
 from mlflow_stability.diagnosis.causes.catalog import causes
-from mlflow_stability.diagnosis.rules import RULES, Rule
+from mlflow_stability.kinds.catalog import KINDS, RULES, documentation
+from mlflow_stability.kinds.documentation import FindingDocumentation
+from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 
 Rows = Iterator[tuple[Text, Text]]

@@ -9,10 +9,9 @@ from rich.text import Text
 
 from mlflow_stability.cli.kit.finding_types import checked_kind_if_any, complete_kinds
 from mlflow_stability.cli.kit.output import present
-from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST, name_of
-from mlflow_stability.detectors.engine import FindingType
-from mlflow_stability.detectors.kind_documentation import Threshold, documentation_of
-from mlflow_stability.diagnosis.rules import RULES
+from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST, RULES, name_of
+from mlflow_stability.kinds.documentation import Threshold, documentation_of
 from mlflow_stability.manual.rule_constants import rule_constants
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 

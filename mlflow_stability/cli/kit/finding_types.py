@@ -8,8 +8,8 @@ from difflib import get_close_matches
 import click
 from click.shell_completion import CompletionItem
 
-from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
 from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.vocabulary.text import SHORT_KINDS
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from mlflow_stability.analysis.diagnose import concluded, in_place
 from mlflow_stability.courier.streams.run_summary import events_in_words
-from mlflow_stability.detectors.inside import SdrCollapse
-from mlflow_stability.detectors.reported import RepresentationSummary
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.diagnosis.verdict import end_on_purpose, ended_by_autopilot, reason_of_end, training_outcome
+from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.kinds.reported.setup import RepresentationSummary
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from mlflow_stability.detectors.catalog import TYPES
-from mlflow_stability.detectors.engine import Symptom
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
+from mlflow_stability.kinds.catalog import TYPES
 from mlflow_stability.vocabulary.discovery import modules_of
 
 

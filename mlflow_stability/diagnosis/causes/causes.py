@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlflow_stability.detectors.engine import Symptom
+from mlflow_stability.curves.curves import RunCurves
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, CheckResult, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, surroundings_of
 from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent
 from mlflow_stability.diagnosis.causes.nan_origin import BROKEN_BATCH, KIND, NEAR, origin_of
-from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.findings.saved_batch import batches_of, finite_again
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mlflow_stability.detectors.engine import Symptom
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
 from mlflow_stability.vocabulary.result import Cause, Remedy

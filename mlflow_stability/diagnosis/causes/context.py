@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
+from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
 from mlflow_stability.diagnosis.findings.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
 from mlflow_stability.vocabulary.result import Episode, Event
 from mlflow_stability.vocabulary.run import RunHistory

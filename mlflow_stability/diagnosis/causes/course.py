@@ -9,12 +9,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine import Symptom
-from mlflow_stability.detectors.loss import ConstantOutput, Overfitting, Plateau, RepeatedData
-from mlflow_stability.detectors.reported import WAYS_TO_END, DataChanged
+from mlflow_stability.curves.chance_level import chance_of, classes_in
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
-from mlflow_stability.diagnosis.curves.chance_level import chance_of, classes_in
+from mlflow_stability.kinds.progress.overfitting import Overfitting
+from mlflow_stability.kinds.progress.plateau import Plateau
+from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, RepeatedData
+from mlflow_stability.kinds.reported.autopilot import DataChanged
+from mlflow_stability.kinds.reported.endings import WAYS_TO_END
 from mlflow_stability.vocabulary.facts import DataChangedFacts
 
 ONSET_WITHIN = 64

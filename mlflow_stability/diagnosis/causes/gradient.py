@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import Symptom
-from mlflow_stability.detectors.gradients import GradientExplosion, GradientVanishing
-from mlflow_stability.detectors.reported import MissingZeroGrad
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import (
     LOOKED_AT,
@@ -21,9 +20,10 @@ from mlflow_stability.diagnosis.causes.context import (
     usual_of,
 )
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
-from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
-from mlflow_stability.diagnosis.rules.gradient_rise import GradientRiseRule
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientRiseRule
+from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
+from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import Action, Episode, Remedy
 from mlflow_stability.vocabulary.text import counted
 

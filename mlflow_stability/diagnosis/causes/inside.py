@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import Symptom
-from mlflow_stability.detectors.inside import AttentionCollapse
+from mlflow_stability.curves.curves import Curve
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.weights import setting_check
-from mlflow_stability.diagnosis.curves.curves import Curve
+from mlflow_stability.kinds.inside.attention_collapse import AttentionCollapse
 from mlflow_stability.vocabulary.result import (
     LOWER_BETA2,
     LOWER_RATE,

@@ -17,13 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine import LEAST_RISE, Point, RateRestart, Symptom
-from mlflow_stability.detectors.optimizer import LearningRateJump
+from mlflow_stability.curves.curves import Curve, curves_of
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.finding_type import Symptom
+from mlflow_stability.detectors.learning_rate_restart import LEAST_RISE, RateRestart
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, step_size_check
-from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
+from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, WARM_UP_LEARNING_RATE, Action, Remedy
 
 

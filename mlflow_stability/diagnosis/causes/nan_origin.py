@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isfinite
 
-from mlflow_stability.detectors.engine import Symptom
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.one_batch import sudden_check, unsound_before, value_at

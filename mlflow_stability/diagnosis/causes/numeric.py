@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine import Symptom
-from mlflow_stability.detectors.optimizer import LossScaleCollapse
+from mlflow_stability.curves.curves import Curve
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.causes.nan_origin import origin_near, origin_of, overflowed, range_of
-from mlflow_stability.diagnosis.curves.curves import Curve
+from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.vocabulary.facts import NanSource
 from mlflow_stability.vocabulary.result import Action, Event, Remedy
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine import Symptom
+from mlflow_stability.curves.curves import NORMAL_MAD, Curve, median_deviation
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import (
     JUST_BEFORE,
@@ -24,7 +25,6 @@ from mlflow_stability.diagnosis.causes.context import (
     usual_norm,
 )
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
-from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, median_deviation
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 WITH_IT = 3.0

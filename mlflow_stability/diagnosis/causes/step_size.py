@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import Symptom
+from mlflow_stability.curves.curves import Curve
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
-from mlflow_stability.diagnosis.curves.curves import Curve
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
-from mlflow_stability.diagnosis.rules.large_updates import LATE_FALL
+from mlflow_stability.kinds.optimizer.update_ratio import LATE_FALL
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 ABSURD = 0.1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import Symptom
+from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import BETWEEN_LOOKS, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights, value_at

@@ -11,13 +11,13 @@ from math import inf, isfinite
 
 import numpy as np
 
-from mlflow_stability.detectors.catalog import DETECTORS
-from mlflow_stability.detectors.engine import BAND, gradient_flow
-from mlflow_stability.detectors.finding_nouns import bare_noun_of
+from mlflow_stability.curves.curves import Curve
+from mlflow_stability.detectors.layer_values import BAND, gradient_flow
 from mlflow_stability.diagnosis.causes.context import shown
 from mlflow_stability.diagnosis.checklist.question import Answer, AnswerFunction, Case
-from mlflow_stability.diagnosis.curves.curves import Curve
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
+from mlflow_stability.kinds.catalog import DETECTORS
+from mlflow_stability.kinds.nouns import bare_noun_of
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.text import capitalised, counted

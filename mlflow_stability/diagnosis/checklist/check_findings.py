@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlflow_stability.curves.chance_level import chance_of
+from mlflow_stability.curves.curves import decoded
 from mlflow_stability.diagnosis.causes.check import CheckResult
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.gradient import explosion_check, vanishing_check
@@ -14,8 +16,6 @@ from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_check,
 from mlflow_stability.diagnosis.causes.numeric import loss_scale_check, overflow_check
 from mlflow_stability.diagnosis.checklist.batch_findings import birth_said, inputs_said, overflow_said
 from mlflow_stability.diagnosis.checklist.question import Answer, Case, State
-from mlflow_stability.diagnosis.curves.chance_level import chance_of
-from mlflow_stability.diagnosis.curves.curves import decoded
 from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.text import process_ended, sentence
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.causes.context import surroundings_of
 from mlflow_stability.diagnosis.checklist.decision import Decision, decided, in_words
 from mlflow_stability.diagnosis.checklist.orders import GENERAL, ORDERS, QUESTIONS
 from mlflow_stability.diagnosis.checklist.question import Case, State
-from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_stability.diagnosis.curves.curves import Curve, spans_of, starts_of
+from mlflow_stability.curves.curves import Curve, spans_of, starts_of
 from mlflow_stability.vocabulary.run import RunHistory
 
 FOR_EVER = int(np.iinfo(np.int64).max)

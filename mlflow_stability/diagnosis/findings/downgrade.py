@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
-from mlflow_stability.diagnosis.curves.log_resolution import is_rounding
-from mlflow_stability.diagnosis.rules.spike import SpikeRule
+from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
+from mlflow_stability.curves.log_resolution import is_rounding
+from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
 from mlflow_stability.vocabulary.result import Episode, Severity
 
 BEFORE = 32

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.consequence import SINCE
-from mlflow_stability.detectors.engine import Detector
-from mlflow_stability.detectors.reported import MissingZeroGrad
-from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
+from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Episode, Event, Severity
 from mlflow_stability.vocabulary.run import RunHistory

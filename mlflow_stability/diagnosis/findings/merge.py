@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlflow_stability.detectors.reported import Rollback
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
 from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
-from mlflow_stability.diagnosis.rules.large_updates import LATE_FALL
+from mlflow_stability.kinds.optimizer.update_ratio import LATE_FALL
+from mlflow_stability.kinds.reported.autopilot import Rollback
 from mlflow_stability.vocabulary.facts import NonFiniteFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.sensitivity import with_highest_score

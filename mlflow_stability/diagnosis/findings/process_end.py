@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlflow_stability.detectors.reported import WAYS_TO_END
+from mlflow_stability.kinds.reported.endings import WAYS_TO_END
 from mlflow_stability.vocabulary.facts import EndFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.run import RunHistory

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
-from mlflow_stability.diagnosis.curves.levels import levels_of
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.curves.levels import levels_of
 from mlflow_stability.vocabulary.result import Episode, Severity
 
 SMALL = 0.10

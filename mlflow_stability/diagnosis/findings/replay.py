@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.engine import Detector
-from mlflow_stability.detectors.panel import Panel
-from mlflow_stability.diagnosis.curves.curves import RunCurves, decoded, recorded_level, starts_of
+from mlflow_stability.curves.curves import RunCurves, decoded, recorded_level, starts_of
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.findings.usual_units import in_usual_units
+from mlflow_stability.kinds.catalog import default_detectors
+from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Event

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mlflow_stability.detectors.optimizer import StepSkipped
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import origin_of
+from mlflow_stability.kinds.optimizer.step_skipped import StepSkipped
 from mlflow_stability.vocabulary.result import Episode, Severity
 
 NON_FINITE = ("nan_detected", "inf_detected")

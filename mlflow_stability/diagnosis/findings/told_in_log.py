@@ -14,13 +14,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from mlflow_stability.detectors.inside import SdrCollapse
-from mlflow_stability.detectors.loss import InfDetected, NanDetected
-from mlflow_stability.detectors.optimizer import StepSkipped
-from mlflow_stability.detectors.reported import WAYS_TO_END, Rollback
-from mlflow_stability.diagnosis.curves.curves import RunCurves
+from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS
-from mlflow_stability.diagnosis.rules.skipped_end import SkippedEndRule
+from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
+from mlflow_stability.kinds.optimizer.step_skipped import SkippedEndRule, StepSkipped
+from mlflow_stability.kinds.reported.autopilot import Rollback
+from mlflow_stability.kinds.reported.endings import WAYS_TO_END
 from mlflow_stability.vocabulary.facts import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Episode, Event, Severity
 from mlflow_stability.vocabulary.run import RunHistory

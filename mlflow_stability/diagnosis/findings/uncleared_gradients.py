@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mlflow_stability.detectors.reported import MissingZeroGrad
+from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.facts import ConfigurationFacts
 from mlflow_stability.vocabulary.result import Episode, Event
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mlflow_stability.diagnosis.curves.curves import RunCurves, recorded_level
+from mlflow_stability.curves.curves import RunCurves, recorded_level
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL
 from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.run import RunHistory

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
+from mlflow_stability.curves.levels import noise_of, scaled
 from mlflow_stability.diagnosis.parameters.seeds import seeds_of
 from mlflow_stability.diagnosis.run_card import main_curve
 from mlflow_stability.vocabulary.result import FirstDifference

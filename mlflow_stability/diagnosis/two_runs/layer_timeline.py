@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.curves.curves import decoded
+from mlflow_stability.curves.curves import decoded
 from mlflow_stability.vocabulary.measured import Cells
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlflow_stability.detectors.engine import LOSS_RISE
-from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
-from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
-from mlflow_stability.diagnosis.rules.overfitting import OverfittingRule
-from mlflow_stability.diagnosis.rules.plateau import PlateauRule
-from mlflow_stability.diagnosis.rules.spike import SpikeRule
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.detectors.loss_level import LOSS_RISE
+from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
+from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
+from mlflow_stability.kinds.progress.overfitting import OverfittingRule
+from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.vocabulary.loss_level import reason_words
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.engine import gradient_flow
-from mlflow_stability.detectors.gradients import GradientVanishingLayers
-from mlflow_stability.detectors.inside import DeadUnits, SaturatedActivation
+from mlflow_stability.detectors.layer_values import gradient_flow
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.kinds.gradients.gradient_vanishing_layers import GradientVanishingLayers
+from mlflow_stability.kinds.inside.dead_units import DeadUnits
+from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
 from mlflow_stability.probes.model_check.batch_loss import LossFunction
 from mlflow_stability.probes.model_check.one_batch import BatchPass, run_batch
 from mlflow_stability.probes.model_check.settings import settings_found

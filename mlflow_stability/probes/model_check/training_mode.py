@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Sequence
 from torch.nn import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout, Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.reported import EvaluationMode
+from mlflow_stability.kinds.reported.setup import EvaluationMode
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_check.settings import count_of, lint_event
 from mlflow_stability.probes.objects.module_names import plain_name

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from statistics import median
 
-from mlflow_stability.detectors.engine import Baseline, Point
-from mlflow_stability.detectors.loss import LossSpike
+from mlflow_stability.detectors.baseline import Baseline
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
 
 USUAL_OF = 32
 """The usual time is the median of so many captures."""

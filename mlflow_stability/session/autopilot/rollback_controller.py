@@ -18,9 +18,9 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.catalog import of_instability
-from mlflow_stability.detectors.engine import Instability
+from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.errors import RestoreRefused, TrainingDiverged
+from mlflow_stability.kinds.catalog import of_instability
 from mlflow_stability.recovery.easing import EasingPlan, held_rates, rates_of, reset_momentum
 from mlflow_stability.recovery.restored_losses import LossHistory
 from mlflow_stability.recovery.rollback_decisions import carried_out, decide

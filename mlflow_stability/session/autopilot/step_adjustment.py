@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from mlflow_stability.detectors.gradients import GradientExplosion
-from mlflow_stability.detectors.loss import DivergenceAhead, LossSpike
-from mlflow_stability.detectors.reported import SmallerSteps
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
+from mlflow_stability.kinds.reported.autopilot import SmallerSteps
 from mlflow_stability.recovery.easing import reset_moments
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state import TrainingParts

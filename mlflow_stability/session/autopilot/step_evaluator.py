@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlflow_stability.detectors.reported import EarlyStopping
 from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.kinds.reported.autopilot import EarlyStopping
 from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.skipping import SkipCount, calm_loss_scaler, cut_loss_scale
 from mlflow_stability.recovery.stop_conditions import Stop, StopRules

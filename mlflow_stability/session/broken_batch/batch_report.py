@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.reported import SpikeBatch
+from mlflow_stability.kinds.reported.autopilot import SpikeBatch
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.objects import models_of, names_of_modules
 from mlflow_stability.probes.probe import Guard

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from threading import RLock, Timer
 from typing import Any
 
-from mlflow_stability.detectors.reported import DataChanged, MissingZeroGrad, NanOrigin
+from mlflow_stability.kinds.reported.autopilot import DataChanged, NanOrigin
+from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.session.output.log_line import write_line
 from mlflow_stability.session.output.troubles import Troubles
 from mlflow_stability.vocabulary.facts import ConfigurationFacts, RollbackFacts

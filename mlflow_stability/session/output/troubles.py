@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlflow_stability.detectors.catalog import of_instability
-from mlflow_stability.detectors.engine import Instability
+from mlflow_stability.detectors.finding_type import Instability
+from mlflow_stability.kinds.catalog import of_instability
 from mlflow_stability.vocabulary.result import Event, Severity
 
 GAP = 100

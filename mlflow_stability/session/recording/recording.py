@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from mlflow_stability.detectors.engine import Detector
-from mlflow_stability.detectors.panel import Panel
-from mlflow_stability.detectors.reported import BatchDiscarded
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.journal.attention_maps import write_attention_map
 from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.slow_writes import SlowWrites
 from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.kinds.panel import Panel
+from mlflow_stability.kinds.reported.setup import BatchDiscarded
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.step import RollingStatistics

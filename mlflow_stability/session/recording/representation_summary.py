@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlflow_stability.detectors.reported import RepresentationSummary
+from mlflow_stability.kinds.reported.setup import RepresentationSummary
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Event, Severity
 

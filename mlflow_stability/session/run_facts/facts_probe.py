@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mlflow_stability.detectors.reported import ConfigurationChanged, MissingZeroGrad, NotMeasured
+from mlflow_stability.kinds.reported.setup import ConfigurationChanged, MissingZeroGrad, NotMeasured
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.objects import Kind, covering, outermost, places_of, remembered
 from mlflow_stability.probes.performance import FlopTotals, batch_shape, batch_words, plain_batch

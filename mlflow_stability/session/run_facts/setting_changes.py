@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.reported import ConfigurationChanged
+from mlflow_stability.kinds.reported.setup import ConfigurationChanged
 from mlflow_stability.probes.forward import unseen_parts
 from mlflow_stability.probes.model_check import evaluation_mode, few_rows, model_lint
 from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings

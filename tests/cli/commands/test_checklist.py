@@ -6,8 +6,8 @@ import pytest
 from analysis.logs import ending_in_nan, falling, write_log
 
 from mlflow_stability.cli.main import run
-from mlflow_stability.detectors.catalog import KINDS
 from mlflow_stability.diagnosis.checklist.checklist import checklist_of
+from mlflow_stability.kinds.catalog import KINDS
 
 
 @pytest.fixture(autouse=True)

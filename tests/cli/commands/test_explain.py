@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mlflow_stability.cli.main import run
-from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, documentation, name_of
+from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, documentation, name_of
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,7 @@ from dataclasses import fields
 import pytest
 
 from mlflow_stability.cli.main import run
-from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST, name_of
-from mlflow_stability.diagnosis.rules.registry import RULES
+from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST, RULES, name_of
 
 
 def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

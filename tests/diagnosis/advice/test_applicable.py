@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
-from mlflow_stability.detectors.catalog import documentation
-from mlflow_stability.detectors.loss.divergence import Divergence
-from mlflow_stability.detectors.loss.loss_spike import LossSpike
-from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
-from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
-from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
 from mlflow_stability.diagnosis.advice.remedies import one_of_each, remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.parameters.half_precision import in_half_precision
+from mlflow_stability.kinds.catalog import documentation
+from mlflow_stability.kinds.loss.divergence import Divergence
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
+from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
+from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import SMALLER_UPDATE_TOPICS, Action, Remedy, Topic, read_remedies
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from diagnosis.histories import run_of
 
-from mlflow_stability.detectors.catalog import KINDS, documentation
-from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
 from mlflow_stability.diagnosis.advice.remedies import one_of_each
 from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.kinds.catalog import KINDS, documentation
+from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.vocabulary.result import (
     CLIP_AT_1,
     LOWER_RATE,

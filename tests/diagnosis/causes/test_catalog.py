@@ -10,13 +10,12 @@ import pytest
 import mlflow_stability
 from mlflow_stability.cli.kit.finding_types import EXPLAINED
 from mlflow_stability.cli.main import run
-from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
 from mlflow_stability.diagnosis.causes.catalog import causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation
 from mlflow_stability.diagnosis.causes.inside import SIGNS
 from mlflow_stability.diagnosis.causes.nan_origin import NAMES
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
-from mlflow_stability.diagnosis.rules.registry import RULES
+from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, name_of
 from mlflow_stability.vocabulary.facts import classes_of_facts
 
 PACKAGE = Path(mlflow_stability.__file__).parent

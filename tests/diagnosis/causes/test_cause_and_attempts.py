@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
+from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.causes.catalog import causes, excluded
 from mlflow_stability.diagnosis.causes.causes import looks_at
 from mlflow_stability.diagnosis.causes.context import surroundings_of
 from mlflow_stability.diagnosis.checklist.checklist import checklist_of
-from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.attempt_span import attempts_of_run
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
-from mlflow_stability.detectors.catalog import named
-from mlflow_stability.detectors.panel import replay
+from mlflow_stability.curves.curves import curves_of, run_curves
 from mlflow_stability.diagnosis.causes.check import CheckResult
 from mlflow_stability.diagnosis.causes.context import surroundings_of
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_check
-from mlflow_stability.diagnosis.curves.curves import curves_of, run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import Topic

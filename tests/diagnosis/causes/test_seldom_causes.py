@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
+from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.causes.context import surroundings_of
 from mlflow_stability.diagnosis.causes.course import constant_output_check
 from mlflow_stability.diagnosis.causes.learning_rate import rate_too_low_check
 from mlflow_stability.diagnosis.causes.weights import setting_check
-from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import Topic
 from mlflow_stability.vocabulary.result.episode import Episode

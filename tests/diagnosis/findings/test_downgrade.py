@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, run_named
 
-from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.loss.loss_spike import LossSpike
 from mlflow_stability.diagnosis.advice.remedies import remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.catalog import default_detectors
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.vocabulary import Severity
 from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy
 from mlflow_stability.vocabulary.result.episode import Episode

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
-from mlflow_stability.diagnosis.curves.curves import run_curves
+from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
+from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 from diagnosis.histories import falling, metric_of, run_of
 
-from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.panel import replay
-from mlflow_stability.diagnosis.curves.curves import run_curves
+from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.findings.replay import BETTER_SEEN_WHOLE, replayed
+from mlflow_stability.kinds.catalog import default_detectors
+from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary import Event, Reset, Signal, StepReading
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 

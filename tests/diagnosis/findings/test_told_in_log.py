@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_stability.detectors.catalog import named
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.importers.open_log import read
+from mlflow_stability.kinds.catalog import named
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.event import Severity
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from mlflow_stability.detectors.catalog import KINDS
-from mlflow_stability.detectors.finding_nouns import NOUNS, noun_of
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
+from mlflow_stability.kinds.catalog import KINDS
+from mlflow_stability.kinds.nouns import NOUNS, noun_of
 from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.text import process_ended
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import SGD
 
-from mlflow_stability.detectors.catalog import documentation
+from mlflow_stability.kinds.catalog import documentation
 from mlflow_stability.probes.forward.unmeasured_parts import unseen_parts
 from mlflow_stability.probes.tensors.gradient_norm import is_split
 from mlflow_stability.vocabulary import Severity

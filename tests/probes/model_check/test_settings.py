@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from mlflow_stability.detectors.catalog import documentation
+from mlflow_stability.kinds.catalog import documentation
 from mlflow_stability.probes.model_check.settings import model_lint
 from mlflow_stability.vocabulary import Event, Severity
 

@@ -12,7 +12,7 @@ import pytest
 from session.output.given_clock import GivenClock
 from waiting import wait_until
 
-from mlflow_stability.detectors.reported import MissingZeroGrad
+from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, training_output
 from mlflow_stability.session.output.training_output import HELD_SECONDS, MOST_ENDS
 from mlflow_stability.vocabulary.facts import ConfigurationFacts, RollbackFacts, Setting, SettingName

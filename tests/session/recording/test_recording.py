@@ -16,11 +16,11 @@ from torch import nn
 from torch.optim import SGD
 
 import mlflow_stability
-from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import TELL_EVERY, LossCount, Recording

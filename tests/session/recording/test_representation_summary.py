@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from mlflow_stability.detectors.catalog import documentation, named
-from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.kinds.catalog import documentation, named
+from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.session.recording.representation_summary import VERDICTS, RepresentationTotals
 from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
 

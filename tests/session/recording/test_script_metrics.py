@@ -21,10 +21,10 @@ from torch import nn
 from mlflow_stability import diagnose, load_run
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.process.environment import ask_for_short_requests
-from mlflow_stability.detectors.catalog import default_detectors, described
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import RELEASED
 from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.kinds.catalog import default_detectors, described
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard

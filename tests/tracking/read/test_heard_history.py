@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.diagnosis.curves.curves import starts_of
+from mlflow_stability.curves.curves import starts_of
 from mlflow_stability.tracking.read.recorded_history import with_metrics_of_the_script
 from mlflow_stability.vocabulary import Series, Signal
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.detectors.catalog import TYPES
 from mlflow_stability.diagnosis.causes.catalog import causes
-from mlflow_stability.diagnosis.rules.registry import RULES
+from mlflow_stability.kinds.catalog import RULES, TYPES
 from mlflow_stability.vocabulary.result.action import Action
 from mlflow_stability.vocabulary.result.recorded_remedy import read_remedies
 from mlflow_stability.vocabulary.result.remedy import Remedy, without_topics

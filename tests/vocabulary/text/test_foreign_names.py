@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_stability.detectors.catalog import KINDS
+from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.vocabulary.text.foreign_names import SENTENCES, SHORT_KINDS, said_in, unique_share_in
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
 

@@ -1,0 +1,1 @@
+"""Findings about gradients and weights by layer."""

@@ -1,0 +1,365 @@
+"""Says when the gradient norm leaps far above its own level.
+
+Says when the gradient norm is above 100, or three deviations above its last 100 values: the rule in general use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.curves.levels import Levels, levels_of, onset
+from mlflow_stability.detectors.baseline import ClassicWindow
+from mlflow_stability.detectors.consequence import SINCE, Returns
+from mlflow_stability.detectors.debounce import EpisodeFilter
+from mlflow_stability.detectors.detector import WHOLE, Detector, Point
+from mlflow_stability.detectors.finding import finding, severity_of
+from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
+from mlflow_stability.detectors.loss_fall import FirstValues, began_at
+from mlflow_stability.detectors.loss_level import GRADIENT_RISE, RISE
+from mlflow_stability.detectors.progress import Progress
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import GradientSpikeFacts
+from mlflow_stability.vocabulary.loss_level import NoLevel
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(slots=True)
+class GradientExplosionState:
+    """What has been seen so far."""
+
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
+    begun: FirstValues = field(default_factory=FirstValues)
+    high: int = 0
+    """For how many steps in a row the norm has stood high."""
+    returns: Returns = field(default_factory=Returns)
+    since: int = -1
+    """The first step of the finding that is not over."""
+    progress: Progress = field(default_factory=Progress)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientExplosion(Detector):
+    """The gradient norm jumped far above its baseline.
+
+    What it sees: a gradient norm, before clipping where possible, at least {threshold}σ above its baseline and
+    {smallest_rise} times as high. Or {row} norms in a row at least {row_threshold}σ above it and {row_smallest_rise}
+    times as high, unless norms of 0 are usual. Heavy-tailed noise raises the first σ to {share_of_tail} times, the
+    second to {row_share_of_tail} times what it reaches once in {baseline.RARE:one_in} steps. The baseline is the run's
+    own, so a healthy norm of 300 is fine. Norms below {loss_fall.LITTLE:percent} of the first norm never count. A
+    single high norm is INFO. {row} in a row, or finding number {returns} within {returns_within} steps, are a warning
+    where the loss is at {progress.RISEN} times its lowest level or, after {progress.FEWEST_LOSSES} steps, above
+    {progress.FALLEN:percent} of its start, up to {worse_within} steps later; INFO while the loss falls. Without a loss,
+    or with one that has no level, they are a warning. Critical from {critical_norm} on, if that is {critical_rise}
+    times the baseline, unless it is below the first norms and the loss falls. In adversarial training, such as a GAN,
+    the ratio is {smallest_rise_adversarial}; where the loss has no level for another reason, as in reinforcement
+    learning, it is {smallest_rise_without_level}. The finding ends after {calm_steps} steps below {calm_below}σ.
+
+    Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
+    infinity does.
+
+    What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; inspect the loss and the batch at
+    this step.
+
+    When it is wrong: recurrent networks and reinforcement learning, where single large norms are normal and clipping
+    handles them. Three in a row were found in none of 117 healthy trainings of 39 kinds.
+
+    Reference: Pascanu et al. (arXiv:1211.5063); GLM-130B (arXiv:2210.02414, 3)
+    """
+
+    threshold: float = 5.5
+    """Threshold in σ of the norm's logarithm above its baseline."""
+    share_of_tail: float = 0.7
+    """Factor on the σ that the norm's own noise reaches once in {baseline.RARE:one_in} steps; the higher threshold
+    counts."""
+    smallest_rise: float = 8.0
+    """Minimum ratio of the norm to its baseline."""
+    row: int = 3
+    """Number of norms in a row that are enough at the lower thresholds."""
+    row_threshold: float = 4.0
+    """Threshold in σ for norms in a row."""
+    row_share_of_tail: float = 0.33
+    """The same as `share_of_tail` for norms in a row."""
+    row_smallest_rise: float = 5.0
+    """Minimum ratio to the baseline for norms in a row."""
+    smallest_rise_adversarial: float = RISE
+    """Minimum ratio in adversarial training, such as a GAN."""
+    smallest_rise_without_level: float = GRADIENT_RISE
+    """Minimum ratio of other trainings whose loss has no level, as in reinforcement learning."""
+    returns: int = 3
+    """Number of findings within `returns_within` steps from which on each is a warning."""
+    returns_within: int = 1000
+    """The steps in which they are counted."""
+    critical_norm: float = 1000.0
+    """Norm from which it is critical, with `critical_rise`."""
+    critical_rise: float = 100.0
+    """Minimum ratio to the baseline for a critical finding."""
+    calm_below: float = 4.0
+    """A step below this σ counts as normal."""
+    calm_steps: int = 8
+    """Number of normal steps in a row that end the finding."""
+    worse_within: int = 64
+    """Number of steps after it in which a loss that gets worse makes it a warning."""
+    threshold_alone: bool = False
+    """Judge by `threshold` alone: neither the noise's tail nor a minimum ratio excuses a norm, norms in a row have no
+    lower threshold, and a single high norm is a warning. So judges a threshold of your own
+    (`gradient_explosion_threshold`)."""
+
+    kind = "gradient_explosion"
+    instability = Instability.HARMFUL
+    noun = "a gradient explosion"
+    plural = "gradient explosions"
+    symptom = Symptom.RISING
+    order = 60
+    quantities = ("loss", "grad_norm")
+    compared = ("grad_norm",)
+    places = WHOLE
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "threshold": "times",
+        "share_of_tail": "times",
+        "smallest_rise": "power",
+        "row_threshold": "times",
+        "row_share_of_tail": "times",
+        "row_smallest_rise": "power",
+    }
+    remedies = (
+        CLIP_AT_1,
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.INSPECT_LOSS_AND_BATCH),
+    )
+    state_type = GradientExplosionState
+
+    def after_rollback(self, state: GradientExplosionState) -> GradientExplosionState:
+        """Keep the losses."""
+        return GradientExplosionState(progress=Progress(state.progress.losses))
+
+    def step(self, state: GradientExplosionState, point: Point) -> tuple[GradientExplosionState, Event | None]:
+        """Look at the next loss or norm."""
+        if point.quantity == "loss":
+            state.progress.take(point)
+            return state, None
+        event = self._look(state, point)
+        if event is None and state.progress.waiting is not None:
+            goes_on = point.step - state.progress.waiting.step <= self.worse_within
+            event = state.progress.judged(None, point, goes_on=goes_on)
+            if event is not None:
+                state.episode_filter.said = max(state.episode_filter.said, event.severity)
+        return state, event
+
+    def _look(self, state: GradientExplosionState, point: Point) -> Event | None:
+        z = point.z
+        if z < self.calm_below:
+            state.high = 0
+            if point.finite:
+                state.begun.take(point.value)
+            if state.episode_filter.said and point.finite:
+                state.episode_filter.quiet(self.calm_steps)
+            return None
+        limit = self._exceeded(state, point)
+        if limit is None:
+            return None
+        often = None
+        if not state.episode_filter.said:
+            state.since = point.step
+            often = state.returns.take(point.step, self.returns, self.returns_within)
+        huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
+        evidence = {"grad_norm": point.value, "level": point.center, "z": z, "limit": limit}
+        if state.since != point.step:
+            evidence[SINCE] = float(state.since)
+        lasts = state.high >= self.row
+        falls = not self.threshold_alone and point.has_level and state.progress.falls
+        huge = huge and not (falls and point.value < began_at(state.begun.first))
+        severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
+        severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
+        facts = GradientSpikeFacts(point.value, point.center, z, limit, state.high if lasts else None)
+        if often is not None:
+            facts = replace(facts, number=often.number, number_since=often.since)
+        event = finding(self, point, severity, facts, evidence)
+        if falls and severity is Severity.WARNING:
+            state.progress.waiting = event
+            event = replace(event, severity=Severity.INFO)
+        return event if state.episode_filter.speaks(event.severity) else None
+
+    def _exceeded(self, state: GradientExplosionState, point: Point) -> float | None:
+        """The threshold in σ that the norm exceeds, with the ratio that goes with it; None for a normal norm."""
+        if self.threshold_alone:
+            return self.threshold if point.z >= self.threshold else None
+        row_rise, rise = self.row_smallest_rise, self.smallest_rise
+        if not point.has_level:
+            adversarial = point.reason is NoLevel.ADVERSARIAL
+            row_rise = rise = self.smallest_rise_adversarial if adversarial else self.smallest_rise_without_level
+        limit = max(self.row_threshold, self.row_share_of_tail * point.tail)
+        high = point.logarithmic and point.z >= limit and point.value >= point.center * row_rise
+        state.high = state.high + 1 if high else 0
+        if state.high < self.row:
+            limit = max(self.threshold, self.share_of_tail * point.tail)
+            if point.z < limit or point.value < point.center * rise:
+                return None
+        return limit if state.begun.matters(point.value, point.center) else None
+
+
+@dataclass(frozen=True, slots=True)
+class GradientExplosionClassic(Detector):
+    """The gradient norm is above {largest}, or {deviations} standard deviations above its mean.
+
+    What it sees: a norm above {largest}, or above the mean plus {deviations} standard deviations of the {window} values
+    before it, once there are {least_values}. High norms in a row are one finding.
+
+    Why it matters: one such step can move the weights far away.
+
+    What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; inspect the loss at this step.
+
+    When it is wrong: often. Norms are skewed, so that as many deviations are reached every hundred steps, and some
+    healthy models always have a norm above {largest}. `gradient_explosion` without `:classic` avoids both.
+
+    Reference: Pascanu et al. (arXiv:1211.5063)
+    """
+
+    largest: float = 100.0
+    """Norm above which it has exploded, whatever came before."""
+    deviations: float = 3.0
+    """Threshold in standard deviations above the mean."""
+    window: int = 100
+    """Number of values in the mean."""
+    least_values: int = 20
+    """Minimum number of values before the mean is used."""
+
+    kind = "gradient_explosion"
+    instability = Instability.HARMFUL
+    order = 410
+    on_request = True
+    rule = "classic"
+    quantities = ("grad_norm",)
+    judged = "grad_norm"
+    places = WHOLE
+    remedies = (
+        CLIP_AT_1,
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.INSPECT_LOSS_AND_BATCH),
+    )
+    state_type = ClassicWindow
+
+    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
+        """Look at the next norm."""
+        if not point.finite:
+            return state, None
+        limit = self.largest
+        if len(state.values) >= self.least_values:
+            mean = state.mean()
+            by_deviation = mean + self.deviations * state.deviation(mean)
+            limit = limit if math.isnan(by_deviation) else min(limit, by_deviation)
+        high = point.value > limit
+        event = None
+        if high and not state.run:
+            event = finding(
+                self,
+                point,
+                Severity.WARNING,
+                f"gradient norm {point.value:.4g} at step {point.step} (threshold {limit:.4g}).",
+                {"grad_norm": point.value, "limit": limit},
+            )
+        state.run = state.run + 1 if high else 0
+        state.take(point.value, self.window)
+        return state, event
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRiseRule(Rule):
+    """The gradient norm grew by a factor of {smallest_rise:exp}, and the loss ended above its best.
+
+    What it sees: of {fewest_levels} levels or more of the whole model's gradient norm the last ones, all at least
+    {smallest_rise:exp} times its lowest level over {held} of them and {above_earlier:exp} times its highest level
+    before the growth; in a run whose loss ended {loss_rise:exp_rise} or more above its best. The reported step is the
+    first one at {deviations}σ of a level above the lowest.
+
+    Why it matters: each step is larger than the one before; clipping hides it from the weights only in part.
+
+    What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; restart from a checkpoint before
+    the growth.
+
+    When it is wrong: a loss that is multiplied by a growing factor on purpose; a norm that is logged before unscaling.
+
+    Reference: Pascanu et al. 2013 (arXiv:1211.5063).
+    """
+
+    kind = "gradient_explosion"
+    order = 60
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "times", "above_earlier": "times"}
+    remedies = GradientExplosion.remedies
+
+    fewest_levels: int = 20
+    """Minimum number of levels."""
+    held: int = 5
+    """Number of levels for which the lowest level must last."""
+    smallest_rise: float = math.log(100)
+    """Minimum rise of the end above the lowest level, in nats."""
+    above_earlier: float = math.log(30)
+    """Minimum rise above the highest level before the growth, in nats."""
+    deviations: float = 6.0
+    """σ of the noise of a level at which the growth starts."""
+    loss_rise: float = math.log(1.1)
+    """Minimum rise of the loss at the end above its best, in nats."""
+
+    def like(self, detector: Detector) -> Rule:
+        """No rise is smaller than the one that the detector was given."""
+        if not isinstance(detector, GradientExplosion) or detector.threshold_alone:
+            return self
+        return replace(self, smallest_rise=max(self.smallest_rise, math.log(max(1.0, detector.smallest_rise))))
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The gradient norms of the whole model that grew so."""
+        norms = [curve for curve in curves.norms if not curve.place]
+        return [found for norm in norms if (found := self._of(norm, curves)) is not None]
+
+    def _of(self, norm: Curve, curves: RunCurves) -> Episode | None:
+        loss = next((each for each in curves.losses if each.attempt == norm.attempt and each.has_level), None)
+        levels = levels_of(norm)
+        if loss is None or levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
+            return None
+        windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
+        best = int(np.argmin(windows))
+        floor, end = float(windows[best]), float(levels.x[-2:].min())
+        if end - floor < self.smallest_rise or not self._risen(loss.last_phase):
+            return None
+        first = onset(levels, best, floor + max(self.deviations * levels.noise, math.log(1.5)))
+        earlier = levels.x[: max(1, first // levels.size)]
+        if end - float(np.sort(earlier)[-max(1, len(earlier) // 20)]) < self.above_earlier:
+            return None
+        return self._episode(norm, levels, first, math.exp(floor))
+
+    def _risen(self, loss: Curve) -> bool:
+        levels = levels_of(loss)
+        if levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
+            return False
+        if loss.values[loss.finite][-1] < loss.floor:
+            return False
+        windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
+        return float(levels.x[-2:].min() - windows.min()) > max(self.loss_rise, 3 * levels.noise)
+
+    def _episode(self, norm: Curve, levels: Levels, first: int, usual: float) -> Episode:
+        steps, values = levels.raw_steps, norm.values[norm.finite]
+        peak = first + int(np.argmax(values[first:]))
+        last, start = float(np.median(values[-min(5, len(values)) :])), int(steps[first])
+        grown = last / usual if usual > 0 else math.inf  # a level below the smallest float
+        return Episode(
+            self.kind,
+            Severity.WARNING,
+            start,
+            int(steps[peak]),
+            int(norm.steps[-1]),
+            f"{norm.name} grew from step {start} on: {last:.4g} at the end, {grown:,.0f} times its level of "
+            f"{usual:.4g} (threshold {math.exp(self.smallest_rise):,.0f} times), while the loss rose.",
+            recovered=False,
+            metric=norm.name,
+            place=norm.place,
+            attempt=norm.attempt,
+            evidence={"level": usual, "highest": float(values[peak]), "last": last, "grown": grown},
+            remedies=self.remedies,
+        )

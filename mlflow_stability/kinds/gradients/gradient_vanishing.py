@@ -1,0 +1,133 @@
+"""Says when the gradient has all but gone while there is still something to learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from mlflow_stability.detectors.detector import WHOLE, Detector, Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.finding_type import Symptom
+from mlflow_stability.detectors.loss_fall import FIRST, FirstValues, LossFall
+from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class GradientVanishingState:
+    """What has been seen so far."""
+
+    fall: LossFall = field(default_factory=LossFall)
+    first_norms: list[float] = field(default_factory=list)
+    start_norm: float | None = None
+    tiny: int = 0
+    """For how many steps in a row the norm has been below the limit."""
+    faded: int = 0
+    """For how many steps in a row it has been below its share of the start."""
+    said: bool = False
+    measured: bool = False
+    """Whether any norm has been above zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientVanishing(Detector):
+    """The gradient norm is close to zero, and the loss has hardly fallen.
+
+    What it sees: a norm below {smallest} for {steps} steps, unless the loss has fallen to {gained:percent} of its
+    start, the median of its first {start} values. Or a norm below {share_of_start:percent} of its start for
+    {faded_steps} steps while the loss has fallen by less than {stuck:fall}. A loss below {loss_fall.LITTLE:percent} of
+    its first value is learnt, and a tiny gradient is normal then. A norm of exactly 0 from the first step on counts
+    after {faded_steps} steps without progress; before that it may not be measured. The finding ends when the norm is
+    back.
+
+    Why it matters: the weights no longer change; more steps achieve nothing.
+
+    What to try: check the initialisation; add residual connections; normalise before each block; raise the learning
+    rate; look for saturated or dead units.
+
+    When it is wrong: losses that are scaled down by hand; norms that were logged after clipping to a tiny value.
+
+    Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
+    """
+
+    smallest: float = 1e-5
+    """Gradient norm below which it has vanished."""
+    steps: int = 10
+    """Number of steps in a row below `smallest`."""
+    gained: float = 0.5
+    """At or below this share of its start the loss is learnt, and a tiny gradient is normal."""
+    share_of_start: float = 0.1
+    """Share of the norm at the start below which it has faded."""
+    faded_steps: int = 200
+    """Number of steps in a row below `share_of_start`."""
+    stuck: float = 0.98
+    """Minimum share of the loss at the start for a faded gradient to count."""
+    start: int = FIRST
+    """Number of first values that define the start; their median counts."""
+
+    kind = "gradient_vanishing"
+    noun = "vanishing gradients"
+    symptom = Symptom.VANISHING
+    order = 70
+    quantities = ("loss", "grad_norm")
+    judged = "grad_norm"
+    places = WHOLE
+    remedies = (
+        Remedy(Action.CHECK_INITIALISATION),
+        Remedy(Action.ADD_RESIDUALS_OR_NORMALISE),
+        Remedy(Action.RAISE_LEARNING_RATE),
+        Remedy(Action.LOOK_FOR_SATURATED_UNITS),
+    )
+
+    def begin(self) -> GradientVanishingState:
+        """Start afresh, knowing nothing."""
+        return GradientVanishingState(LossFall(FirstValues(count=self.start)))
+
+    def step(self, state: GradientVanishingState, point: Point) -> tuple[GradientVanishingState, Event | None]:
+        """Look at the next loss or gradient norm."""
+        if not point.finite:
+            return state, None
+        if point.quantity == "loss":
+            state.fall.take(point.value)
+            return state, None
+        norm = point.value
+        if state.start_norm is None:
+            state.first_norms.append(norm)
+            if len(state.first_norms) == self.start:
+                state.start_norm = median(state.first_norms)
+        state.measured = state.measured or norm > 0
+        start = state.start_norm
+        tiny, faded = norm < self.smallest, start is not None and norm < start * self.share_of_start
+        share = state.fall.share() if (tiny or faded) and point.has_level else None
+        if (tiny or faded) and point.has_level and state.fall.learnt():
+            tiny = faded = False
+        tiny = tiny and not (point.has_level and state.fall.has_fallen_to(self.gained))
+        state.tiny = state.tiny + 1 if tiny else 0
+        state.faded = state.faded + 1 if faded and share is not None and share >= self.stuck else 0
+        if not tiny and not faded:
+            state.said = False
+        elif not state.measured and not self._stands_still(state, share):
+            pass  # a log that writes 0 for what it does not measure
+        elif not state.said and (state.tiny >= self.steps or state.faded >= self.faded_steps):
+            state.said = True
+            return state, self._vanished(state, point)
+        return state, None
+
+    def _stands_still(self, state: GradientVanishingState, share: float | None) -> bool:
+        """Whether a loss has stood where it began for so long that even a norm of exactly 0 from the start is one."""
+        return state.tiny >= self.faded_steps and share is not None and share >= self.stuck
+
+    def _vanished(self, state: GradientVanishingState, point: Point) -> Event:
+        evidence = {"grad_norm": point.value, "limit": self.smallest}
+        since = f"below the threshold of {self.smallest:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
+        if not since and state.start_norm is not None:
+            evidence["start"] = state.start_norm
+            since = f"below {self.share_of_start:.0%} of its start ({state.start_norm:.3g})"
+            since += f" for {state.faded} steps"
+        share = state.fall.share()
+        if share is not None:
+            evidence["share_of_loss"] = share
+            since += f"; loss at {share:.0%} of its start"
+        return finding(
+            self, point, Severity.WARNING, f"gradient norm {point.value:.3g} at step {point.step}, {since}.", evidence
+        )

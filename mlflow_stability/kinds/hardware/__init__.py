@@ -1,0 +1,1 @@
+"""Findings about time, memory and throughput."""

@@ -1,0 +1,1 @@
+"""Findings about activations, attention and representations."""

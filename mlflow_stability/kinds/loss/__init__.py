@@ -1,0 +1,1 @@
+"""Findings about the level of the loss."""

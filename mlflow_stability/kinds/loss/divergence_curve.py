@@ -1,0 +1,356 @@
+"""Says when a loss ended far above its best and stayed there, or rose to the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
+from mlflow_stability.curves.levels import Levels, coarser, levels_of, noise_of, onset
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.finding_type import Moves
+from mlflow_stability.kinds.loss.divergence import Divergence
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import LastingRiseFacts
+from mlflow_stability.vocabulary.result import Episode, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceRule(Rule):
+    """The loss ended well above its best value and did not recover.
+
+    What it sees: the last {tails[1]:percent} or {tails[0]:percent} of the curve, at least two points, all above the
+    best level by more than chance: {chance} standard deviations, and {luck} more because the best level is the luckiest
+    of many. They are also {wandering} times as far above it as a random walk would be, and at least
+    {smallest_rise:exp_rise} on average. This covers a lasting step up, a slow rise, and the last points of a sparse
+    log. The rise must lose {lost_progress:percent} of the progress made, or, from {rise_to_long_ago:exp_rise} on, what
+    {long_ago:percent} of the run had gained. A loss that reaches zero or below must lose
+    {smallest_share_of_fall:percent} of its fall, if that was {clear_fall}σ of a level, or rise by
+    {smallest_rise_in_spreads} standard deviations. A loss that ended below {loss_fall.LITTLE:percent} of its start is
+    not judged. Chance is measured on the curve itself and grows with the time since the best value; of few levels it is
+    higher by {unsure} divided by their number. It counts {confirmed:percent} where the validation loss ended above its
+    best, too. {fewest_points} points are enough. A curve of {fewest_points_never_back} points or more whose whole
+    second half is {above_start:exp_rise} above its start, or {above_first:exp_rise} above its first point, has diverged
+    as well. So has one of {fewest_points_of_thirds} points or more whose last third is {smallest_rise:exp_rise} and
+    {errors_of_thirds} standard errors above its first. The reported step is the first one from which the curve stayed
+    above its best level, or that of a jump, which has {sudden:percent} of the rise between two neighbouring stretches
+    of {beside_a_jump} points. From a rise of {critical_rise:exp_rise} on, or above the early curve, it is critical.
+
+    Why it matters: what was learnt until the best step is being lost; every further step makes it worse.
+
+    What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; lengthen the
+    warm-up; clip gradients.
+
+    When it is wrong: a curriculum, longer sequences, or a penalty that is switched on: the loss then means something
+    else. Losses whose level does not measure progress are judged by their size alone. A loss that was negative, and
+    went back to within {near_zero:percent} of zero with at most {less_noise:percent} of its noise, is the objective of
+    a policy that has become certain, and is not judged. Where another optimizer took over and its first loss is above
+    those before, only the losses since are judged.
+
+    Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
+    """
+
+    kind = "divergence"
+    order = 30
+    severities = (Severity.WARNING, Severity.CRITICAL)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "chance": "times",
+        "smallest_rise": "times",
+        "smallest_rise_in_spreads": "times",
+        "wandering": "times",
+        "above_start": "times",
+    }
+    remedies = Divergence.remedies
+
+    fewest_points: int = 7
+    """Minimum number of points."""
+    smallest_rise: float = math.log(1.10)
+    """Minimum mean rise of the end above the best level, in nats: {smallest_rise:exp_rise}."""
+    smallest_rise_in_spreads: float = 8.0
+    """Minimum rise of a curve that reaches zero or below, in units of its own standard deviation."""
+    lost_progress: float = 0.1
+    """Minimum share of the progress that is lost at the end."""
+    rise_to_long_ago: float = math.log(1.25)
+    """Rise in nats that is enough where the loss is back at a value of `long_ago`: late progress is small, but is lost
+    all the same."""
+    long_ago: float = 0.25
+    """How long ago that is, as a share of the points."""
+    smallest_share_of_fall: float = 0.5
+    """For a curve that reaches zero or below and fell clearly: share of that fall which is enough as well."""
+    clear_fall: float = 10.0
+    """Number of standard deviations of a level, and more than a random walk, that make a clear fall."""
+    near_zero: float = 0.25
+    """For a curve that reaches zero or below: it went back to zero where it ends nearer to it than this share of its
+    best level, ..."""
+    less_noise: float = 0.5
+    """... and its noise with it where that is at most this share of what it was until the best level."""
+    chance: float = 4.0
+    """Minimum mean rise in standard deviations of chance."""
+    luck: float = 1.0
+    """Standard deviations added to `chance`, because the best level is the luckiest of many."""
+    unsure: float = 4.0
+    """Increase of the noise of few levels: this number divided by their count."""
+    confirmed: float = 0.5
+    """Factor on chance where the validation loss ended above its best as well."""
+    wandering: float = 2.0
+    """Minimum rise as a multiple of what a random walk with the curve's own steps would reach."""
+    fewest_points_never_back: int = 10
+    """Minimum number of points of a curve whose whole second half is above its start."""
+    above_start: float = math.log(1.15)
+    """Minimum rise of that half above the start, in nats: {above_start:exp_rise}."""
+    above_first: float = math.log(2)
+    """Minimum rise above the very first point alone, where the curve left it at once: {above_first:exp_rise}."""
+    fewest_points_of_thirds: int = 40
+    """Minimum number of points of a curve whose last third is compared with its first."""
+    errors_of_thirds: float = 4.0
+    """Minimum rise from the median of the first third to that of the last, in standard errors."""
+    tails: tuple[float, float] = (0.05, 0.02)
+    """Shares of the curve that count as its end, at least two levels."""
+    sudden: float = 0.5
+    """Share of the rise between the means of two neighbouring stretches from which on it is a jump: the reported step
+    is then that of the jump, however low the loss happened to be shortly before."""
+    beside_a_jump: int = 8
+    """Number of points of each stretch; the rise is measured from eight times as many points before it."""
+    critical_rise: float = 0.3
+    """Rise in nats from which it is critical, as is an end above the early curve."""
+
+    def like(self, detector: Detector) -> Rule:
+        """The smallest rise is that of the detector, and σ move as its own."""
+        if not isinstance(detector, Divergence):
+            return self
+        usual = Divergence()
+        times = detector.threshold / usual.threshold
+        below_zero = detector.threshold_of_differences / usual.threshold_of_differences
+        return replace(
+            self,
+            smallest_rise=math.log(max(1.0, detector.smallest_rise)),
+            chance=self.chance * times,
+            wandering=self.wandering * times,
+            smallest_rise_in_spreads=self.smallest_rise_in_spreads * below_zero,
+            above_start=max(self.above_start, math.log(max(1.0, detector.smallest_rise))),
+            above_first=max(self.above_first, math.log(max(1.0, detector.smallest_rise))),
+        )
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The losses that were lost; validation losses only where no training loss was logged."""
+        judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
+        return [episode for curve in judged for episode in self._of(_known(curve.last_phase), curves.validations)]
+
+    def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Episode]:
+        levels = levels_of(curve)
+        if levels is None or len(levels.raw_x) < self.fewest_points:
+            return []
+        tails = sorted({max(2, round(share * len(levels))) for share in self.tails}, reverse=True)
+        for count in tails:
+            found = self._ended_above(curve, levels, count, validations)
+            if found:
+                return found
+        start = self._never_back(curve, levels) if levels.logarithmic else None
+        if start is not None:
+            best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
+            return [self._episode(curve, levels, best, onset(levels, best, start), critical=True)]
+        return self._above_its_start(curve, levels)
+
+    def _above_its_start(self, curve: Curve, levels: Levels) -> list[Episode]:
+        """A loss so noisy that no point says so, but whose last third is above its first."""
+        x, third = levels.raw_x, len(levels.raw_x) // 3
+        if not curve.has_level or not levels.logarithmic or len(x) < self.fewest_points_of_thirds:
+            return []
+        first, last = x[:third], x[-third:]
+        low, high = float(np.median(first)), float(np.median(last))
+        error = math.hypot(_error_of_median(first), _error_of_median(last))
+        if high - low < max(self.smallest_rise, self.errors_of_thirds * error) or _ended(curve) < curve.floor:
+            return []
+        best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
+        return [self._episode(curve, levels, best, onset(levels, best, (low + high) / 2), critical=False)]
+
+    def _ended_above(self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]) -> list[Episode]:
+        """Judge so many last levels against the best of those before."""
+        x = levels.x
+        best, floor = _best_held(x[:-count]) if len(x) > count else (0, float(x[0]))
+        end = x[-count:]
+        early = float(np.median(x[: min(3, best + 1)])) if best < len(x) // 20 else float(x[len(x) // 20])
+        rise = float(end.mean()) - floor
+        if rise < self._smallest(levels, early - floor) or _ended(curve) < curve.floor:
+            return []
+        if not levels.logarithmic and self._died_away(levels, best, floor):
+            return []
+        noise = self._noise(levels, best)
+        if self._confirmed(curve, int(levels.steps[best]), validations):
+            noise *= self.confirmed
+        lost = _lost(early, floor, floor + rise) if levels.logarithmic else 1.0
+        wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _wandered(levels, len(x) - count - best)
+        by_chance = max((self.chance / math.sqrt(count) + self.luck) * noise, wandering)
+        stayed = float(end.min()) - floor >= max(noise, rise / 4)
+        long_ago = rise >= self.rise_to_long_ago and _undone(x, best, floor + rise) >= self.long_ago
+        if stayed and rise >= by_chance and (lost >= self.lost_progress or long_ago):
+            limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
+            half = max(limit, floor + rise / 2)
+            sure = onset(levels, best, half)
+            jump = self._jump_near(levels, sure)
+            start = _left(levels, sure, best, limit, half) if jump is None else jump
+            return [self._episode(curve, levels, best, start, rise >= self.critical_rise or lost >= 1)]
+        return []
+
+    def _jump_near(self, levels: Levels, at: int) -> int | None:
+        """The point near this one at which most of the rise happened at once; None where it took longer."""
+        x, width = levels.raw_x, self.beside_a_jump
+        first, last = max(width, at - 2 * width), min(len(x) - width, at + 2 * width)
+        if first > last:
+            return None
+        usual, end = float(np.median(x[max(0, at - 8 * width) : at])), float(np.median(x[at:]))
+        near = np.clip(x[first - width : last + width], None, 2 * end - usual)
+        means = np.convolve(near, np.full(width, 1 / width), "valid")
+        risen = means[width:] - means[:-width]
+        return first + int(np.argmax(risen)) if risen.max() >= self.sudden * (end - usual) > 0 else None
+
+    def _died_away(self, levels: Levels, best: int, floor: float) -> bool:
+        """Whether it went to zero and its noise with it, as the objective of a policy that has become certain."""
+        end, fall = levels.x[-10:], levels.x[: max(best + 1, 10)]  # fewer show no noise
+        near_zero = abs(float(np.median(end))) <= self.near_zero * abs(floor)
+        return near_zero and noise_of(end) <= self.less_noise * noise_of(fall)
+
+    def _smallest(self, levels: Levels, fallen: float) -> float:
+        if not levels.logarithmic:
+            walked = 2 * self.wandering * _wandered(levels, len(levels))
+            learnt = fallen >= max(self.clear_fall * levels.noise, walked)
+            least = max(1.0, self.smallest_share_of_fall * fallen)
+            return min(self.smallest_rise_in_spreads, least) if learnt else self.smallest_rise_in_spreads
+        return self.smallest_rise
+
+    def _noise(self, levels: Levels, best: int) -> float:
+        """Chance, as the whole curve or what came since the best shows it, whichever is more."""
+        since = levels.x[best:]
+        noise = max(levels.noise, noise_of(since)) if len(since) >= 10 else levels.noise
+        return noise * (1 + self.unsure / len(levels))
+
+    def _confirmed(self, curve: Curve, best_step: int, validations: tuple[Curve, ...]) -> bool:
+        """Whether the last validations since then are worse than the best of all: other data, the same model."""
+        for other in validations:
+            if other is curve or other.place != curve.place or other.attempt != curve.attempt:
+                continue
+            values, steps = other.values[other.finite], other.steps[other.finite]
+            late = values[steps > best_step][-2:]
+            if len(values) > len(late) == 2 and values.min() > 0:
+                return bool(np.log(late.min() / values.min()) > self.smallest_rise)
+        return False
+
+    def _never_back(self, curve: Curve, levels: Levels) -> float | None:
+        """Where the curve began, if its whole second half, point by point, is above that: no noise does that."""
+        x = levels.raw_x
+        if len(x) < self.fewest_points_never_back:
+            return None
+        lowest = float(levels.x[len(levels.x) // 2 :].min())
+        starts = [(float(np.median(x[:3])), self.above_start)]
+        if curve.values[curve.finite][0] > 0:  # some log a zero before they know a loss
+            starts.append((float(x[0]), self.above_first))
+        return next((start for start, above in starts if lowest > start + above), None)
+
+    def _episode(self, curve: Curve, levels: Levels, best: int, start: int, critical: bool) -> Episode:
+        finite = curve.values[curve.finite]
+        around = finite[best * levels.size : (best + 1) * levels.size]
+        lowest = float(np.median(around))
+        broken = not np.isfinite(curve.values[-1])
+        last = float(finite[-1]) if broken else _ended(curve)
+        first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
+        peak = start + int(np.argmax(finite[start:]))
+        # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
+        facts = LastingRiseFacts(
+            curve.name,
+            first,
+            last,
+            last_is_single=f"{last:.4g}" == f"{finite[-1]:.4g}",
+            is_finite=not broken,
+            best=lowest,
+            best_step=int(levels.steps[best]),
+            threshold=math.exp(self.smallest_rise),
+        )
+        return Episode(
+            self.kind,
+            Severity.CRITICAL if critical else Severity.WARNING,
+            first,
+            int(levels.raw_steps[peak]),
+            final,
+            facts.sentence(first),
+            recovered=False,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence={"best": lowest, "highest": float(finite[peak]), "last": last},
+            remedies=self.remedies,
+            facts=facts,
+        )
+
+
+def _error_of_median(x: NDArray[np.float64]) -> float:
+    """The standard error of the median of a stretch, as its points show it or the medians of its parts do."""
+    parts = np.array([float(np.median(each)) for each in np.array_split(x, 5)])
+    single = NORMAL_MAD * median_deviation(x) * 1.25 / math.sqrt(len(x))
+    return max(single, float(parts.std(ddof=1)) / math.sqrt(len(parts)))
+
+
+def _known(curve: Curve) -> Curve:
+    """The curve without the zeros before it: some log a zero before they know a loss."""
+    positive = np.flatnonzero(curve.values != 0)
+    first = int(positive[0]) if len(positive) else 0
+    return replace(curve, steps=curve.steps[first:], values=curve.values[first:]) if first else curve
+
+
+def _ended(curve: Curve) -> float:
+    # The median of five points: a single one may be low by chance.
+    return float(np.median(curve.values[curve.finite][-5:]))
+
+
+def _wandered(levels: Levels, since: int) -> float:
+    """How far a random walk with the curve's own steps would be by now.
+
+    Its steps are taken from a coarse reading of the curve, in which noise that differs from point to point evens out.
+    """
+    coarse, size = coarser(levels, 25)
+    return noise_of(coarse) * math.sqrt(max(1.0, since / size))
+
+
+def _lost(early: float, floor: float, end: float) -> float:
+    """The share of what had been gained that is gone, so that a ripple near zero is no matter."""
+    gained, lost = (math.expm1(min(each - floor, 700.0)) for each in (early, end))
+    return lost / gained if gained > 0 else 1.0
+
+
+def _undone(x: NDArray[np.float64], best: int, end: float) -> float:
+    """How long before its best the curve was last as high as it ended, as a share of its points."""
+    high = np.flatnonzero(x[:best] >= end)
+    return (best - int(high[-1])) / len(x) if len(high) else (best / len(x))
+
+
+def _best_held(x: NDArray[np.float64]) -> tuple[int, float]:
+    """The best level that the curve held, and where: of a long curve for five levels, so that luck is none."""
+    width = 5 if len(x) >= 40 else 3 if len(x) >= 18 else 1
+    held = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
+    best = int(np.argmin(held))
+    return best + int(np.argmin(x[best : best + width])), float(held[best])
+
+
+def _left(levels: Levels, sure: int, best: int, limit: float, half: float) -> int:
+    """The point at which the curve left its level: back from one where that is sure, while it stays above a limit.
+
+    Of a curve of many points medians of neighbours are asked, so that one lucky point is no return.
+    """
+    width = max(1, min(levels.size, 5) | 1) if levels.size > 1 else 1 if len(levels) < 30 else 3
+    first = best * levels.size
+    x = levels.raw_x[first : sure + 1]
+    if len(x) <= width:
+        return sure
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
+    low = np.flatnonzero(medians <= limit)
+    start = first + int(low[-1]) + (width + 1) // 2 if len(low) else sure
+    while start < sure and start < first + int(low[-1]) + width and levels.raw_x[start] < half:
+        start += 1  # a median saw the step up to half of its width too early
+    start = min(start, sure)
+    before, creep = levels.raw_x[first:start], levels.raw_x[start:sure]
+    jumped = len(before) > len(creep) > 0 and creep.max() <= before.max()  # nothing had left the level until then
+    return sure if jumped else start

@@ -1,0 +1,89 @@
+"""Says when a loss whose level does not measure progress ended a thousand times as large as it began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE
+from mlflow_stability.kinds.loss.divergence import Divergence
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text.phrases import factor
+
+
+@dataclass(frozen=True, slots=True)
+class LossSizeRule(Rule):
+    """A loss without a level ended {smallest_rise} times as large as it began.
+
+    What it sees: losses whose level does not measure progress: of adversarial training, of reinforcement learning, of
+    self-distillation, or with a changing sign; with {fewest_points} points or more. The median size of the last {last}
+    points, whatever their sign, is {smallest_rise} times that of the first {loss_fall.FIRST}, and above {least_size}.
+
+    Why it matters: no healthy target grows that much. A critic that follows its own estimates grows without bound.
+
+    What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; clip
+    gradients; normalise rewards.
+
+    When it is wrong: rewards that appear late and are very large.
+
+    Reference: van Hasselt et al. 2018, Deep reinforcement learning and the deadly triad (arXiv:1812.02648).
+    """
+
+    kind = "divergence"
+    order = 45
+    severities = (Severity.CRITICAL,)
+    remedies = Divergence.remedies
+
+    smallest_rise: float = LOSS_RISE
+    """Minimum ratio of the size at the end to that in the first {loss_fall.FIRST} points."""
+    least_size: float = LEAST_SIZE
+    """Minimum size at the end."""
+    last: int = 5
+    """Number of last points whose median is the end."""
+    fewest_points: int = 32
+    """Minimum number of points."""
+
+    def like(self, detector: Detector) -> Rule:
+        """The thresholds are those of the detector."""
+        if not isinstance(detector, Divergence):
+            return self
+        return replace(
+            self, smallest_rise=detector.smallest_rise_without_level, least_size=detector.least_size_without_level
+        )
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The losses that grew so."""
+        judged = [curve for curve in curves.losses or curves.validations if not curve.has_level]
+        return [found for curve in judged if (found := self._of(curve)) is not None]
+
+    def _of(self, curve: Curve) -> Episode | None:
+        sizes, steps = np.abs(curve.values[curve.finite]), curve.steps[curve.finite]
+        if len(sizes) < self.fewest_points:
+            return None
+        early, last = curve.early_size, float(np.median(sizes[-self.last :]))
+        limit = max(self.least_size, self.smallest_rise * early)
+        if last < limit:
+            return None
+        low = np.flatnonzero(sizes < limit)
+        first = int(low[-1]) + 1 if len(low) else 0
+        peak = first + int(np.argmax(sizes[first:]))
+        times = f", {factor(last / early)} times its size in the first 20 points, {early:.4g}" if early > 0 else ""
+        return Episode(
+            self.kind,
+            Severity.CRITICAL,
+            int(steps[first]),
+            int(steps[peak]),
+            int(steps[-1]),
+            f"{curve.name} grew from step {int(steps[first])} on: its size ended at {last:.4g}{times} (threshold "
+            f"{limit:.4g}).",
+            recovered=False,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence={"early": early, "highest": float(sizes[peak]), "last": last},
+            remedies=self.remedies,
+        )

@@ -1,0 +1,323 @@
+"""Says when the loss leaps up, and whether that has a consequence.
+
+Says when the loss lies three deviations above its last 100 values: the rule in general use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from mlflow_stability.detectors.baseline import ClassicWindow
+from mlflow_stability.detectors.consequence import Returns, Watch
+from mlflow_stability.detectors.debounce import EpisodeFilter
+from mlflow_stability.detectors.detector import WHOLE, Detector, Point
+from mlflow_stability.detectors.finding import finding, severity_of
+from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
+from mlflow_stability.detectors.learning_rate_restart import RateRestart
+from mlflow_stability.detectors.loss_fall import FirstValues, began_at
+from mlflow_stability.detectors.loss_level import RISE
+from mlflow_stability.vocabulary.facts import SeenBy, SpikeFacts
+from mlflow_stability.vocabulary.loss_level import NoLevel
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class LossSpikeState:
+    """What has been seen so far."""
+
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
+    restart: RateRestart = field(default_factory=RateRestart)
+    begun: FirstValues = field(default_factory=FirstValues)
+    waiting: Point | None = None
+    """A loss that is a spike if the gradient of its step stands out too."""
+    gradient_step: int = -1
+    gradient_z: float = 0.0
+    returns: Returns = field(default_factory=Returns)
+    watch: Watch | None = None
+    """The losses since a spike of which nothing has come yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpike(Detector):
+    """The loss jumped above its baseline.
+
+    What it sees: a loss at least {threshold}σ and {smallest_rise:rise} above its baseline; {threshold_with_gradient}σ
+    are enough where the gradient norm of the same step is also {threshold_with_gradient}σ above its baseline. Losses
+    that can be negative count from {threshold_of_differences}σ on. Heavy-tailed noise raises both thresholds to what
+    that noise reaches once in {baseline.RARE:one_in} steps. Losses below {loss_fall.LITTLE:percent} of the first loss
+    never count. Once a very noisy loss is below {loss_fall.NEARLY:percent} of its start, rises to less than
+    {loss_fall.MUCH:percent} of it do not count. In adversarial training, such as a GAN, only losses at
+    {smallest_rise_adversarial} times their baseline count; of other losses whose level does not measure progress, only
+    those whose sign keeps changing. A single high loss is INFO. It becomes a warning when {lasting_steps} of the
+    {watched_steps} steps from it on are high ({calm_below}σ, or half of a raised threshold), when the median of the
+    {watched_steps} steps after it is {worse_sigmas}σ and {worse_rise:rise} above the baseline, or when it is spike
+    number {returns} within {returns_within} steps. Below {kept:percent} of the start of the loss it stays INFO. A loss
+    at {critical_rise} times its baseline is critical at once. The finding ends after {calm_steps} steps below
+    {calm_below}σ.
+
+    Why it matters: most spikes pass. Frequent spikes, or one that does not recover, usually mean that a step was too
+    large; what was learnt before can be lost.
+
+    What to try: lower the learning rate by a factor of 2 to 5; clip gradients at 1.0; inspect the batch; enable
+    rollback=True.
+
+    When it is wrong: a different batch on purpose (another task, longer sequences), or a schedule that switches on a
+    loss term. The {learning_rate_restart.EXCUSES} steps after a learning-rate restart are ignored.
+
+    Reference: OLMo 2 (arXiv:2501.00656, 3.2); PaLM (arXiv:2204.02311, 5.1)
+    """
+
+    threshold: float = 8.0
+    """Threshold of the loss alone, in σ above its baseline."""
+    threshold_with_gradient: float = 6.0
+    """Threshold in σ where loss and gradient norm both exceed it in the same step."""
+    threshold_of_differences: float = 12.0
+    """Threshold of the loss alone, in σ, where the loss can be negative."""
+    share_of_tail: float = 1.0
+    """Factor on the σ that the loss's own noise reaches once in {baseline.RARE:one_in} steps; the higher threshold
+    counts. 0 turns this off."""
+    smallest_rise: float = 1.05
+    """Minimum ratio of the loss to its baseline; unused where the loss can be negative."""
+    smallest_rise_adversarial: float = RISE
+    """Minimum ratio in adversarial training, such as a GAN."""
+    critical_rise: float = 100.0
+    """Ratio to the baseline from which a spike is critical."""
+    calm_below: float = 4.0
+    """A step below this σ counts as normal."""
+    calm_steps: int = 8
+    """Number of normal steps in a row that end the finding."""
+    watched_steps: int = 16
+    """Number of steps after a spike that show whether it has a consequence."""
+    lasting_steps: int = 3
+    """Number of high losses among them, the first one included, that make a spike a warning. High are at least
+    `calm_below`, half of the threshold of the loss alone, and `smallest_rise`."""
+    worse_sigmas: float = 2.0
+    """Median of the losses after a spike, in σ above their baseline, from which on it made the loss worse."""
+    worse_rise: float = 1.1
+    """Minimum ratio of that median to the baseline; unused where the loss can be negative."""
+    kept: float = 0.05
+    """Share of the start below which a spike stays INFO: nearly all progress is kept."""
+    returns: int = 3
+    """Number of spikes within `returns_within` steps from which on each is a warning: what the noise reaches once in
+    {baseline.RARE:one_in} steps does not come so often."""
+    returns_within: int = 1000
+    """The steps in which they are counted."""
+    threshold_alone: bool = False
+    """Judge by `threshold` alone: neither the noise's tail, nor a minimum ratio, nor a learning-rate restart excuses a
+    loss, a gradient norm lowers no threshold, and a single high loss is a warning. So judges a threshold of your own
+    (`loss_spike_threshold`)."""
+
+    kind = "loss_spike"
+    instability = Instability.HARMFUL
+    noun = "a loss spike"
+    plural = "loss spikes"
+    symptom = Symptom.RISING
+    order = 30
+    quantities = ("loss", "grad_norm", "learning_rate")
+    compared = ("loss", "grad_norm")
+    places = WHOLE
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "threshold": "times",
+        "threshold_with_gradient": "times",
+        "threshold_of_differences": "times",
+        "share_of_tail": "times",
+        "smallest_rise": "power",
+    }
+    remedies = (
+        LOWER_RATE_2_TO_5,
+        CLIP_AT_1,
+        Remedy(Action.INSPECT_BATCH),
+        Remedy(Action.ENABLE_ROLLBACK),
+    )
+    state_type = LossSpikeState
+
+    def after_rollback(self, state: LossSpikeState) -> LossSpikeState:
+        """Keep the learning rates so far."""
+        return LossSpikeState(restart=state.restart.after_rollback())
+
+    def step(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Event | None]:
+        """Look at the next loss, gradient norm or learning rate."""
+        if point.quantity == "learning_rate":
+            state.restart.see(point.value, point.step)
+            return state, None
+        if state.watch is None or point.quantity != "loss" or not point.finite:
+            return self._look(state, point)
+        worse = self._consequence(state, state.watch, point)
+        state, event = self._look(state, point)
+        return state, worse if event is None or (worse is not None and worse.severity > event.severity) else event
+
+    def _look(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Event | None]:
+        z = point.z
+        if z < self.calm_below:
+            if point.quantity == "loss" and point.finite:
+                state.begun.take(point.value)
+            if state.episode_filter.said and point.finite and point.quantity == "loss":
+                state.episode_filter.quiet(self.calm_steps)
+            return state, None
+        if point.quantity != "loss":
+            return state, self._with_gradient(state, point)
+        state.waiting, state.episode_filter.calm = None, 0
+        adversarial = point.reason is NoLevel.ADVERSARIAL
+        if not (point.has_level or (adversarial and point.logarithmic) or point.reason is NoLevel.SIGNED):
+            return state, None
+        if self.threshold_alone:
+            return state, self._spike(state, point, None) if z >= self.threshold else None
+        if state.restart.excuses(point.step):
+            return state, None
+        smallest = self.smallest_rise_adversarial if adversarial else self.smallest_rise
+        if (point.logarithmic or adversarial) and point.value < abs(point.center) * smallest:
+            return state, None
+        if not state.begun.matters(point.value, point.center, point.scale if point.logarithmic else 0.0):
+            return state, None
+        if z >= self._alone(point):
+            return state, self._spike(state, point, None)
+        if z >= self._together(point):
+            if state.gradient_step == point.step:
+                return state, self._spike(state, point, state.gradient_z)
+            state.waiting = point
+        return state, None
+
+    def _with_gradient(self, state: LossSpikeState, point: Point) -> Event | None:
+        if self.threshold_alone or point.z < self._together(point):
+            return None
+        state.gradient_step, state.gradient_z = point.step, point.z
+        waiting, state.waiting = state.waiting, None
+        if waiting is not None and waiting.step == point.step:
+            return self._spike(state, waiting, point.z)
+        return None
+
+    def _alone(self, point: Point) -> float:
+        if self.threshold_alone:
+            return self.threshold
+        compares_ratios = point.logarithmic and point.reason is not NoLevel.SIGNED
+        return max(
+            self.threshold if compares_ratios else self.threshold_of_differences, self.share_of_tail * point.tail
+        )
+
+    def _together(self, point: Point) -> float:
+        return max(self.threshold_with_gradient, self._alone(point) * self.threshold_with_gradient / self.threshold)
+
+    def _spike(self, state: LossSpikeState, point: Point, gradient_z: float | None) -> Event | None:
+        evidence = {"loss": point.value, "level": point.center, "z": point.z}
+        limit = self._alone(point)
+        if gradient_z is not None:
+            evidence["grad_norm_z"] = gradient_z
+            limit = self._together(point)
+        evidence["limit"] = limit
+        often = None
+        if not state.episode_filter.said:
+            often = state.returns.take(point.step, self.returns, self.returns_within)
+        huge = point.logarithmic and point.value >= point.center * self.critical_rise
+        severity = Severity.WARNING if often or self.threshold_alone else Severity.INFO
+        severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
+        if not state.episode_filter.speaks(severity):
+            return None
+        facts = SpikeFacts("loss", point.value, point.center, point.z, limit, gradient_sigmas=gradient_z)
+        if severity is Severity.INFO:
+            state.watch = Watch(point.step, facts, evidence)
+        if often is not None:
+            facts = replace(facts, spikes=often.number, spikes_since=often.since)
+        return finding(self, point, severity, facts, evidence)
+
+    def _consequence(self, state: LossSpikeState, watch: Watch, point: Point) -> Event | None:
+        """Judge what came of a spike, at one of the losses after it."""
+        adversarial = point.reason is NoLevel.ADVERSARIAL
+        high = point.z >= max(self.calm_below, self._alone(point) / 2)
+        if point.logarithmic or adversarial:
+            least = self.smallest_rise_adversarial if adversarial else self.smallest_rise
+            high = high and point.value >= abs(point.center) * least
+        watch.take(point, high=high)
+        worse: SpikeFacts | None = None
+        kept = point.has_level and 0 <= watch.evidence["loss"] < self.kept * began_at(state.begun.first)
+        if not kept and watch.high >= self.lasting_steps:
+            worse = replace(watch.spike, high_steps=watch.high)
+        elif not kept and watch.steps >= self.watched_steps:
+            worse = self._worse(state, watch, point)
+        if worse or watch.steps >= self.watched_steps or state.restart.excuses(point.step):
+            state.watch = None
+        if not worse or not state.episode_filter.speaks(Severity.WARNING):
+            return None
+        worse = replace(worse, found_first=watch.step, watched_steps=watch.steps + 1)
+        return finding(self, point, Severity.WARNING, worse, watch.evidence_since())
+
+    def _worse(self, state: LossSpikeState, watch: Watch, point: Point) -> SpikeFacts | None:
+        """The spike, where the losses after it are above their baseline."""
+        value, level, z = watch.medians()
+        if z < self.worse_sigmas or not state.begun.matters(value):
+            return None
+        if point.logarithmic and (level <= 0 or value < level * self.worse_rise):
+            return None
+        return replace(watch.spike, value_after=value, baseline_after=level)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpikeClassic(Detector):
+    """The loss is {deviations} standard deviations above the mean of its last {window} values.
+
+    What it sees: a loss above the mean plus {deviations} standard deviations of the {window} values before it, once
+    there are {least_values}. High losses in a row are one finding.
+
+    Why it matters: most spikes pass. Frequent spikes usually mean that the steps are too large.
+
+    What to try: lower the learning rate by a factor of 2 to 5; clip gradients at 1.0; inspect the batch.
+
+    When it is wrong: often. Normal noise is that high once in 700 steps, and each spike widens the deviation for the
+    next one. `loss_spike` without `:classic` avoids both.
+
+    Reference: Shewhart, Economic control of quality of manufactured product (1931)
+    """
+
+    deviations: float = 3.0
+    """Threshold in standard deviations above the mean."""
+    window: int = 100
+    """Number of values in the mean."""
+    least_values: int = 20
+    """Minimum number of values before anything is judged."""
+
+    kind = "loss_spike"
+    instability = Instability.HARMFUL
+    order = 390
+    on_request = True
+    rule = "classic"
+    quantities = ("loss",)
+    judged = "loss"
+    remedies = (
+        LOWER_RATE_2_TO_5,
+        CLIP_AT_1,
+        Remedy(Action.INSPECT_BATCH),
+    )
+    state_type = ClassicWindow
+
+    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
+        """Look at the next loss."""
+        if not point.finite:
+            return state, None
+        event = None
+        high = False
+        if len(state.values) >= self.least_values:
+            mean = state.mean()
+            limit = mean + self.deviations * state.deviation(mean)
+            high = point.value > limit
+            if high and not state.run:
+                event = finding(
+                    self,
+                    point,
+                    Severity.WARNING,
+                    SpikeFacts(
+                        "loss",
+                        point.value,
+                        mean,
+                        None,
+                        limit,
+                        SeenBy.CLASSIC,
+                        values_before=len(state.values),
+                    ),
+                    {"loss": point.value, "mean": mean, "limit": limit},
+                )
+        state.run = state.run + 1 if high else 0
+        state.take(point.value, self.window)
+        return state, event

@@ -1,0 +1,1 @@
+"""Findings about steps, the learning rate and updates."""

@@ -1,0 +1,227 @@
+"""Says when the learning rate leaps to where it has never been."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from mlflow_stability.detectors.consequence import SINCE
+from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.finding_type import Instability, Symptom
+from mlflow_stability.detectors.learning_rate_restart import EXCUSES, LEAST_RISE, NOT_BEYOND
+from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Rate:
+    """What has been seen of one parameter group."""
+
+    last: float
+    highest: float
+    first: float = 0.0
+    """The very first rate."""
+    stage: float = 0.0
+    """By how much the last stage of a warm-up that rises once an epoch was higher than the one before; 0: none was."""
+    fallen: bool = False
+    """Whether it has ever gone down, or not changed for long, which ends its warm-up."""
+    since: int = 0
+    """The step from which on it has not changed."""
+    leap: tuple[Point, float, float] | None = None
+    """A leap that may be the first step of a linear warm-up, with the rate before it and the highest before it."""
+    seen: int = 0
+    """The last step."""
+    jumped_at: int | None = None
+    """The step of the last jump, ..."""
+    before_jump: float = 0.0
+    """... and the highest rate before it."""
+    is_barred: bool = False
+    """Whether the present rate was rolled back from, and does not count until it has come down."""
+
+    def after_rollback(self) -> Rate:
+        """What is still known of it after a rollback."""
+        known = replace(self, leap=None, jumped_at=None, before_jump=0.0, is_barred=False)
+        if self.jumped_at is None or self.seen - self.jumped_at > EXCUSES:
+            return known
+        return replace(known, highest=self.before_jump, fallen=True, is_barred=True)
+
+
+@dataclass(slots=True)
+class JumpInWarmUp:
+    """A jump that may be the next stage of a warm-up, until the losses after it are known."""
+
+    point: Point
+    message: str
+    evidence: Mapping[str, float]
+    before: Mapping[str, float]
+    """The median of the last losses before it, by place."""
+    after: dict[str, list[float]] = field(default_factory=dict)
+    """The losses since."""
+
+
+@dataclass(slots=True)
+class LearningRateJumpState:
+    """What has been seen so far, by parameter group."""
+
+    groups: dict[str, Rate] = field(default_factory=dict)
+    said_at: int = -1
+    """Groups that leap together are one finding."""
+    losses: dict[str, deque[float]] = field(default_factory=dict)
+    """The last losses, by place."""
+    watched: JumpInWarmUp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateJump(Detector):
+    """The learning rate jumped above its highest value so far.
+
+    What it sees: a learning rate that grows by a factor of {smallest_rise} in one step, to {beyond_highest} times its
+    highest value so far or more. Before it has decreased for the first time, or been constant for {constant} steps, it
+    may still be warming up. Then only a factor of {smallest_rise_in_warm_up} counts, unless the next step rises by
+    {same_pace:percent} of that or more, as in a linear warm-up from near zero. A jump from a first rate of
+    {warm_up_start} or less is INFO, as a warm-up may rise once an epoch, and its next stages do not count. It becomes a
+    warning if the median of {compared_losses} losses within the next {watched_losses} is {worse} times that before it.
+    Restarts (cosine with warm restarts, cyclic schedules) return to the highest rate and do not count; nor does a
+    decrease. Groups that jump in the same step are one finding.
+
+    Why it matters: the schedule, or a resumed run that lost its schedule, uses an untested rate. Later changes
+    in the loss have their cause here.
+
+    What to try: check the schedule, above all at its end and after a resume; warm up to the new rate over some hundred
+    steps.
+
+    When it is wrong: a warm-up that begins above {warm_up_start} and whose first stage is more than
+    {smallest_rise_in_warm_up} times lower than the second, or lasts {constant} steps; a rate that was set by hand on
+    purpose. No finding in 141 healthy trainings of 64 kinds.
+
+    Reference: Goyal et al. (arXiv:1706.02677, 2.2); SGDR (arXiv:1608.03983)
+    """
+
+    smallest_rise: float = LEAST_RISE
+    """Minimum factor in one step once the rate has decreased before."""
+    smallest_rise_in_warm_up: float = 5.0
+    """Minimum factor in one step before that."""
+    constant: int = 1000
+    """Number of steps without a change that end the warm-up."""
+    same_pace: float = 0.5
+    """Minimum share of a jump by which the next step must rise for both to be one linear warm-up."""
+    warm_up_start: float = 1e-5
+    """First rate up to which a jump from it may be the second stage of a warm-up that rises once an epoch."""
+    compared_losses: int = 8
+    """Number of losses before and after such a jump whose medians are compared."""
+    watched_losses: int = 64
+    """Number of losses for which it is followed."""
+    worse: float = 1.3
+    """Minimum ratio of the loss after it to the loss before for a warning."""
+    beyond_highest: float = NOT_BEYOND
+    """Minimum ratio to the highest rate so far."""
+
+    kind = "learning_rate_jump"
+    instability = Instability.HARMFUL
+    noun = "a learning rate jump"
+    plural = "learning rate jumps"
+    symptom = Symptom.LEARNING_RATE
+    order = 120
+    quantities = ("loss", "learning_rate")
+    severities = (Severity.INFO, Severity.WARNING)
+    across_places = True
+    remedies = (
+        Remedy(Action.CHECK_SCHEDULE_AT_RESUME),
+        Remedy(Action.WARM_UP_TO_NEW_RATE),
+    )
+    state_type = LearningRateJumpState
+
+    def after_rollback(self, state: LearningRateJumpState) -> LearningRateJumpState:
+        """Keep the learning rates so far, but for one that had jumped just before: it is still untested."""
+        return LearningRateJumpState({place: group.after_rollback() for place, group in state.groups.items()})
+
+    def step(self, state: LearningRateJumpState, point: Point) -> tuple[LearningRateJumpState, Event | None]:
+        """Look at the next learning rate."""
+        if point.quantity == "loss":
+            return state, self._worse(state, point)
+        rate = point.value
+        if not point.finite:
+            return state, None
+        group = state.groups.get(point.place)
+        if group is None:
+            state.groups[point.place] = Rate(rate, rate, rate, since=point.step, seen=point.step)
+            return state, None
+        last, highest, leap = group.last, group.highest, group.leap
+        group.last, group.leap, group.seen = rate, None, point.step
+        group.is_barred = group.is_barred and rate > highest * self.beyond_highest
+        if rate != last:
+            in_stages = group.stage > 0 or self._may_warm_up(group, last)
+            group.fallen = group.fallen or (point.step - group.since >= self.constant and not in_stages)
+            group.since = point.step
+        if leap is not None and rate - last < self.same_pace * (leap[0].value - leap[1]):
+            in_stages = self._may_warm_up(group, leap[1])
+            group.stage = leap[0].value - leap[1] if in_stages else 0.0
+            group.fallen = not in_stages
+            return state, self._jump(state, group, *leap)
+        if rate <= last:
+            group.fallen = group.fallen or rate < last
+            return state, None
+        if group.is_barred:
+            return state, None
+        group.highest = max(rate, highest)
+        if group.stage and rate - last <= (1 + self.same_pace) * group.stage:
+            return state, None
+        if last > 0 and rate >= highest * self.beyond_highest:
+            if group.fallen and rate >= last * self.smallest_rise:
+                return state, self._jump(state, group, point, last, highest)
+            if not group.fallen and rate >= last * self.smallest_rise_in_warm_up:
+                group.leap = (point, last, highest)
+        return state, None
+
+    def _may_warm_up(self, group: Rate, rate: float) -> bool:
+        """Return whether a rate may be the first stage of a warm-up that rises once an epoch."""
+        return not group.fallen and rate == group.first <= self.warm_up_start
+
+    def _jump(
+        self, state: LearningRateJumpState, group: Rate, point: Point, last: float, highest: float
+    ) -> Event | None:
+        group.jumped_at, group.before_jump = point.step, highest
+        if state.said_at == point.step:
+            return None
+        state.said_at = point.step
+        message = (
+            f"learning rate jumped from {last:.3g} to {point.value:.3g} at step {point.step}; highest before: "
+            f"{highest:.3g}."
+        )
+        evidence = {"learning_rate": point.value, "before": last, "highest_before": highest}
+        before = {
+            place: median(losses) for place, losses in state.losses.items() if len(losses) == self.compared_losses
+        }
+        if not group.stage or not before or min(before.values()) <= 0:
+            return finding(self, point, Severity.WARNING, message, evidence)
+        state.watched = JumpInWarmUp(point, message, evidence, before)
+        return finding(self, point, Severity.INFO, message, evidence)
+
+    def _worse(self, state: LearningRateJumpState, point: Point) -> Event | None:
+        """Take a loss in, and judge it where the rate has jumped in what may be a warm-up."""
+        losses = state.losses.setdefault(point.place, deque(maxlen=self.compared_losses))
+        jump = state.watched
+        if jump is None:
+            if point.finite and point.has_level:
+                losses.append(point.value)
+            return None
+        after = jump.after.setdefault(point.place, [])
+        after.append(point.value if point.finite else math.inf)
+        level, now = jump.before.get(point.place), median(after[-self.compared_losses :])
+        if level is not None and len(after) >= self.compared_losses and now >= self.worse * level:
+            state.watched = None
+            return finding(
+                self,
+                point._replace(quantity="learning_rate"),
+                Severity.WARNING,
+                f"{jump.message} The loss is {now:.3g} since then, {now / level:.3g} times its level before.",
+                {**jump.evidence, "loss": now, "level_of_loss": level, SINCE: float(jump.point.step)},
+            )
+        if len(after) >= self.watched_losses:
+            state.watched = None
+            losses.extend(value for value in after if math.isfinite(value))
+        return None

@@ -1,0 +1,326 @@
+"""Says when updates are large beside the weights.
+
+Says when updates are too small to matter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.detectors.debounce import StreakByPlace
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.finding_type import Instability, Symptom
+from mlflow_stability.detectors.loss_fall import LossFalls
+from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.result import LOWER_RATE_5_TO_10, RAISE_RATE_5_TO_10, Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(slots=True)
+class UpdateRatioHighState:
+    """What has been seen so far."""
+
+    whole: StreakByPlace = field(default_factory=StreakByPlace)
+    layers: StreakByPlace = field(default_factory=StreakByPlace)
+    first_step: int | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+    """The learning rate of each group, ..."""
+    highest: dict[str, float] = field(default_factory=dict)
+    """... its highest so far, ..."""
+    risen_at: dict[str, int] = field(default_factory=dict)
+    """... and the step of that."""
+    progress: Progress = field(default_factory=Progress)
+
+    def take_rate(self, point: Point) -> None:
+        """Take a learning rate in."""
+        self.rates[point.place] = point.value
+        if point.place not in self.highest or point.value > self.highest[point.place]:
+            self.highest[point.place], self.risen_at[point.place] = point.value, point.step
+
+    def warming_up(self, step: int, first_steps: int, steps: int) -> bool:
+        """Whether the training has just begun, or a learning rate has risen lately."""
+        begun = step < (self.first_step or 0) + first_steps
+        return begun or not self.rates or any(step <= at + steps for at in self.risen_at.values())
+
+    def decaying(self, share: float) -> bool:
+        """Whether every learning rate is below this share of its highest."""
+        return bool(self.rates) and all(rate < share * self.highest[place] for place, rate in self.rates.items())
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRatioHigh(JudgedByProgress):
+    """The updates are large relative to the weights.
+
+    What it sees: updates that are a large share of the weight norm, of the whole model in {rounds} measurements in a
+    row, or of a layer in {rounds_of_layer}. The threshold is {highest} in the warm-up: in the first {warm_up} steps,
+    and for {risen} steps after a rise of a learning rate. Then it is {highest_after_warm_up}, and {highest_in_decay} in
+    the decay, once every learning rate is below {decay:percent} of its highest. The first {first_steps} steps do not
+    count. The finding ends when all are smaller. It is INFO while the loss falls, and a warning where the loss is above
+    {progress.FALLEN:percent} of its start or at {progress.RISEN} times its lowest level.
+
+    Why it matters: such a step overwrites much of what the weights hold. About 0.001 is healthy.
+
+    What to try: lower the learning rate by a factor of 5 to 10; lengthen the warm-up.
+
+    When it is wrong: the first steps of a training, and weights that start at zero. No finding in 117 healthy trainings
+    of 39 kinds with layers measured every 100 steps. Measured every 10 steps, 3 findings, all in tables of rare rows
+    under Adagrad. By phase, the largest ratios that last in 141 healthy trainings: 0.033 in the warm-up, 0.021 of a
+    model and 0.031 of a layer after it, 0.003 in the decay.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/; You et al., LAMB (arXiv:1904.00962)
+    """
+
+    highest: float = 0.1
+    """Ratio of update norm to weight norm above which it is high, in the warm-up."""
+    highest_after_warm_up: float = 0.06
+    """The same after it: twice the largest that lasts in 141 healthy trainings."""
+    warm_up: int = 100
+    """Number of first steps that are warm-up whatever the learning rate is."""
+    risen: int = 10
+    """Number of steps for which a learning rate that has risen is in its warm-up."""
+    highest_in_decay: float = 0.03
+    """The same in the decay. Of 141 healthy trainings none reaches it."""
+    decay: float = 0.5
+    """Share of its highest below which a learning rate is in its decay."""
+    rounds: int = 3
+    """Number of measurements of the whole model in a row."""
+    rounds_of_layer: int = 10
+    """Number of measurements of a layer in a row."""
+    first_steps: int = 10
+    """Number of first steps that are ignored: weights that start near zero change much in them."""
+
+    kind = "update_ratio_high"
+    instability = Instability.HARMFUL
+    noun = "large updates"
+    symptom = Symptom.LARGE_UPDATES
+    order = 180
+    quantities = ("loss", "learning_rate", "update_ratio")
+    judged = "update_ratio"
+    across_places = True
+    remedies = (
+        LOWER_RATE_5_TO_10,
+        Remedy(Action.LENGTHEN_WARM_UP),
+    )
+    state_type = UpdateRatioHighState
+
+    def goes_on(self, state: UpdateRatioHighState) -> bool:
+        """Whether a place is still bad."""
+        return state.whole.said is not None or state.layers.said is not None
+
+    def look(self, state: UpdateRatioHighState, point: Point) -> tuple[UpdateRatioHighState, Event | None]:
+        """Look at the next learning rate or ratio."""
+        if point.quantity == "loss":
+            return state, None
+        if point.quantity == "learning_rate":
+            if point.finite:
+                state.take_rate(point)
+            return state, None
+        if state.first_step is None:
+            state.first_step = point.step
+        if not point.finite or point.step < state.first_step + self.first_steps:
+            return state, None
+        whole = of_the_whole(point.place)
+        streaks, rounds = (state.whole, self.rounds) if whole else (state.layers, self.rounds_of_layer)
+        limit, when = self._limit(state, point)
+        if not streaks.reaches(point.place, rounds, bad=point.value > limit):
+            return state, None
+        if not whole and state.whole.said is not None:
+            return state, None  # of the whole model it was said already
+        where = "" if whole else f" of {point.place}"
+        return state, finding(
+            self,
+            point,
+            self.severities[-1],
+            f"update ratio{where} {point.value:.2g} at step {point.step} (threshold {limit:g} {when}; "
+            f"{_usual(point.step)}).",
+            {"update_ratio": point.value, "limit": limit},
+        )
+
+    def _limit(self, state: UpdateRatioHighState, point: Point) -> tuple[float, str]:
+        """The threshold of the phase, and the phase in words."""
+        if state.decaying(self.decay):
+            return self.highest_in_decay, "in the decay of the learning rate"
+        if state.warming_up(point.step, self.warm_up, self.risen):
+            return self.highest, "in the warm-up"
+        return self.highest_after_warm_up, "after the warm-up"
+
+
+def _usual(step: int) -> str:
+    low, high = ("1e-3", "1e-2") if step <= 1000 else ("1e-4", "1e-3") if step <= 10_000 else ("1e-5", "1e-4")
+    return f"{low} to {high} is common at this step"
+
+
+@dataclass(slots=True)
+class UpdateRatioLowState:
+    """What has been seen so far."""
+
+    small: StreakByPlace = field(default_factory=StreakByPlace)
+    step: int = -1
+    """The step whose learning rates have been seen."""
+    time: float = 0.0
+    """And when; those of another training in that step come later."""
+    rate: float = 0.0
+    highest_rate: float = 0.0
+    falls: LossFalls = field(default_factory=LossFalls)
+    progress: Progress = field(default_factory=Progress)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRatioLow(JudgedByProgress):
+    """The updates are too small to change the weights.
+
+    What it sees: updates below {lowest} of the weight norm, of the whole model or of a layer, in {rounds} measurements
+    in a row. Only while the learning rate is at least {share_of_rate:percent} of its highest and the loss at least
+    {loss_fall.LITTLE:percent} of its start. A layer that was not updated at all does not count. The finding ends when
+    all are larger. It is INFO while the loss falls, and a warning where the loss is above {progress.FALLEN:percent} of
+    its start or at {progress.RISEN} times its lowest level.
+
+    Why it matters: such updates are lost to rounding in most number formats; in bf16 they change nothing.
+
+    What to try: raise the learning rate by a factor of 5 to 10; keep the weights in fp32; look for frozen parameters.
+
+    When it is wrong: the end of a schedule that goes to zero. No finding in 117 healthy trainings of 39 kinds (110,000
+    measured values).
+
+    Reference: Zamirai et al., Revisiting BFloat16 training (arXiv:2010.06192)
+    """
+
+    lowest: float = 1e-7
+    """Ratio of update norm to weight norm below which it is low."""
+    rounds: int = 5
+    """Number of measurements in a row."""
+    share_of_rate: float = 0.01
+    """Share of the highest learning rate below which small updates are expected."""
+
+    kind = "update_ratio_low"
+    noun = "tiny updates"
+    order = 190
+    quantities = ("loss", "learning_rate", "update_ratio")
+    judged = "update_ratio"
+    across_places = True
+    remedies = (
+        RAISE_RATE_5_TO_10,
+        Remedy(Action.KEEP_WEIGHTS_IN_FP32),
+        Remedy(Action.LOOK_FOR_FROZEN_PARAMETERS),
+    )
+    state_type = UpdateRatioLowState
+
+    def goes_on(self, state: UpdateRatioLowState) -> bool:
+        """Whether a place is still bad."""
+        return state.small.said is not None
+
+    def look(self, state: UpdateRatioLowState, point: Point) -> tuple[UpdateRatioLowState, Event | None]:
+        """Look at the next loss, learning rate or ratio."""
+        if not point.finite:
+            return state, None
+        if point.quantity == "loss":
+            state.falls.take(point.place, point.value)
+            return state, None
+        if point.quantity == "learning_rate":
+            # The highest of the step's groups counts, but of trainings side by side each for itself.
+            is_same = point.step == state.step and not point.time > state.time
+            state.rate = max(state.rate, point.value) if is_same else point.value
+            state.step, state.time, state.highest_rate = point.step, point.time, max(state.highest_rate, point.value)
+            return state, None
+        if point.value == 0.0 and not of_the_whole(point.place):
+            return state, None  # a layer that took no part
+        meant = state.rate < state.highest_rate * self.share_of_rate or (state.step >= 0 and state.rate == 0)
+        low = point.value < self.lowest and not meant and not state.falls.learnt()
+        if not state.small.reaches(point.place, self.rounds, bad=low):
+            return state, None
+        where = "" if of_the_whole(point.place) else f" of {point.place}"
+        return state, finding(
+            self,
+            point,
+            self.severities[-1],
+            f"update ratio{where} {point.value:.2g} at step {point.step} (threshold {self.lowest:g}).",
+            {"update_ratio": point.value, "limit": self.lowest},
+        )
+
+
+LATE_FALL = "late_fall"
+"""Evidence: the share by which the loss fell after the early part of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LargeUpdatesRule(Rule):
+    """Updates stayed large to the end of a training whose loss hardly fell.
+
+    What it sees: a loss that fell by less than {most_gain:exp_fall} in all, and by less than {late_gain:exp_fall} after
+    {early:percent} of the run, while the updates were {lowest_ratio} of the weight norm or more, both in the median of
+    that time and at the end. It needs {fewest_points} losses and {fewest_ratios} measured updates.
+
+    Why it matters: every fifty steps change the weights by as much as they hold, so what is learnt is overwritten. The
+    loss stays at a level that a lower rate would leave.
+
+    What to try: lower the learning rate by a factor of 5 to 10; lengthen the warm-up.
+
+    When it is wrong: data that cannot be learnt better. A lower rate then changes nothing. Of 82 healthy trainings none
+    has a ratio above 0.0165 for so long while its loss has a level.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/; You et al., LAMB (arXiv:1904.00962)
+    """
+
+    kind = "update_ratio_high"
+    order = 180
+    remedies = UpdateRatioHigh.remedies
+
+    lowest_ratio: float = 0.02
+    """Minimum ratio of update norm to weight norm."""
+    most_gain: float = math.log(2)
+    """Maximum fall of the loss from its start to its end, in nats: to its half."""
+    late_gain: float = -math.log(0.88)
+    """Maximum fall from the end of `early` to the end of the run, in nats: {late_gain:exp_fall}."""
+    early: float = 0.2
+    """Share of the run after which the loss should still fall."""
+    fewest_points: int = 200
+    """Minimum number of losses."""
+    fewest_ratios: int = 10
+    """Minimum number of measured updates after the early share."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The training losses that were kept from falling so."""
+        judged = [curve for curve in curves.losses if not curve.part and curve.has_level]
+        return [found for loss in judged if (found := self._of(loss, curves)) is not None]
+
+    def _of(self, loss: Curve, curves: RunCurves) -> Episode | None:
+        updates = [curve for curve in curves.updates if curve.attempt == loss.attempt]
+        ratio = next((curve for curve in updates if curve.place == loss.place), None)
+        values, steps = loss.values[loss.finite], loss.steps[loss.finite]
+        if ratio is None or len(values) < self.fewest_points or values.min() <= 0:
+            return None
+        x, tenth = np.log(values), len(values) // 10
+        first, last = float(np.median(x[: max(3, tenth // 5)])), float(np.median(x[-tenth:]))
+        begun = round(self.early * len(x))
+        early = float(np.median(x[begun : begun + tenth]))
+        if first - last > self.most_gain or early - last > self.late_gain or last > first:
+            return None
+        late = ratio.values[ratio.finite & (ratio.steps >= steps[begun])]
+        if len(late) < self.fewest_ratios:
+            return None
+        usual, end = float(np.median(late)), float(np.median(late[-max(3, len(late) // 10) :]))
+        if min(usual, end) < self.lowest_ratio:
+            return None
+        start = int(steps[begun])
+        return Episode(
+            self.kind,
+            Severity.WARNING,
+            start,
+            start,
+            int(steps[-1]),
+            f"update ratio about {usual:.2g} from step {start} to the end (threshold {self.lowest_ratio:g} while "
+            f"{loss.name} hardly falls; it fell by {1 - math.exp(last - early):.1%} in that time).",
+            recovered=False,
+            metric=loss.name,
+            place=loss.place,
+            attempt=loss.attempt,
+            evidence={"update_ratio": usual, "limit": self.lowest_ratio, LATE_FALL: 1 - math.exp(last - early)},
+            remedies=self.remedies,
+        )

@@ -1,0 +1,1 @@
+"""Findings about what a training learns: plateaus, overfitting, repeated data."""

@@ -1,0 +1,296 @@
+"""Says when the validation loss rises while the training loss falls."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.curves.training_since import TrainingSince, training_since
+from mlflow_stability.curves.turning_point import by_chance, turned
+from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.finding_type import Moves, Symptom
+from mlflow_stability.detectors.loss_level import stays_at_chance
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.text.phrases import above
+
+
+@dataclass(slots=True)
+class OverfittingState:
+    """What has been seen so far of a training loss and its validation loss."""
+
+    total: float = 0.0
+    count: int = 0
+    """The training losses since the last validation."""
+    last: deque[float] = field(default_factory=deque)
+    """The last validation losses."""
+    two: tuple[float, float] | None = None
+    """The last two validation losses."""
+    bends: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    """By how much the validation loss left the straight line through the two before it: its noise."""
+    best: float | None = None
+    best_step: int = -1
+    train_at_best: float | None = None
+    said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Overfitting(Detector):
+    """The validation loss rises while the training loss still falls.
+
+    What it sees: {in_a_row} validation losses in a row at least {smallest_rise:rise} above the best one, and by
+    {beyond_noise} times what their own noise moves them. Where only one such distance is known, that factor is
+    {few_bends:percent} higher. Meanwhile the training loss has fallen by {train_fell:fall} since the best one and is
+    not at chance level. The finding ends when the validation loss is within {over:rise} of the best one.
+
+    Why it matters: from the best step on the model memorises its training data; later weights generalise worse.
+
+    What to try: keep the weights of the best step; stop there; use more or augmented data, dropout, weight decay, or a
+    smaller model.
+
+    When it is wrong: validation data that differs from the training data. Accuracy can still rise while the validation
+    loss rises.
+
+    Reference: Prechelt, Early stopping - but when? (1998)
+    """
+
+    smallest_rise: float = 1.10
+    """Minimum ratio of the validation loss to the best one."""
+    in_a_row: int = 3
+    """Number of validation losses in a row that must be that high."""
+    beyond_noise: float = 3.2
+    """Minimum distance above the best, as a multiple of the usual distance of a validation loss from the line through
+    the two before it. The default is 5.3σ of its noise."""
+    few_bends: float = 3.0
+    """Relative increase of `beyond_noise` where only one such distance is known; half of it with two, and so on."""
+    train_fell: float = 0.98
+    """Maximum training loss as a share of its value at the best validation loss."""
+    over: float = 1.02
+    """At or below this multiple of the best validation loss the finding ends."""
+
+    kind = "overfitting"
+    noun = "overfitting"
+    symptom = Symptom.OVERFITTING
+    order = 90
+    quantities = ("loss", "val_loss")
+    judged = "val_loss"
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power", "beyond_noise": "times"}
+    remedies = (
+        Remedy(Action.KEEP_BEST_WEIGHTS),
+        Remedy(Action.USE_MORE_DATA),
+        Remedy(Action.ADD_REGULARISATION),
+    )
+    state_type = OverfittingState
+
+    def step(self, state: OverfittingState, point: Point) -> tuple[OverfittingState, Event | None]:
+        """Look at the next training or validation loss."""
+        if not point.finite or not point.has_level:
+            return state, None
+        if point.quantity == "loss":
+            state.total += point.value
+            state.count += 1
+            return state, None
+        train = state.total / state.count if state.count else None
+        state.total, state.count = 0.0, 0
+        value = point.value
+        if state.two is not None:
+            state.bends.append(abs(value - 2 * state.two[1] + state.two[0]))
+        state.two = (value if point.before is None else point.before, value)
+        if state.best is None or value < state.best:
+            state.best, state.best_step = value, point.step
+            state.train_at_best = train
+            state.last.clear()
+            state.said = False
+            return state, None
+        state.last.append(value)
+        if len(state.last) > self.in_a_row:
+            state.last.popleft()
+        best = state.best
+        if state.said:
+            state.said = not (best > 0 and value <= best * self.over)
+            return state, None
+        if best <= 0 or len(state.last) < self.in_a_row or train is None or state.train_at_best is None:
+            return state, None
+        lowest = min(state.last)
+        noise = median(state.bends) * (1 + self.few_bends / len(state.bends))
+        high = lowest >= best * self.smallest_rise and lowest - best >= self.beyond_noise * noise
+        if not high or not 0 < train <= state.train_at_best * self.train_fell:
+            return state, None
+        if stays_at_chance(state.train_at_best, train):
+            return state, None
+        state.said = True
+        return state, finding(
+            self,
+            point,
+            Severity.WARNING,
+            f"The validation loss is {value:.4g} at step {point.step}, {above(value / best - 1, 'its best')} of "
+            f"{best:.4g} at step {state.best_step}, while the training loss fell from {state.train_at_best:.4g} "
+            f"to {train:.4g}.",
+            {"val_loss": value, "best": best, "best_step": float(state.best_step), "loss": train},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OverfittingRule(Rule):
+    """The validation loss rose from its best and stayed above it, while the training loss kept falling.
+
+    What it sees: a training loss and its validation loss, with {fewest_validations} validations or more. The median of
+    the last {tail:percent} of the validations, at least three, is {smallest_rise:exp_rise} or more above the best
+    stretch before it; of one that goes below zero, {smallest_share:percent} of its fall. {most_above:percent} of them
+    are above it by half of that. Noise does not explain the rise: a curve that falls and then rises fits the
+    validations better than one that never rises, which happens in 2 of 100 noisy curves by chance. What a turn explains
+    must reach those odds, times {odds}. With eight validations the turn must explain 93 % of the remaining variance,
+    with thirty 71 %, with 1,000 15 %. It may explain {weight:percent} less where the rise is {large_rise} times the
+    smallest, and as much less where the training loss fell to {large_fall:exp_left} meanwhile. The training loss is
+    {smallest_fall:exp_fall} lower at the end than at the best validation, and not at chance level. Where its noise
+    would hide such a fall, it is enough that it did not rise.
+
+    Why it matters: the model memorises its training data; the weights of the best step were better than the last.
+
+    What to try: keep the checkpoint of the best step; stop early; more data, augmentation, dropout, weight decay.
+
+    When it is wrong: validation losses of overconfident classifiers rise while their accuracy still rises, too. A
+    validation in another precision or with averaged weights measures another model.
+
+    Reference: Prechelt 1998, Early stopping - but when?
+    """
+
+    kind = "overfitting"
+    order = 100
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "smallest_rise": "times",
+        "smallest_share": "times",
+        "odds": "times",
+    }
+    remedies = Overfitting.remedies
+
+    fewest_validations: int = 6
+    """Minimum number of validations."""
+    smallest_rise: float = math.log(1.04)
+    """Minimum rise of the end of the validation loss above its best, in nats: {smallest_rise:exp_rise}."""
+    smallest_share: float = 0.1
+    """Minimum rise where it goes below zero: a share of its fall from the first validations to the best."""
+    most_above: float = 0.7
+    """Minimum share of the last validations that are above the best by half of that."""
+    smallest_fall: float = -math.log(Overfitting().train_fell)
+    """Minimum fall of the training loss since the best validation, in nats: {smallest_fall:exp_fall}."""
+    odds: float = 1.0
+    """Factor on the odds that a turn must reach: of what it explains to what remains."""
+    tail: float = 0.2
+    """Share of the validations that count as the end."""
+    large_rise: float = 8.0
+    """Multiple of the smallest rise that counts as evidence with the full `weight`."""
+    large_fall: float = math.log(2)
+    """Fall of the training loss, in nats, that does as well: to {large_fall:exp_left}."""
+    weight: float = 0.2
+    """How much less a turn must explain then. With both, 4 in 100 flat noisy curves would pass."""
+
+    def like(self, detector: Detector) -> Rule:
+        """The rise and the fall are those that the detector was given; a whole curve shows a smaller rise."""
+        if not isinstance(detector, Overfitting):
+            return self
+        usual = detector.smallest_rise == Overfitting().smallest_rise
+        smallest = self.smallest_rise if usual else math.log(max(1.0, detector.smallest_rise))
+        return replace(self, smallest_rise=smallest, smallest_fall=-math.log(detector.train_fell))
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """One finding for each validation loss; its parts only where the whole of it tells nothing."""
+        found: list[Episode] = []
+        for validation in sorted(curves.validations, key=lambda each: each.place != ""):
+            training = next((each for each in curves.losses if _belongs(each, validation)), None)
+            if training is None or not validation.has_level or (found and validation.place):
+                continue
+            found += self._of(training, validation)
+        return found
+
+    def _of(self, training: Curve, validation: Curve) -> list[Episode]:
+        values = validation.values[validation.finite]
+        if len(values) < self.fewest_validations:
+            return []
+        x, smallest = self._scaled(values)
+        count, width = max(3, round(self.tail * len(x))), _width(len(x))
+        held = np.median(np.lib.stride_tricks.sliding_window_view(x[: max(width, len(x) - count + 1)], width), axis=1)
+        at = int(np.argmin(held))
+        best, level = at + int(np.argmin(x[at : at + width])), float(held[at])
+        first = max(best + 1, len(x) - count)
+        late = x[first:]
+        rise = float(np.median(late)) - level if len(late) > 1 else 0.0
+        if rise < smallest or (late > level + smallest / 2).mean() < self.most_above:
+            return []
+        since = training_since(training, validation, best)
+        if since is None or stays_at_chance(since.before, since.now):
+            return []
+        hidden = since.error > self.smallest_fall and -since.error < since.fall < self.smallest_fall
+        if since.fall < self.smallest_fall and not (hidden and since.fall + 2 * since.error > self.smallest_fall):
+            return []
+        helped = min(1.0, (rise / smallest - 1) / (self.large_rise - 1)) + min(
+            1.0, max(0.0, since.fall) / self.large_fall
+        )
+        share = by_chance(len(x)) - self.weight * helped
+        if turned(x) < self.odds * share / (self.odds * share + 1 - share):
+            return []
+        lowest, last = float(np.median(values[at : at + width])), float(np.median(values[first:]))
+        return [self._episode(validation, best, lowest, last, _beside(training, since, hidden))]
+
+    def _scaled(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        """The values on the scale that is judged, and the smallest rise on it."""
+        lowest = float(values.min())
+        if lowest > 0:
+            return np.log(values), self.smallest_rise
+        if lowest == 0 and (values > 0).mean() > 0.5:
+            # A validation of exactly zero has no logarithm: it is read as a thousandth of the median.
+            return np.log(values + 1e-3 * float(np.median(values[values > 0]))), self.smallest_rise
+        width = _width(len(values))
+        medians = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
+        fall = float(medians[0] - medians.min())
+        return values / (fall if fall > 0 else np.inf), self.smallest_share
+
+    def _episode(self, validation: Curve, best: int, lowest: float, last: float, beside: str) -> Episode:
+        values, steps = validation.values[validation.finite], validation.steps[validation.finite]
+        peak = best + int(np.argmax(values[best:]))
+        by = f" (+{last / lowest - 1:.0%}, threshold {math.expm1(self.smallest_rise):.0%})" if lowest > 0 else ""
+        about = "" if math.isclose(lowest, values[best], rel_tol=1e-3) else "about "  # the median of several
+        message = (
+            f"{validation.name} rose from {about}{lowest:.4g} at step {int(steps[best])} to {last:.4g} at the end{by}"
+        )
+        return Episode(
+            self.kind,
+            Severity.WARNING,
+            int(steps[min(best + 1, len(steps) - 1)]),
+            int(steps[peak]),
+            int(steps[-1]),
+            f"{message} {beside}.",
+            recovered=False,
+            metric=validation.name,
+            place=validation.place,
+            attempt=validation.attempt,
+            evidence={"best": lowest, "best_step": float(steps[best]), "last": last},
+            remedies=self.remedies,
+        )
+
+
+def _width(validations: int) -> int:
+    """The number of validations that make a level: two of fewer than ten, else three, or a tenth of them."""
+    return max(2 if validations < 10 else 3, validations // 10)
+
+
+def _beside(training: Curve, since: TrainingSince, hidden: bool) -> str:
+    """What the training loss did meanwhile."""
+    if hidden:
+        return f"while {training.name} did not rise; a fall is hidden in its noise"
+    by = f" by {1 - since.now / since.before:.0%}" if since.now > 0 else f" from {since.before:.4g} to {since.now:.4g}"
+    return f"while {training.name} fell{by}"
+
+
+def _belongs(training: Curve, validation: Curve) -> bool:
+    return training.place == validation.place and training.attempt == validation.attempt

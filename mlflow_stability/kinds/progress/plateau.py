@@ -1,0 +1,360 @@
+"""Says when a loss stands where it began."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+from typing import ClassVar
+
+import numpy as np
+
+from mlflow_stability.curves.chance_level import chance_of
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.curves.levels import Levels, levels_of
+from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.finding_type import Moves, Symptom
+from mlflow_stability.detectors.loss_level import classes_of
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(slots=True)
+class Level:
+    """What has been seen so far."""
+
+    seen: int = 0
+    start_sum: float = 0.0
+    total: float = 0.0
+    count: int = 0
+    means: deque[float] = field(default_factory=deque)
+    """The means of stretches of the loss, the newest last."""
+    best: float = math.inf
+    """The lowest of all means."""
+    said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plateau(Detector):
+    """The loss has not fallen since the start of the training.
+
+    What it sees: from {least_steps} steps on, a loss within {stuck_gain:percent} of its start, the first {first_steps}
+    losses, that has not fallen. Or a loss that fell by less than {small_gain:percent} in all and not in the last
+    {long_steps} steps. Not fallen means: no clear fall of the mean of {stretch} steps, and any fall hidden in the noise
+    ({errors} standard errors) is below {fall:percent}. A loss within {chance_within:percent} of the logarithm of a
+    number of classes is called chance level. A run that fell further and then converged is not a plateau. The finding
+    ends when the loss has fallen by {small_gain:percent}. Losses that can be negative and adversarial training, such as
+    a GAN, are not judged. `diagnose` sees the whole curve and also judges shorter runs.
+
+    Why it matters: nothing is being learnt, and more steps of the same will not change that.
+
+    What to try: check that labels and inputs match and are shuffled; overfit one batch until its loss is near zero;
+    raise the learning rate, or lower it by a factor of 10; look for frozen parameters and dead units.
+
+    When it is wrong: losses that do not fall by design; a warm-up longer than {least_steps} steps.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/
+    """
+
+    first_steps: int = 20
+    """Number of first losses that define the start."""
+    least_steps: int = 1000
+    """Minimum number of steps before anything is judged."""
+    stretch: int = 100
+    """Number of steps in one mean; the last two means are compared with those before."""
+    stuck_gain: float = 0.02
+    """Relative fall since the start below which the loss is stuck at its start."""
+    small_gain: float = 0.10
+    """Relative fall since the start below which a loss without progress for `long_steps` is stuck."""
+    long_steps: int = 10_000
+    """Number of steps without progress for `small_gain`."""
+    fall: float = 0.005
+    """Minimum relative fall that counts as progress."""
+    errors: float = 3.0
+    """Standard errors of the fall that are allowed for noise."""
+    chance_within: float = 0.005
+    """Maximum relative distance to the logarithm of a number of classes for chance level."""
+
+    kind = "plateau"
+    noun = "a plateau"
+    plural = "plateaus"
+    symptom = Symptom.STUCK
+    order = 80
+    quantities = ("loss",)
+    compared = ("loss",)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "stuck_gain": "inverse",
+        "small_gain": "inverse",
+        "fall": "inverse",
+    }
+    remedies = (
+        Remedy(Action.CHECK_LABELS),
+        Remedy(Action.OVERFIT_ONE_BATCH),
+        RAISE_OR_LOWER_RATE,
+        Remedy(Action.LOOK_FOR_FROZEN_AND_DEAD),
+    )
+
+    def begin(self) -> Level:
+        """Start afresh, knowing nothing."""
+        return Level(means=deque(maxlen=self.long_steps // self.stretch))
+
+    def step(self, state: Level, point: Point) -> tuple[Level, Event | None]:
+        """Look at the next loss."""
+        if not point.accepted or not point.has_level:
+            return state, None
+        state.seen += 1
+        if state.seen <= self.first_steps:
+            state.start_sum += point.value
+        state.total += point.value
+        state.count += 1
+        if state.count < self.stretch:
+            return state, None
+        state.means.append(state.total / state.count)
+        state.best = min(state.best, state.means[-1])
+        state.total, state.count = 0.0, 0
+        judged = point.logarithmic and state.seen >= self.least_steps
+        return state, self._judge(state, point) if judged else None
+
+    def _judge(self, state: Level, point: Point) -> Event | None:
+        means = state.means
+        start = state.start_sum / self.first_steps
+        recent = (means[-1] + means[-2]) / 2
+        if start <= 0 or recent <= 0 or not math.isfinite(start + recent):
+            return None
+        gain, best_gain = 1 - recent / start, 1 - state.best / start
+        if best_gain >= self.small_gain or gain < -self.small_gain:
+            state.said = False
+            return None
+        if state.said or (gain >= self.stuck_gain and len(means) * self.stretch < self.long_steps):
+            return None
+        if self._fall_at_most(list(means)) >= self.fall:
+            return None
+        state.said = True
+        classes = classes_of(recent, self.chance_within)
+        chance = f", chance level for {classes:,} classes" if classes else ""
+        return finding(
+            self,
+            point,
+            Severity.WARNING,
+            f"loss {recent:.4g} at step {point.step}{chance}; it started at {start:.4g} and has not fallen "
+            f"in the last {len(means) * self.stretch:,} steps.",
+            {"loss": recent, "start": start, "gain": gain, **({"classes": float(classes)} if classes else {})},
+        )
+
+    def _fall_at_most(self, means: list[float]) -> float:
+        """How far the loss has fallen over these means, at most, as a share of its level."""
+        half = len(means) // 2
+        before, after = sum(means[:half]) / half, sum(means[half:]) / (len(means) - half)
+        # Two neighbouring means differ by their noise alone, nearly: 0.954 standard deviations of one, usually.
+        noise = median(abs(one - other) for one, other in pairwise(means)) / 0.954
+        room = self.errors * noise * math.sqrt(2 / half)
+        if before - after > room:
+            return math.inf  # it falls, if slowly: that alone is no plateau
+        return 2 * (before - after + room) / before  # between the middles of the halves lies half of the fall
+
+
+@dataclass(frozen=True, slots=True)
+class PlateauRule(Rule):
+    """The loss is still at its start, or stopped falling early.
+
+    What it sees: a whole curve of {fewest_points} points or more with one of three plateaus. Stuck at the start: it
+    fell by less than {stuck_gain:percent} from its first points to its last ({validated_gain:percent} where a
+    validation loss did not fall), and moved by at most {steady} nats, as at chance level (the logarithm of the number
+    of classes, or the variance of the target). Stopped early: it started at chance level for many classes (a loss of
+    {untrained[0]} to {untrained[1]}), fell by less than {early_gain:percent}, and then was flat, within
+    {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed: it fell to less than {collapse:exp_left} within
+    the first {at_once:percent} of {fewest_after} points or more, and changed by less than {distance:percent}, or less
+    than noise, from there to the end, known to {known}. A loss that falls slowly throughout, as from 4.5 to 3.3 over a
+    fine-tuning, is not a plateau, nor is one below {loss_fall.LITTLE:percent} of its start.
+
+    Why it matters: the steps cost time and nothing is learnt.
+
+    What to try: a higher learning rate, or a lower one where the loss is noisy; check that labels match inputs; check
+    that the optimizer has all parameters and gradients reach them; look for dead units.
+
+    When it is wrong: a training that continues another one, if its log does not begin with a late step. A loss whose
+    noise hides slow progress is not reported as long as the noise allows for a fall of {possible_gain:percent}.
+
+    Reference: Karpathy 2019, A recipe for training neural networks ("verify loss at init").
+    """
+
+    kind = "plateau"
+    order = 80
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "stuck_gain": "inverse",
+        "possible_gain": "inverse",
+        "validated_gain": "inverse",
+        "flat_gain": "inverse",
+    }
+    remedies = Plateau.remedies
+
+    fewest_points: int = 10
+    """Minimum number of points."""
+    stuck_gain: float = 0.03
+    """Relative fall since the start below which nothing was gained."""
+    possible_gain: float = 0.05
+    """Maximum relative fall that the noise may hide."""
+    steady: float = 0.1
+    """Maximum movement, in nats and beyond its noise, of a plateau."""
+    validated_gain: float = 0.06
+    """Maximum fall of the training loss where the validation loss did not fall."""
+    early_gain: float = 0.33
+    """Relative fall below which little was gained, where the start was chance level for many classes."""
+    untrained: tuple[float, float] = (3.9, 12.7)
+    """Chance level for 50 and for 330,000 classes: the initial loss of a model with a vocabulary."""
+    flat_share: float = 0.8
+    """Share of the run, up to its end, over which such a loss is flat."""
+    flat_gain: float = 0.01
+    """Relative fall from the first third to the last below which a stretch is flat."""
+
+    collapse: float = 1.5
+    """Fall in nats, to less than {collapse:exp_left}, that is a collapse."""
+    at_once: float = 0.07
+    """Share of the run within which the collapse must be over."""
+    distance: float = 0.01
+    """Maximum distance of the later thirds from each other, in nats; twice its error is allowed as well."""
+    known: float = 0.06
+    """Maximum error at which the collapse is judged."""
+    fewest_after: int = 60
+    """Minimum number of points for a collapse, to distinguish it from a short training."""
+
+    def like(self, detector: Detector) -> Rule:
+        """What counts as no gain, and as flat, moves as with the detector."""
+        if not isinstance(detector, Plateau):
+            return self
+        usual = Plateau()
+        stuck = detector.stuck_gain / usual.stuck_gain
+        return replace(
+            self,
+            stuck_gain=self.stuck_gain * stuck,
+            possible_gain=self.possible_gain * stuck,
+            validated_gain=self.validated_gain * stuck,
+            flat_gain=self.flat_gain * (detector.fall / usual.fall),
+        )
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The training losses that went nowhere, those of the whole model alone."""
+        found: list[Episode] = []
+        for curve in curves.losses or curves.validations:
+            levels = None if curve.part or not curve.has_level else levels_of(curve)
+            if levels is None or not levels.logarithmic or len(levels.raw_x) < self.fewest_points:
+                continue
+            if not _resumed(curve):
+                found += self._of(curve, levels, self._validation_stuck(curve, curves))
+        return found
+
+    def _of(self, curve: Curve, levels: Levels, validation_stuck: bool) -> list[Episode]:
+        x = levels.raw_x
+        edge = max(3, len(x) // 10)
+        start, first, last = (float(np.median(each)) for each in (x[:3], x[:edge], x[-edge:]))
+        one = levels.noise * math.sqrt(levels.size)  # the noise of a single point
+        error = one * 1.25 * math.sqrt(2 / edge)
+        begun = min(start, float(x[0]))  # updates too large at first may have lifted the points after the first
+        from_start, gain = -_grown(last - start), -_grown(last - first)
+        rest = -_grown(min(last, float(np.median(x[len(x) // 2 :]))) - first)
+        allowed = self.validated_gain if validation_stuck else self.stuck_gain
+        margin = self.possible_gain - self.stuck_gain
+        low, high = np.percentile(levels.x, [10, 90])
+        steady = float(high - low) < self.steady + 3 * levels.noise and gain > -self.steady
+        learned = max(gain, rest) >= allowed or -_grown(last - begun) >= allowed + margin + one
+        if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
+            return [self._episode(curve, 0, first, last, gain, edge, f" over its first {edge} points")]
+        flat = self._flat_from(levels)
+        untrained = self.untrained[0] <= math.exp(min(start, 50)) <= self.untrained[1]
+        if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
+            return [self._episode(curve, flat, begun, last, -_grown(last - begun), edge)]
+        fallen = self._collapsed(curve, levels)
+        if fallen:
+            high = max(float(x[0]), start)
+            return [self._episode(curve, fallen, high, last, -_grown(last - high), edge)]
+        return []
+
+    def _collapsed(self, curve: Curve, levels: Levels) -> int:
+        """The point from which on a loss that fell at once has stood; 0 where there is none."""
+        x = levels.raw_x
+        first = int(self.at_once * len(x))
+        if len(x) < self.fewest_after or math.exp(min(float(np.median(x[first:])), 700.0)) <= curve.floor:
+            return 0
+        thirds = [float(np.median(each)) for each in np.array_split(x[first:], 3)]
+        then = float(np.median(x[first : 2 * first]))  # right after the fall
+        one = 1.25 * levels.noise * math.sqrt(levels.size)
+        of_thirds, of_then = one * math.sqrt(6 / (len(x) - first)), one * math.sqrt(1 / first + 3 / (len(x) - first))
+        still = max(thirds) - min(thirds) <= max(self.distance, 2 * of_thirds)
+        still = still and abs(then - thirds[-1]) <= max(self.distance, 2 * of_then)
+        fell = max(float(x[0]), float(np.median(x[:3]))) - thirds[0]
+        return first if still and of_thirds <= self.known and fell >= self.collapse else 0
+
+    def _flat_from(self, levels: Levels) -> int:
+        """The point from which on nothing was gained up to the end; the number of points if there is none."""
+        x = levels.x
+        for start in range(int(len(x) * (1 - self.flat_share)) + 1):
+            rest = x[start:]
+            third = len(rest) // 3
+            if 1.25 * levels.noise * math.sqrt(2 / third) > 2 * self.flat_gain:
+                break  # so noisy that nobody can tell whether it is flat
+            head, tail = rest[:third], rest[-third:]
+            fall = float(np.median(head) - np.median(tail))
+            rough = float(np.median(rest[: max(1, third // 3)]) - np.median(tail))
+            if abs(fall) < self.flat_gain and rough < 2 * self.flat_gain + 2 * levels.noise:
+                there = rest <= float(np.median(tail)) + max(self.flat_gain, 2 * levels.noise)
+                return min((start + int(np.argmax(there))) * levels.size, len(levels.raw_x) - 1)
+        return len(levels.raw_x)
+
+    def _validation_stuck(self, curve: Curve, curves: RunCurves) -> bool:
+        """Whether the validation loss of the same place gained nothing over at least eight points."""
+        for other in curves.validations:
+            values = other.values[other.finite]
+            if other.place == curve.place and len(values) >= 8 and values.min() > 0:
+                third = len(values) // 3
+                return bool(np.median(values[-third:]) > (1 - self.stuck_gain / 2) * np.median(values[:third]))
+        return False
+
+    def _episode(
+        self, curve: Curve, start: int, before: float, last: float, gain: float, edge: int, of: str = ""
+    ) -> Episode:
+        steps = curve.steps[curve.finite]
+        began, level = int(steps[start]), math.exp(last)
+        only = "only " if gain < self.early_gain else ""
+        moved = "did not change"
+        if abs(gain) > 0.0005:
+            moved = f"fell by {only}{gain:.1%}" if gain > 0 else f"rose by {-gain:.1%}"
+        least = f" (threshold {self.stuck_gain:.0%})" if of else ""
+        ended = f"to {level:.4g} over its last {edge}{'' if of else ' points'}"
+        message = f"{curve.name} {moved}{least}: from {math.exp(before):.4g}{of} {ended}, "
+        message += f"flat from step {began} to step {int(steps[-1])}"
+        evidence = {"first": math.exp(before), "last": level, "gain": gain}
+        classes = chance_of(level)
+        if classes:
+            evidence["classes"] = float(classes)
+            message += f"; {level:.4g} is chance level for {classes} classes"
+        return Episode(
+            self.kind,
+            Severity.WARNING,
+            began,
+            began,
+            int(steps[-1]),
+            message + ".",
+            recovered=False,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence=evidence,
+            remedies=self.remedies,
+        )
+
+
+def _grown(nats: float) -> float:
+    """The change of a level as a share of it."""
+    return math.expm1(min(nats, 700.0))
+
+
+def _resumed(curve: Curve) -> bool:
+    """Whether the log begins so late that the start of the training is in another one."""
+    first, last = int(curve.steps[0]), int(curve.steps[-1])
+    distance = (last - first) / max(1, len(curve.steps) - 1)
+    return first > 3 * distance and first > 0.1 * last

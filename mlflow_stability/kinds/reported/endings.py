@@ -1,0 +1,129 @@
+"""Findings about how a training process ends or hangs.
+
+They are reported by the courier and the session, not detected; each is documented here in the same sections as every
+detector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlflow_stability.detectors.finding_type import FindingType, Symptom
+from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Stall(FindingType):
+    """The training hangs: no step for a long time.
+
+    What it sees: no step for 10 times the usual step time, and for at least 60 seconds, while the process lives.
+
+    Why it matters: a hung training occupies its machines and achieves nothing.
+
+    What to try: find where it waits (py-spy dump); check for a dead rank, a dead data-loader worker, a full disk, an
+    unavailable file system.
+
+    When it is wrong: long evaluations or checkpoints between two steps.
+
+    Reference: https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
+    """
+
+    kind = "stall"
+    noun = "a stall"
+    plural = "stalls"
+    symptom = Symptom.ENDED
+    order = 1010
+    severities = (Severity.CRITICAL,)
+    remedies = (
+        Remedy(Action.FIND_WHERE_IT_WAITS),
+        Remedy(Action.CHECK_FOR_DEAD_WORKER),
+        Remedy(Action.CHECK_DISK),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed(FindingType):
+    """The training ended with an exception or a non-zero exit status.
+
+    What it sees: an uncaught exception, or `sys.exit` with a status other than 0.
+
+    Why it matters: the run did not finish; everything since the last checkpoint is lost.
+
+    What to try: read the last line of the traceback; restart from the last good checkpoint.
+
+    When it is wrong: scripts that end with an exception on purpose, such as one that stops a search early.
+
+    Reference: https://docs.python.org/3/library/sys.html#sys.excepthook
+    """
+
+    kind = "crashed"
+    noun = "a crash"
+    plural = "crashes"
+    symptom = Symptom.ENDED
+    order = 1020
+    severities = (Severity.CRITICAL,)
+    remedies = (
+        Remedy(Action.READ_TRACEBACK),
+        Remedy(Action.RESTART_FROM_LAST_GOOD),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Killed(FindingType):
+    """The training process was killed.
+
+    What it sees: a process that disappeared, or that a signal ended.
+
+    Why it matters: the run did not finish. Its last steps are recorded, but not the reason.
+
+    What to try: check the job's time limit; check the kernel log for the out-of-memory killer; check whether the
+    scheduler preempted the node.
+
+    When it is wrong: somebody stopped it on purpose.
+
+    Reference: https://man7.org/linux/man-pages/man7/signal.7.html
+    """
+
+    kind = "killed"
+    noun = "a kill"
+    plural = "kills"
+    symptom = Symptom.ENDED
+    order = 1030
+    severities = (Severity.CRITICAL,)
+    remedies = (
+        Remedy(Action.CHECK_TIME_LIMIT),
+        Remedy(Action.CHECK_KERNEL_LOG),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory(FindingType):
+    """The training ran out of memory, on the device or on the host.
+
+    What it sees: an uncaught allocator error, or a process that the kernel killed for its memory.
+
+    Why it matters: the run did not finish, and the same batch will end it again.
+
+    What to try: use a smaller batch with gradient accumulation; use activation checkpointing; use shorter sequences;
+    look for tensors that are kept from step to step, such as losses summed without `.item()`.
+
+    When it is wrong: an error whose words suggest it, but that the script itself raised.
+
+    Reference: https://docs.pytorch.org/docs/stable/notes/faq.html
+    """
+
+    kind = "out_of_memory"
+    noun = "a lack of memory"
+    symptom = Symptom.ENDED
+    order = 1040
+    severities = (Severity.CRITICAL,)
+    remedies = (
+        Remedy(Action.ACCUMULATE_GRADIENTS),
+        Remedy(Action.USE_CHECKPOINTING_OR_SHORTER),
+        Remedy(Action.LOOK_FOR_KEPT_TENSORS),
+    )
+
+
+WAYS_TO_END: tuple[type[Stall | Crashed | Killed | OutOfMemory], ...] = (Stall, Crashed, Killed, OutOfMemory)
+"""Those that are seen from outside."""

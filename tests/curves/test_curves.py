@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_named, run_of
+
+from mlflow_stability.curves.curves import curves_of, starts_of
+from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
+
+
+def test_what_was_logged_at_two_rates_is_there_once() -> None:
+    history = run_named(train_loss_step=falling(50), train_loss_epoch=falling(50))
+    assert [curve.name for curve in curves_of(history, "loss")] == ["train_loss_step"]
+
+
+def test_parts_without_a_whole_are_added_up() -> None:
+    names = ["train/box_loss", "train/cls_loss"]
+    meanings = meanings_of(names)
+    history = run_of(*(metric_of(name, [2.0, 1.0, 0.5], meaning=meanings[name]) for name in names))
+    whole, *parts = curves_of(history, "loss")
+    assert whole.values.tolist() == [4.0, 2.0, 1.0]
+    assert (whole.place, whole.part, [each.part for each in parts]) == ("", False, [True, True])
+
+
+def test_the_sides_of_a_game_are_not_added_up() -> None:
+    history = run_named(generator_loss=falling(20), discriminator_loss=falling(20))
+    assert not any(curve.has_level for curve in curves_of(history, "loss"))
+    assert len(curves_of(history, "loss")) == 2
+
+
+def test_rewards_make_a_policy_of_a_loss() -> None:
+    (curve,) = curves_of(run_named(loss=falling(20), mean_reward=falling(20)), "loss")
+    assert not curve.has_level
+
+
+def test_a_restart_begins_a_curve_and_a_rollback_goes_on_with_it() -> None:
+    restarted = metric_of("loss", falling(20), steps=[*range(10), *range(10)], attempts=[0] * 10 + [1] * 10)
+    set_back = metric_of("loss", falling(20), attempts=[0] * 10 + [1] * 10)
+    assert starts_of(run_of(restarted)) == {0: 0, 1: 1}
+    assert starts_of(run_of(set_back)) == {0: 0, 1: 0}
+    assert [len(curve.values) for curve in curves_of(run_of(restarted), "loss")] == [10, 10]
+    assert [len(curve.values) for curve in curves_of(run_of(set_back), "loss")] == [20]
+
+
+def test_a_script_that_counts_steps_from_another_number_makes_no_restart_of_a_rollback() -> None:
+    recorded = metric_of("loss", falling(20), steps=range(1, 21), attempts=[0] * 10 + [1] * 10)
+    logged = metric_of("loss", falling(20), steps=range(20), attempts=[0] * 10 + [1] * 10)
+    late = replace(metric_of("mine", [3.0, 2.0], steps=[9, 9], attempts=[0, 1]), of_the_script=True)
+    assert starts_of(run_of(recorded, replace(logged, of_the_script=True), late)) == {0: 0, 1: 0}
+    restarted = metric_of("loss", falling(20), steps=[*range(10)] * 2, attempts=[0] * 10 + [1] * 10)
+    assert starts_of(run_of(restarted, late)) == {0: 0, 1: 1}
+    assert starts_of(run_of(late)) == {0: 0, 1: 1}
+
+
+def test_infinities_that_a_database_kept_as_numbers_are_infinite_again() -> None:
+    (curve,) = curves_of(run_named(loss=[1.0, 1.7976931348623157e308, -1.7976931348623157e308]), "loss")
+    assert curve.values.tolist() == [1.0, np.inf, -np.inf]
+
+
+def test_a_single_value_is_no_curve() -> None:
+    assert curves_of(run_of(metric_of("train_loss", [1.0], meaning=Meaning("loss", known=True))), "loss") == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "game"),
+    [
+        ("Discriminator loss", True),
+        ("loss_G", True),
+        ("lossD", True),
+        ("d_loss", True),
+        ("train/policy_gradient_loss", True),
+        ("train/value_loss", True),
+        ("train/entropy_loss", True),
+        ("kl_loss", True),
+        ("loss", False),
+        ("cross_entropy_loss", False),
+        ("loss_value", False),
+        ("eval_g0_loss", False),
+        ("generation_loss", False),
+        ("train/decode.loss_seg", False),
+        ("trl", False),
+    ],
+)
+def test_a_game_is_known_by_its_name(name: str, game: bool) -> None:
+    quantity = meanings_of([name])[name].quantity
+    for curve in curves_of(run_of(metric_of(name, falling(20))), quantity):
+        assert curve.has_level is not game

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from detectors.series import Floats, at, decaying, noise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlflow_stability.detectors.baseline import MINIMUM, READMIT_AFTER, Baseline
+
+
+def z_of(values: Floats | list[float], baseline: Baseline | None = None) -> Floats:
+    baseline = baseline or Baseline()
+    found = []
+    for value in values:
+        baseline.take(float(value))
+        found.append(baseline.z)
+    return np.array(found)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.tuples(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 60), st.floats(0, 2)), max_size=12
+    )
+)
+def test_z_is_never_nan_whatever_finite_values_come(stretches: list[tuple[float, int, float]]) -> None:
+    baseline = Baseline()
+    for value, times, growth in stretches:
+        for number in range(times):
+            grown = value * growth**number if abs(value) < 1e200 else value
+            if math.isfinite(grown):
+                baseline.take(grown)
+                assert math.isfinite(baseline.z)
+                assert math.isfinite(baseline.center)
+                assert math.isfinite(baseline.scale)
+                assert baseline.scale >= 0
+
+
+def test_nothing_stands_out_before_there_are_enough_values() -> None:
+    assert set(z_of([1.0] * (MINIMUM - 1) + [50.0])[:MINIMUM]) == {0.0}
+    assert z_of([1.0] * MINIMUM + [50.0])[-1] > 100
+
+
+@pytest.mark.parametrize("over", [10.0, 50.0, 150.0, 1000.0])
+@pytest.mark.parametrize("width", [0.002, 0.05, 0.2])
+def test_a_falling_loss_never_stands_out(over: float, width: float) -> None:
+    assert z_of(decaying(3000, over=over) + noise(1, 3000, width)).max() < 6
+
+
+def test_a_loss_that_stops_falling_does_not_stand_out() -> None:
+    steps = np.concatenate([np.linspace(9, 2, 400), np.full(400, 2.0)]) + noise(2, 800, 0.03)
+    assert z_of(steps).max() < 6
+
+
+def test_a_spike_is_seen_soon_after_a_fast_fall() -> None:
+    for at_step in (120, 300, 600):
+        spiked = at(decaying(1000) + noise(3, 1000, 0.05), at_step, 2.0)
+        assert z_of(spiked)[at_step] > 12
+
+
+def test_outliers_do_not_move_the_level() -> None:
+    values = np.full(600, 2.0) + noise(4, 600, 0.02)
+    values[300:400] = 9.0
+    baseline = Baseline()
+    z = z_of(values[:400], baseline)
+    assert baseline.center == pytest.approx(2.0, abs=0.02)
+    assert (z[300:400] > 50).all()
+    assert np.abs(z_of(values[400:], baseline)).max() < 6
+
+
+def test_a_new_level_is_normal_after_a_while() -> None:
+    values = np.concatenate([np.full(400, 2.0), np.full(600, 5.0)]) + noise(5, 1000, 0.03)
+    z = z_of(values)
+    assert (z[400 : 400 + READMIT_AFTER] > 8).all()
+    assert np.abs(z[400 + READMIT_AFTER + 1 :]).max() < 6
+
+
+def test_a_new_level_becomes_normal_though_some_values_are_accepted_in_between() -> None:
+    values = np.concatenate([np.full(400, 2.0), np.where(np.arange(900) % 4, 5.0, 2.0)]) + noise(6, 1300, 0.03)
+    assert (z_of(values)[-300:] < 8).all()
+
+
+def test_noise_with_a_heavy_tail_raises_what_counts_as_rare() -> None:
+    plain, heavy = Baseline(), Baseline()
+    random = np.random.default_rng(7)
+    z_of(2 + 0.03 * random.standard_normal(20_000), plain)
+    z_of(np.maximum(2 + 0.03 * random.standard_t(3, 20_000), 0.1), heavy)
+    assert plain.tail < 8 < 15 < heavy.tail
+
+
+@pytest.mark.parametrize("center", [0.0, -3.0, 0.05])
+def test_values_at_or_below_zero_are_compared_by_differences(center: float) -> None:
+    baseline = Baseline()
+    values = center + noise(8, 2000, 0.3)
+    assert np.abs(z_of(values, baseline)).max() < 7
+    assert not baseline.logarithmic
+    baseline.take(center + 9.0)
+    assert baseline.z > 15
+
+
+def test_ratios_are_compared_again_once_all_values_are_positive() -> None:
+    baseline = Baseline()
+    z = z_of(np.concatenate([noise(9, 300, 0.3), 4 + noise(10, 800, 0.1)]), baseline)
+    assert baseline.logarithmic
+    assert np.abs(z[-300:]).max() < 6
+    baseline.take(8.0)
+    assert baseline.z == pytest.approx(math.log(8 / 4) / (0.1 / 4), rel=0.3)
+
+
+def test_a_loss_that_is_mostly_zero_has_no_noise_to_compare_with() -> None:
+    values = np.zeros(1000)
+    values[::40] = 0.5
+    assert set(z_of(values)) == {0.0}
+
+
+def test_multiplying_a_positive_signal_changes_nothing() -> None:
+    values = decaying(800) + noise(11, 800, 0.1)
+    assert z_of(values * 1000.0) == pytest.approx(z_of(values), abs=1e-6)
+
+
+def test_trouble_that_lasts_does_not_teach_that_it_is_usual() -> None:
+    baseline = Baseline()
+    for value in np.exp(noise(7, 1000, 0.03)).tolist():
+        baseline.take(value)
+    tail = baseline.tail
+    for step in range(60):
+        baseline.take(1.2 + 0.05 * (step % 2))
+        assert baseline.tail == tail
+
+
+def test_heavy_noise_is_learnt_once_each_outlier_has_passed() -> None:
+    baseline = Baseline()
+    for value in np.exp(0.03 * np.random.default_rng(8).standard_t(3, 4000)).tolist():
+        baseline.take(value)
+    assert baseline.tail > 15

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlflow_stability.detectors.learning_rate_restart import RateRestart
+
+CYCLE = (2e-3, 1e-3, 1e-7)
+"""One cycle of a cosine with warm restarts, in short."""
+
+
+def seen(rates: Iterable[float], restart: RateRestart | None = None, first: int = 0) -> RateRestart:
+    restart = restart or RateRestart()
+    for step, rate in enumerate(rates, first):
+        restart.see(rate, step)
+    return restart
+
+
+def test_a_rate_that_comes_back_to_where_it_was_excuses_a_rise() -> None:
+    assert seen([*CYCLE, 2e-3]).excuses(5)
+
+
+def test_a_leap_beyond_the_highest_ends_the_excuse_of_the_restart_before_it() -> None:
+    assert not seen([*CYCLE, 2e-3, 0.2, 0.2, 0.19]).excuses(6)
+
+
+def test_a_rate_that_was_rolled_back_from_is_no_rate_it_had_before() -> None:
+    after = seen([*CYCLE, 0.2, 0.2]).after_rollback()
+    seen([0.198, 0.1, 1e-7, 0.2], after, 5)
+    assert after.at is None
+    assert not after.excuses(9)
+    seen([*CYCLE, 2e-3], after, 9)
+    assert after.excuses(13), "but a rate that it was trained with before is one"
+
+
+def test_a_rate_that_leapt_long_before_a_rollback_is_one_it_had_before() -> None:
+    after = seen([*CYCLE, *[0.2] * 300]).after_rollback()
+    assert seen([0.1, 1e-7, 0.2], after, 303).excuses(305)
+
+
+def test_a_warm_up_after_a_rollback_raises_the_highest_rate() -> None:
+    after = seen([*CYCLE, 0.2]).after_rollback()
+    seen([1e-3, 1.2e-3, 1.6e-3, 2.2e-3, 3e-3, 4e-3, 1e-4, 4e-3], after, 4)
+    assert after.excuses(11)

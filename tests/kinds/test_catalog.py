@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.kinds.catalog import (
+    DETECTORS,
+    KINDS,
+    ON_REQUEST,
+    SEEN_FROM_OUTSIDE,
+    built,
+    default_detectors,
+    described,
+    documentation,
+    name_of,
+    named,
+)
+from mlflow_stability.kinds.documentation import SECTIONS
+from mlflow_stability.vocabulary import Severity
+
+EVERY = (*DETECTORS, *ON_REQUEST)
+DOCUMENTED = [*(name_of(each) for each in EVERY), *(each.kind for each in SEEN_FROM_OUTSIDE)]
+
+
+def test_every_name_is_there_once() -> None:
+    assert len(set(DOCUMENTED)) == len(DOCUMENTED)
+    assert len(set(KINDS)) == len(KINDS)
+
+
+def test_the_twelve_first_kinds_are_there_and_not_experimental() -> None:
+    first = "nan_detected inf_detected loss_spike divergence gradient_explosion gradient_vanishing plateau overfitting"
+    first += " loss_scale_collapse step_skipped learning_rate_jump stall crashed killed out_of_memory"
+    assert set(first.split()) <= set(KINDS)
+    assert not any(documentation(kind).experimental for kind in first.split())
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_kind_is_documented_in_full(name: str) -> None:
+    known = documentation(name)
+    assert known.name == name
+    assert known.sentence.endswith(".")
+    for text in (known.sees, known.why, known.try_, known.wrong, known.reference):
+        assert len(text) > 10
+    assert known.severities == tuple(sorted(known.severities)) != ()
+    assert known.remedies
+    assert all(threshold.meaning.endswith((".", "...")) for threshold in known.thresholds)
+
+
+@pytest.mark.parametrize("judgement", [*EVERY, *SEEN_FROM_OUTSIDE], ids=DOCUMENTED)
+def test_a_docstring_has_exactly_these_paragraphs(judgement: type) -> None:
+    paragraphs = (inspect.getdoc(judgement) or "").split("\n\n")
+    assert [each.partition(":")[0] for each in paragraphs[1:]] == list(SECTIONS)
+
+
+@pytest.mark.parametrize("detector", EVERY, ids=[name_of(each) for each in EVERY])
+def test_a_detector_is_frozen_and_has_numbers_for_thresholds(detector: type) -> None:
+    made: Any = detector()
+    assert is_dataclass(detector)
+    assert all(isinstance(getattr(made, each.name), (int, float)) for each in fields(detector))
+    assert set(made.compared) <= set(made.quantities)
+
+
+@pytest.mark.parametrize("detector", EVERY, ids=[name_of(each) for each in EVERY])
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e308, math.nan, math.inf])
+def test_a_bare_point_can_be_shown_to_every_detector(detector: Any, value: float) -> None:
+    made = detector()
+    state = made.begin()
+    for step in range(3):
+        for quantity in made.quantities:
+            point = Point(quantity, "", step, value, finite=math.isfinite(value), accepted=math.isfinite(value))
+            state, event = made.step(state, point)
+            assert event is None or event.kind == made.kind
+
+
+def test_default_detectors_can_be_asked_for_without_the_experimental_ones() -> None:
+    assert len(default_detectors()) == len(DETECTORS)
+    assert {each.experimental for each in default_detectors(experimental=False)} == {False}
+
+
+def test_detectors_are_built_by_name_in_the_order_of_the_names() -> None:
+    assert [name_of(each) for each in named(("loss_spike:classic", "nan_detected"))] == [
+        "loss_spike:classic",
+        "nan_detected",
+    ]
+
+
+@pytest.mark.parametrize("call", [lambda name: named((name,)), documentation], ids=["named", "documentation"])
+def test_an_unknown_name_is_refused_with_the_close_ones(call: Any) -> None:
+    with pytest.raises(SettingsError, match="There is no detector 'los_spike'; did you mean loss_spike"):
+        call("los_spike")
+    with pytest.raises(SettingsError, match="there are nan_detected, inf_detected"):
+        call("zzz")
+
+
+def test_a_way_to_end_can_be_explained_but_not_built() -> None:
+    assert documentation("killed").severities == (Severity.CRITICAL,)
+    with pytest.raises(SettingsError):
+        named(("killed",))
+
+
+@given(st.data())
+def test_what_is_described_is_built_again(data: st.DataObject) -> None:
+    chosen = []
+    for each in data.draw(st.lists(st.sampled_from(EVERY), max_size=6)):
+        made: Any = each()
+        changed = {}
+        for threshold in data.draw(st.lists(st.sampled_from(fields(made)), max_size=3)) if fields(made) else []:
+            usual = getattr(made, threshold.name)
+            number = st.integers(0, 10**6) if isinstance(usual, int) else st.floats(allow_nan=False)
+            changed[threshold.name] = data.draw(number)
+        chosen.append(replace(made, **changed))
+    assert built(described(chosen)) == tuple(chosen)
+
+
+def test_the_description_names_every_threshold() -> None:
+    (loss_spike,) = named(["loss_spike"])
+    for each in fields(loss_spike):  # type: ignore[arg-type]
+        assert f'"{each.name}":' in described([loss_spike])
+    assert len(described(default_detectors())) < 5000  # an MLflow tag
+
+
+@pytest.mark.parametrize("text", ["", "{}x", "[1]", '[["loss_spike", {"no": 1}]]', '[["nothing", {}]]', "null"])
+def test_what_describes_no_detectors_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError):
+        built(text)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from session.interrupting import Moments
+
+from mlflow_stability.kinds.catalog import default_detectors, named
+from mlflow_stability.kinds.panel import Panel, replay
+from mlflow_stability.vocabulary import Event, Reset, Severity, Signal, StepReading
+
+nan, inf = math.nan, math.inf
+
+
+def events_of(losses: list[float], norms: list[float] | None = None, skips: list[float] | None = None) -> list[Event]:
+    records = []
+    for number, loss in enumerate(losses):
+        values = {"loss": loss}
+        if skips is not None:
+            values = {"skipped_steps": skips[number], **values}
+        if norms is not None:
+            values["grad_norm"] = norms[number]
+        records.append(StepReading(number + 1, tuple(map(Signal, values)), tuple(values.values())))
+    return replay(records, named(("nan_detected", "inf_detected")))
+
+
+CASES: list[tuple[str, list[float], list[float] | None, list[float] | None, list[tuple[int, str]]]] = [
+    ("nothing is wrong", [2.0, 1.0, 0.5], [1.0, 1.0, 1.0], None, []),
+    ("one NaN is one finding", [2.0, nan, 0.5], None, None, [(2, "nan_detected")]),
+    ("a run of NaN is one finding", [2.0, nan, nan, nan], None, None, [(2, "nan_detected")]),
+    ("after recovery the next is another", [nan, 1.0, nan], None, None, [(1, "nan_detected"), (3, "nan_detected")]),
+    ("infinity and NaN are told apart", [1.0, inf, nan], None, None, [(2, "inf_detected"), (3, "nan_detected")]),
+    ("minus infinity counts", [1.0, -inf], None, None, [(2, "inf_detected")]),
+    ("loss and norm together are one", [1.0, nan], [1.0, nan], None, [(2, "nan_detected")]),
+    ("the norm alone counts", [1.0, 1.0], [1.0, inf], None, [(2, "inf_detected")]),
+    ("a step that a scaler skipped is excused", [1.0, 1.0, 1.0], [1.0, inf, 1.0], [0, 1, 1], []),
+    ("but not its loss", [1.0, nan, 1.0], [1.0, nan, 1.0], [0, 1, 1], [(2, "nan_detected")]),
+    ("nor the step after it", [1.0, 1.0, 1.0], [1.0, inf, inf], [0, 1, 1], [(3, "inf_detected")]),
+]
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms", "skips", "expected"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
+def test_findings(
+    losses: list[float],
+    norms: list[float] | None,
+    skips: list[float] | None,
+    expected: list[tuple[int, str]],
+) -> None:
+    assert [(event.step, event.kind) for event in events_of(losses, norms, skips)] == expected
+
+
+def test_an_event_says_what_happened_with_numbers_and_what_to_try() -> None:
+    (event,) = events_of([2.04, nan])
+    assert event.severity is Severity.CRITICAL
+    assert event.message == "loss is NaN at step 2; last finite value 2.04."
+    assert math.isnan(event.evidence["loss"])
+    assert event.remedies
+
+
+def test_places_are_judged_apart() -> None:
+    here, there = Signal("loss"), Signal("loss", "track_1")
+    found = replay([StepReading(step, (here, there), (nan, nan)) for step in (1, 2)])
+    assert [(event.step, event.place) for event in found] == [(1, ""), (1, "track_1")]
+
+
+def test_a_reset_forgets_what_came_before() -> None:
+    reading = StepReading(1, (Signal("loss"),), (nan,))
+    assert len(replay([reading, reading])) == 1
+    assert len(replay([reading, Reset(1, 1, "asked"), reading])) == 2
+
+
+def test_what_no_detector_asks_for_costs_nothing_and_finds_nothing() -> None:
+    assert replay([StepReading(1, (Signal("micro_batches"), Signal("step_time")), (nan, inf))]) == []
+
+
+def test_a_judgement_that_ctrl_c_has_ended_half_way_tears_no_detector() -> None:
+    one, two = tuple(map(Signal, ("loss", "grad_norm"))), tuple(map(Signal, ("loss", "grad_norm", "update_ratio")))
+    panel, step, interrupted = Panel(default_detectors()), 0, 0
+    for at in (*range(1, 60), *range(60, 400, 17)):
+        moments = Moments(at)
+        signals = two if at % 3 else one
+        try:
+            with moments.counted():
+                panel.judge(StepReading(step, signals, (1.0, 2.0, 0.01)[: len(signals)]))
+        except KeyboardInterrupt:
+            interrupted += 1
+        for _ in range(3):
+            step += 1
+            assert panel.judge(StepReading(step, signals, (1.0, 2.0, 0.01)[: len(signals)])) == []
+    assert interrupted > 50
+    found = panel.judge(StepReading(step + 1, one, (nan, 2.0)))
+    assert [each.kind for each in found] == ["nan_detected"]
+
+
+def rates(values: list[float], first: int) -> list[StepReading]:
+    return [StepReading(step, (Signal("learning_rate"),), (value,)) for step, value in enumerate(values, first)]
+
+
+def test_a_learning_rate_that_was_rolled_back_from_is_a_jump_again() -> None:
+    cycle = [2e-3, 1e-3, 1e-7]
+    jump, later = rates([*cycle, 0.2, 0.2], 0), rates([0.19, 0.1, 1e-7, 0.2], 5)
+    found = replay([*jump, Reset(5, 1, "rolled back"), *later], named(("learning_rate_jump",)))
+    assert [each.step for each in found] == [3, 8]
+    assert replay([*jump, *later], named(("learning_rate_jump",)))[1:] == []
+
+
+def test_another_start_of_the_training_knows_nothing_of_the_rates_before_it() -> None:
+    panel = Panel(named(("learning_rate_jump",)))
+    for each in rates([2e-3, 1e-3], 0):
+        panel.judge(each)
+    panel.begin_anew()
+    assert [event for each in rates([1.0, 1.0], 2) for event in panel.judge(each)] == []

@@ -1,0 +1,59 @@
+"""Rules that look at how a run ended or went on: each sees its trouble, and nothing in the same run without it."""
+
+from __future__ import annotations
+
+import numpy as np
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.curves.curves import run_curves
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseRule
+from mlflow_stability.kinds.loss.final_rise import FinalRiseRule
+from mlflow_stability.kinds.loss.resume import ResumeRule
+from mlflow_stability.kinds.optimizer.step_skipped import SkippedEndRule
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.run.run_history import Metric
+
+COUNT = 400
+
+
+def found(rule: Rule, *metrics: Metric) -> list[Episode]:
+    return rule.find(run_curves(run_of(*metrics)))
+
+
+def test_a_run_that_ends_high_above_all_before_is_found() -> None:
+    losses = falling(COUNT)
+    assert found(FinalRiseRule(), metric_of("loss", losses)) == []
+    losses[-5:] *= 8
+    (episode,) = found(FinalRiseRule(), metric_of("loss", losses))
+    assert (episode.kind, episode.start, episode.recovered) == ("divergence", COUNT - 5, False)
+
+
+def test_a_loss_that_is_lost_at_a_resume_is_found() -> None:
+    before, after = falling(1000), falling(2000, seed=1)[900:]
+    steps, attempts = np.r_[np.arange(1000), np.arange(900, 2000)], np.repeat([0, 1], [1000, 1100])
+    assert found(ResumeRule(), metric_of("loss", np.r_[before, after], steps=steps, attempts=attempts)) == []
+    lost = metric_of("loss", np.r_[before, 2.5 * after], steps=steps, attempts=attempts)
+    (episode,) = found(ResumeRule(), lost)
+    assert (episode.kind, episode.start, episode.attempt) == ("divergence", 900, 1)
+
+
+def test_a_gradient_norm_that_grows_without_end_is_found_where_the_loss_rose() -> None:
+    losses, norms = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    growing = norms * np.exp(np.maximum(0, np.arange(COUNT) - 150) * 0.03)
+    assert found(GradientRiseRule(), metric_of("loss", losses), metric_of("grad_norm", growing)) == []
+    losses[300:] *= 1.5
+    assert found(GradientRiseRule(), metric_of("loss", losses), metric_of("grad_norm", norms)) == []
+    (episode,) = found(GradientRiseRule(), metric_of("loss", losses), metric_of("grad_norm", growing))
+    assert episode.kind == "gradient_explosion"
+    assert 150 <= episode.start < 200
+
+
+def test_steps_that_are_skipped_to_the_last_are_found() -> None:
+    skipped = np.zeros(60)
+    skipped[20:] = 1
+    assert found(SkippedEndRule(), metric_of("skipped_steps", skipped)) == []
+    skipped[-10:] += np.arange(1, 11)
+    (episode,) = found(SkippedEndRule(), metric_of("skipped_steps", skipped))
+    assert (episode.kind, episode.start, episode.end) == ("step_skipped", 50, 59)
+    assert "all of the last 10 steps skipped" in episode.message

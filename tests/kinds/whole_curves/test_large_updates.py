@@ -1,0 +1,65 @@
+"""Updates that stay large to the end while the loss hardly falls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnosis.histories import metric_of, run_of
+from numpy.typing import NDArray
+
+from mlflow_stability.curves.curves import run_curves
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesRule
+from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning
+
+STEPS = np.arange(1, 601)
+
+
+def recorded(start: float, end: float, ratios: float | NDArray[np.float64], rate: float = 0.06) -> RunHistory:
+    """A run whose loss falls exponentially, over 40 steps, towards its end."""
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.03, len(STEPS)))
+    values = {
+        "loss": (end + (start - end) * np.exp(-STEPS / 40)) * noise,
+        "update_ratio": np.broadcast_to(ratios, STEPS.shape),
+        "learning_rate": np.full(STEPS.shape, rate),
+    }
+    metrics = (
+        metric_of(name, series, steps=list(STEPS), meaning=Meaning(name, known=True)) for name, series in values.items()
+    )
+    return run_of(*metrics)
+
+
+def found_in(history: RunHistory) -> list[Episode]:
+    return LargeUpdatesRule().find(run_curves(history))
+
+
+def test_updates_that_replace_the_weights_and_a_flat_loss_are_a_learning_rate_that_is_too_high() -> None:
+    diagnosis = diagnosis_of(recorded(4.5, 2.9, 0.029))
+    (episode,) = diagnosis.episodes
+    assert (episode.kind, episode.start, episode.end) == ("update_ratio_high", 121, 600)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "learning_rate_too_high"
+    assert str(diagnosis.remedies[0]).startswith("Lower the learning rate from 0.06 to about 0.006")
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        recorded(4.5, 2.9, 0.015),
+        recorded(4.5, 1.2, 0.029),
+        recorded(4.5, 2.9, np.linspace(0.04, 0.001, len(STEPS))),
+        recorded(2.9, 4.5, 0.029),
+    ],
+    ids=["smaller updates", "a loss that fell to a third", "updates that end small", "a loss that rose"],
+)
+def test_other_trainings_are_left_alone(history: RunHistory) -> None:
+    assert found_in(history) == []
+
+
+def test_a_loss_that_still_falls_is_left_alone() -> None:
+    history = recorded(4.5, 2.9, 0.029)
+    falling = history.of("loss")[0].series.values * np.linspace(1.1, 0.9, len(STEPS))
+    losses = metric_of("loss", falling, steps=list(STEPS), meaning=Meaning("loss", known=True))
+    assert found_in(run_of(losses, *history.of("update_ratio"))) == []

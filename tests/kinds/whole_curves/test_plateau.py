@@ -1,0 +1,106 @@
+"""What counts as a plateau: at the start, after an early stop, after a collapse; and what does not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from diagnosis.histories import run_named
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mlflow_stability.curves.curves import Curve, RunCurves, run_curves
+from mlflow_stability.kinds.progress.frozen import FrozenRule
+from mlflow_stability.kinds.progress.plateau import PlateauRule
+from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
+from mlflow_stability.vocabulary.result.episode import Episode
+
+Floats = NDArray[np.float64]
+
+
+def noisy(level: Floats, deviation: float, seed: int = 0) -> Floats:
+    return level * np.exp(deviation * np.random.default_rng(seed).standard_normal(len(level)))
+
+
+def found(losses: Floats) -> list[Episode]:
+    return PlateauRule().find(run_curves(run_named(loss=losses)))
+
+
+@pytest.mark.parametrize(("classes", "points"), [(2, 10), (10, 11), (10, 500), (1000, 60)])
+def test_a_loss_that_stays_at_what_guessing_costs_names_the_number_of_classes(classes: int, points: int) -> None:
+    (episode,) = found(noisy(np.full(points, math.log(classes)), 0.004))
+    assert episode.evidence["classes"] == classes
+
+
+def test_a_loss_at_the_variance_of_its_target_is_a_plateau_over_eleven_epochs() -> None:
+    assert found(np.array([0.100, 0.0985, 0.101, 0.102, 0.1025, 0.100, 0.101, 0.1035, 0.102, 0.1025, 0.1021]))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.15])
+def test_a_loss_that_fell_at_once_and_never_moved_again_is_a_plateau(noise: float) -> None:
+    where = np.linspace(0, 1, 160)
+    losses = noisy(np.where(where < 0.04, 9.0, 0.5), noise)
+    (episode,) = found(losses)
+    assert 5 <= episode.start <= 20
+    assert "flat from step" in episode.message
+
+
+def test_a_loss_that_decays_to_the_noise_of_its_labels_is_none() -> None:
+    steps = np.arange(1000)
+    for tau in (30, 40, 100, 300):
+        assert not found(noisy(1.5 + 3 * np.exp(-steps / tau), 0.03))
+
+
+def test_a_loss_that_fell_at_once_and_goes_on_falling_is_none() -> None:
+    assert not found(noisy(9.0 * np.arange(1, 201) ** -0.7, 0.02))
+
+
+def test_a_loss_that_was_learnt_at_once_is_none() -> None:
+    assert not found(noisy(np.where(np.arange(200) < 8, 5.0, 0.001), 0.1))
+
+
+def test_a_collapse_into_noise_that_hides_any_course_is_not_judged() -> None:
+    assert not found(noisy(np.where(np.arange(60) < 3, 9.0, 0.9), 1.0))
+
+
+@pytest.mark.parametrize("points", [30, 100, 1000])
+@pytest.mark.parametrize("power", [0.2, 0.5])
+def test_a_slow_fine_tuning_from_4_5_to_3_3_is_none(points: int, power: float) -> None:
+    course = (1 + 20 * np.linspace(0, 1, points)) ** -power
+    losses = 3.3 + 1.2 * (course - course[-1]) / (1 - course[-1])
+    assert not found(noisy(losses, 0.01))
+
+
+def test_a_language_model_that_stops_at_a_fifth_of_the_run_is_one() -> None:
+    losses = np.concatenate([np.linspace(10.8, 9.0, 30), np.full(270, 9.0)])
+    assert found(noisy(losses, 0.005))
+
+
+def test_a_loss_of_exactly_zero_in_eight_epochs_is_one_but_not_that_of_a_policy() -> None:
+    zeros = Curve("loss", "loss", "", 0, np.arange(8), np.zeros(8))
+    assert FrozenRule().find(RunCurves((zeros,), (), (), ()))
+    policy = Curve("loss", "loss", "", 0, np.arange(8), np.zeros(8), level=LossLevel(NoLevel.POLICY))
+    assert not FrozenRule().find(RunCurves((policy,), (), (), ()))
+
+
+@pytest.mark.parametrize("lifted", [(50.0, 9.8), (24.5, 6.2, 9.0, 5.5)])
+def test_a_loss_that_first_updates_lifted_and_that_came_back_to_chance_is_one(lifted: tuple[float, ...]) -> None:
+    losses = noisy(np.full(1500, math.log(10)), 0.015)
+    losses[1 : 1 + len(lifted)] = lifted
+    losses[415] = 7.9
+    (episode,) = found(losses)
+    assert episode.evidence["classes"] == 10
+
+
+@pytest.mark.parametrize("lifted", [2.3, 9.0])
+def test_a_loss_that_fell_by_a_tenth_in_its_first_points_is_none(lifted: float) -> None:
+    losses = np.concatenate([[2.3, lifted, lifted], np.linspace(2.3, 2.07, 9), np.full(600, 2.07)])
+    assert not found(noisy(losses, 0.005))
+
+
+@settings(max_examples=60)
+@given(points=st.integers(10, 400), last=st.floats(0.01, 0.8), seed=st.integers(0, 1000))
+def test_a_loss_that_falls_steadily_to_its_end_is_never_a_plateau(points: int, last: float, seed: int) -> None:
+    assert not found(noisy(np.geomspace(5.0, 5.0 * last, points), 0.005, seed))
