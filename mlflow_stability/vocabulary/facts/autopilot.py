@@ -70,7 +70,7 @@ class RollbackFacts(Facts):
     finding_step: int | None = None
     """The step of that finding."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Rolled back from step 402 to step 380 (22 steps lost): …``."""
         done = f"Rolled back from step {step} to step {self.target} ({self.steps_lost} steps lost)"
         if self.steps_regained is not None:
@@ -120,7 +120,7 @@ class DataChangedFacts(Facts):
     target: int | None = None
     """The step whose weights are used again; None where the training continues from the restored ones."""
 
-    def sentence(self, _step: int, /) -> str:
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``The weights of step 380 give a loss of 5.2 where they gave 0.3: …``."""
         after = "The training continues from the restored weights."
         if self.target is not None:
@@ -165,7 +165,7 @@ class GiveUpFacts(Facts):
     not_restored: str = ""
     """Where a rollback failed: what is neither as it was nor as it should be."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``No rollback at step 402: …``."""
         if self.gave_up is GaveUp.LEVEL_IGNORED:
             return self.reason
@@ -200,7 +200,7 @@ class EarlyStopFacts(Facts):
         when = f"before step {step} was taken" if self.before_step else f"after step {step}"
         return f"{when}: {self.reason} (stop_on={self.condition})."
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Training stopped before step 74 was taken: loss is 60 (stop_on=loss>50). …``"""
         weights = f"from before step {step}" if self.before_step else "those of this step"
         return (
@@ -250,7 +250,7 @@ class SkippedStepFacts(Facts):
     buffers_not_restored: bool = False
     """Whether buffers are not finite, and no earlier copy of them exists."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Skipped step 320: non-finite or extremely large loss or gradients. …``"""
         lost = "Buffers (batch-norm statistics) are not finite and were not restored: no earlier copy of them exists."
         return f"{self._news(step)} {lost}" if self.buffers_not_restored else self._news(step)
@@ -302,7 +302,7 @@ class SmallerStepsFacts(Facts):
     value: str = ""
     """The value of the option `act_ahead`."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Learning rate limited to 0.5 times its scheduled value for the rest of the training, …``"""
         if self.how is Smaller.CUT:
             return (
@@ -341,7 +341,7 @@ class CheckpointFailedFacts(Facts):
         """None: the sentence has them."""
         return {}
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Checkpoint of step 400 not written to /a (No space left on device). …``"""
         if self.split_by:
             return (
@@ -367,7 +367,7 @@ class CheckpointNotFiniteFacts(Facts):
         """None: the sentence has them."""
         return {}
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Checkpoint of step 400 not written: 3 non-finite tensors (such as net.0.weight). …``"""
         return (
             f"Checkpoint of step {step} not written: {self.tensors} non-finite tensors (such as {self.first}). Earlier "

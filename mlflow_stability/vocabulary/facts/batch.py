@@ -84,7 +84,7 @@ class BrokenBatchFacts(BatchFacts):
         found = super(BrokenBatchFacts, self).numbers()
         return found if again is None else found | {"finite_again": again}
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Batch of step 400: args[0] float32 6x8 from -0.3 to 2.1. …``."""
         whose = " in the first process" if self.first_process_only else ""
         return f"Batch of step {step}{whose}: {self._contents}. {self.rerun_words}{self._kept}"
@@ -101,7 +101,7 @@ class SpikeBatchFacts(BatchFacts):
     micro_batches: int = 1
     """Of how many backward passes the step consists."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Batch of the loss spike at step 400: args[0] float32 6x8 from -0.3 to 2.1. …``."""
         several = f" ({self.micro_batches} micro-batches)" if self.micro_batches > 1 else ""
         whose = " in the first process" if self.first_process_only else ""

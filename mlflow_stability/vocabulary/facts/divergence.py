@@ -28,11 +28,11 @@ class DivergenceFacts(Facts):
     of_steps: int
     """Number of these last losses."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, unit: str = "step", /) -> str:
         """``loss 9.1 at step 400, 30.2σ above its baseline of 1.28; above the threshold (6σ) in 12 of …``."""
         return (
-            f"loss {self.value:.4g} at step {step}, {sigmas(self.sigmas)} above its baseline of {self.baseline:.4g}; "
-            f"above the threshold ({self.threshold:g}σ) in {self.high_steps} of the last {self.of_steps} steps."
+            f"loss {self.value:.4g} at {unit} {step}, {sigmas(self.sigmas)} above its baseline of {self.baseline:.4g}; "
+            f"above the threshold ({self.threshold:g}σ) in {self.high_steps} of the last {self.of_steps} {unit}s."
         )
 
 
@@ -55,10 +55,10 @@ class SlowRiseFacts(Facts):
     threshold: float | None = None
     """From how many standard errors on it is a rise; None where it became worse later."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, unit: str = "step", /) -> str:
         """``loss rose slowly: mean of the last 32 steps 2.1 at step 400, 12% above 1.9.``"""
         above = risen(self.rise, f"{self.level:.4g}")
-        return f"loss rose slowly: mean of the last {self.of_steps} steps {self.mean:.4g} at step {step}, {above}."
+        return f"loss rose slowly: mean of the last {self.of_steps} {unit}s {self.mean:.4g} at {unit} {step}, {above}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class LastingRiseFacts(Facts):
     threshold: float
     """From how many times its best level on it is a rise."""
 
-    def sentence(self, _step: int, /) -> str:
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
         """``loss rose from step 400 on: ended at 9, 7 times its best level of 1.28 at step 380 …``."""
         ended = f"ended {'at' if self.last_is_single else 'near'} {self.last:.4g}"
         ended = ended if self.is_finite else f"last finite value {self.last:.4g}"
@@ -95,8 +95,8 @@ class LastingRiseFacts(Facts):
         clearly = self.best > 0 and self.last >= self.threshold * self.best
         limit = f" (threshold {self.threshold:.3g} times)" if clearly else ""
         return (
-            f"{self.signal} rose from step {self.first_step} on: {ended}{times} {self.best:.4g} at step "
-            f"{self.best_step}{limit}."
+            f"{self.signal} rose from {unit} {self.first_step} on: {ended}{times} {self.best:.4g} at "
+            f"{unit} {self.best_step}{limit}."
         )
 
 
@@ -121,15 +121,15 @@ class GradientSpikeFacts(Facts):
     number_since: int | None = None
     """The step of the first of them."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, unit: str = "step", /) -> str:
         """``gradient norm 57 at step 400, 30 times its baseline of 1.9; 12.4σ above it (threshold 10σ).``"""
         times = "above"
         if self.baseline > 0:
             ratio = self.value / self.baseline
             times = f"{ratio:,.0f} times" if ratio >= 3 else f"{ratio:.2g} times"
-        row = "" if self.steps_in_a_row is None else f" for {self.steps_in_a_row} steps in a row"
-        again = "" if self.number is None else f"; number {self.number} since step {self.number_since}"
+        row = "" if self.steps_in_a_row is None else f" for {self.steps_in_a_row} {unit}s in a row"
+        again = "" if self.number is None else f"; number {self.number} since {unit} {self.number_since}"
         return (
-            f"gradient norm {self.value:.4g} at step {step}, {times} its baseline of {self.baseline:.4g}; "
+            f"gradient norm {self.value:.4g} at {unit} {step}, {times} its baseline of {self.baseline:.4g}; "
             f"{sigmas(self.sigmas)} above it (threshold {self.threshold:.3g}σ){row}{again}."
         )

@@ -29,8 +29,8 @@ class Facts:
         if cls.kind:
             _CLASSES[cls.kind] = cls
 
-    def sentence(self, step: int, /) -> str:
-        """What happened, with numbers, in one sentence or two."""
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """What happened, with numbers, in one sentence or two; `unit`: what the log calls a step."""
         raise NotImplementedError(type(self).__name__)
 
     def numbers(self) -> dict[str, float]:

@@ -56,11 +56,11 @@ class LogLineFacts(Facts):
         """Whether the script stopped for good because a number was not finite."""
         return self.says is LogSays.STOPPED and not self.went_on
 
-    def sentence(self, _step: int, /) -> str:
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
         """``Line 12 of the log says after step 40: Gradient overflow. Skipping step``."""
         place = "The log" if self.line is None else f"Line {self.line:,} of the log"
         if self.says is LogSays.ENDED:
-            ended = f"{process_ended(self.outcome)} after step {self.after_step}, and continued or was restarted"
+            ended = f"{process_ended(self.outcome)} after {unit} {self.after_step}, and continued or was restarted"
             return f"{ended}. {place}: {self.text}"
-        said = f"{place} says after step {self.after_step}: {self.text}"
+        said = f"{place} says after {unit} {self.after_step}: {self.text}"
         return f"{said} It continued afterwards." if self.says is LogSays.STOPPED and self.went_on else said

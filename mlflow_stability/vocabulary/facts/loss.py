@@ -65,24 +65,24 @@ class SpikeFacts(Facts):
     values_before: int | None = None
     """By the classic rule: number of values whose mean is the baseline."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, unit: str = "step", /) -> str:
         """``loss 7.47 at step 400, 18.8σ above its baseline of 0.552 (threshold 8σ).``"""
         if self.seen_by is SeenBy.WHOLE_CURVE:
-            return self._of_the_curve(step)
+            return self._of_the_curve(step, unit)
         if self.sigmas is None:
             return (
-                f"{self.signal} {self.value:.4g} at step {step}, above the threshold of {self.threshold:.4g} (mean of "
-                f"the {self.values_before} values before: {self.baseline:.4g})."
+                f"{self.signal} {self.value:.4g} at {unit} {step}, above the threshold of {self.threshold:.4g} (mean "
+                f"of the {self.values_before} values before: {self.baseline:.4g})."
             )
         at = step if self.found_first is None else self.found_first
         above = f"{sigmas(self.sigmas)} above its baseline of {self.baseline:.4g} (threshold {self.threshold:.3g}σ)"
-        parts = [f"{self.signal} {self.value:.4g} at step {at}, {above}"]
+        parts = [f"{self.signal} {self.value:.4g} at {unit} {at}, {above}"]
         if self.gradient_sigmas is not None:
             parts.append(f"gradient norm {sigmas(self.gradient_sigmas)} above its baseline")
         if self.spikes is not None:
-            parts.append(f"number {self.spikes} since step {self.spikes_since}")
+            parts.append(f"number {self.spikes} since {unit} {self.spikes_since}")
         if self.high_steps is not None:
-            parts.append(f"high in {self.high_steps} of {self.watched_steps} steps")
+            parts.append(f"high in {self.high_steps} of {self.watched_steps} {unit}s")
         elif self.value_after is not None and self.watched_steps is not None:
             parts.append(
                 f"the next {self.watched_steps - 1} losses are near {self.value_after:.4g}, above their baseline of "
@@ -90,13 +90,13 @@ class SpikeFacts(Facts):
             )
         return f"{'; '.join(parts)}."
 
-    def _of_the_curve(self, step: int) -> str:
+    def _of_the_curve(self, step: int, unit: str) -> str:
         over = self.sigmas is not None and self.sigmas >= self.threshold
         above = f" ({sigmas(self.sigmas or 0.0)}, threshold {self.threshold:.3g}σ)" if over else ""
-        said = f"{self.signal} jumped to {self.value:.4g} at step {step} from about {self.baseline:.4g}{above}"
+        said = f"{self.signal} jumped to {self.value:.4g} at {unit} {step} from about {self.baseline:.4g}{above}"
         if self.points > 1:
-            begun = "" if self.first_step is None else f" at step {self.first_step}"
-            said = f"{self.signal} rose from about {self.baseline:.4g}{begun} to {self.value:.4g} at step {step}"
+            begun = "" if self.first_step is None else f" at {unit} {self.first_step}"
+            said = f"{self.signal} rose from about {self.baseline:.4g}{begun} to {self.value:.4g} at {unit} {step}"
         if not self.recovered:
             return f"{said}; the log ends there."
         return f"{said} and recovered after {self.points} points." if self.points > 1 else f"{said} and recovered."
@@ -128,14 +128,14 @@ class NonFiniteFacts(Facts):
         """``; last finite value 0.31``."""
         return "; no finite value before" if self.last_finite is None else f"; last finite value {self.last_finite:.4g}"
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, unit: str = "step", /) -> str:
         """``loss is NaN at step 400; last finite value 0.31.``"""
-        said = f"{self.signal} is {'NaN' if math.isnan(self.value) else infinite(self.value)} at step {step}"
+        said = f"{self.signal} is {'NaN' if math.isnan(self.value) else infinite(self.value)} at {unit} {step}"
         if self.nan_from is not None:
-            said += f" and NaN from step {self.nan_from} on"
+            said += f" and NaN from {unit} {self.nan_from} on"
         said += self.last_finite_clause
         if self.count > 1:
-            said += f"; {self.count} non-finite values up to step {self.last_step}"
+            said += f"; {self.count} non-finite values up to {unit} {self.last_step}"
         if self.finite_afterwards is None:
             return f"{said}."
         return f"{said}; {'finite again' if self.finite_afterwards else 'none finite'} afterwards."

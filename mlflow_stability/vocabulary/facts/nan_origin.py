@@ -152,7 +152,7 @@ class NanOriginFacts(Facts):
                 found[f"{what}.least"], found[f"{what}.greatest"] = tensor.least, tensor.greatest
         return found
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Step 400: the first non-finite value comes from log in layer.2 (model.py:41 in forward), …``."""
         return f"Step {step}: {self._statement()}"
 

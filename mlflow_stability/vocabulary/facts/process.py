@@ -21,10 +21,10 @@ class EndFacts(Facts):
     detail: str = ""
     """The exception, the exit status or the signal."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, unit: str = "step", /) -> str:
         """``The process crashed after step 80: ValueError: …``"""
         detail = f": {self.detail.removesuffix('.')}" if self.detail else ""
-        return f"{process_ended(self.outcome)} after step {step}{detail}."
+        return f"{process_ended(self.outcome)} after {unit} {step}{detail}."
 
 
 class StallEnd(TextEnum):
@@ -52,15 +52,15 @@ class StallFacts(Facts):
     usual_seconds: float | None = None
     """The usual time of a step, in seconds; None where it is not known."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, unit: str = "step", /) -> str:
         """``No step for 130 s after step 80; then training continued.``"""
         if self.ended is StallEnd.NONE:
             return (
-                f"No step for more than {self.seconds:.0f} s since step {step} (usual step time "
+                f"No step for more than {self.seconds:.0f} s since {unit} {step} (usual step time "
                 f"{self.usual_seconds:.3g} s). The process is still running."
             )
         after = "training continued" if self.ended is StallEnd.CONTINUED else "the training ended"
-        return f"No step for {self.seconds:.0f} s after step {step}; then {after}."
+        return f"No step for {self.seconds:.0f} s after {unit} {step}; then {after}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class RestartFacts(Facts):
     restarts_allowed: int
     """How often the launcher starts it again at most."""
 
-    def sentence(self, _step: int, /) -> str:
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``Attempt 2 of the job: torchrun started it again (1 of at most 3 restarts).``"""
         times = f"{self.attempt - 1} of at most {self.restarts_allowed} restarts"
         return f"Attempt {self.attempt} of the job: torchrun started it again ({times})."

@@ -55,7 +55,7 @@ class RankNonfiniteFacts(FirstRanksFacts):
         """``Non-finite loss first on rank 3 at step 80``."""
         return f"Non-finite loss first on {self._where} at step {step}"
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Non-finite loss first on rank 3 at step 80; the other ranks were finite at that step.``"""
         others = "on all ranks" if self.is_everywhere else "the other ranks were finite"
         return f"{self.heading(step)}; {others} at that step."
@@ -83,7 +83,7 @@ class RankSpikeFacts(FirstRanksFacts):
         """``Loss spike first on rank 3 at step 80``."""
         return f"Loss spike first on {self._where} at step {step}"
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Loss spike first on rank 3 at step 80; no spike on the other ranks at that step. …``"""
         others = "on all ranks" if self.is_everywhere else "no spike on the other ranks"
         return (
@@ -128,7 +128,7 @@ class RankSlowStepFacts(WaitFacts):
             f"{self._ratio:.3g} times its usual {self.level:.3g} s (threshold {self.times:g} times)"
         )
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """The heading, and that the others waited."""
         return f"{self.heading(step)}; the other ranks waited."
 
@@ -150,7 +150,7 @@ class StragglerFacts(WaitFacts):
             f"{self.in_a_row} comparisons in a row)"
         )
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """The heading, as a sentence."""
         return f"{self.heading(step)}."
 
@@ -171,7 +171,7 @@ class RankDiedFacts(Facts):
     seconds_before: float
     """How long before rank 0, in seconds; 0 where that is not known."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Rank 3 ended first: after step 80, at 12:03:44 UTC, 2.1 s before rank 0.``"""
         names = ", ".join(self.names)
         before = f", {self.seconds_before:.2g} s before rank 0" if self.seconds_before else ""

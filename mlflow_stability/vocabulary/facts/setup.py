@@ -77,7 +77,7 @@ class ConfigurationFacts(Facts):
         except ValueError:  # words, or several numbers
             return {}
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``weight_decay of AdamW changed from 0.01 to 0.1, seen at step 40.``"""
         if self.not_cleared_since is not None:
             return f"Gradients are cleared again at step {step}; since step {self.not_cleared_since} they were not."
@@ -94,7 +94,7 @@ class UnclearedFacts(Facts):
     steps: int
     """Number of steps in a row in which they were not cleared."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Gradients are not cleared since step 12: …``"""
         return (
             f"Gradients are not cleared since step {step}: each step used those of the step before as well, "
@@ -119,7 +119,7 @@ class LintFacts(Facts):
         """The numbers, by name."""
         return dict(self.values)
 
-    def sentence(self, _step: int, /) -> str:
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """The text: it is about the model, and not about a step."""
         return self.text
 
@@ -159,7 +159,7 @@ class NotMeasuredFacts(Facts):
     one_process: bool = False
     """Whether the parameters are split although there is one process."""
 
-    def sentence(self, _step: int, /) -> str:
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``Activations, attention and representations of net are not measured: …``"""
         some = f"{self.parameters} of {self.of_parameters} trained parameters"
         if self.part is Unmeasured.HIDDEN_MODEL:
@@ -197,7 +197,7 @@ class EvaluationModeFacts(Facts):
     module: str
     """The first of them."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``The model is trained in evaluation mode, seen at step 20: 2 dropout layers are off (net.drop).``"""
         parts = []
         if self.norms:
@@ -219,7 +219,7 @@ class DiscardedBatchFacts(Facts):
     discarded: int
     """Number of such losses so far."""
 
-    def sentence(self, step: int, /) -> str:
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``A non-finite loss (nan) before step 40 belongs to no step: …``"""
         losses = ", ".join(f"{each:g}" for each in self.losses)
         return (
