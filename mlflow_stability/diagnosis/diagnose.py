@@ -25,6 +25,7 @@ from mlflow_stability.diagnosis.findings.downgrade import in_hindsight
 from mlflow_stability.diagnosis.findings.episodes import episodes_of
 from mlflow_stability.diagnosis.findings.log_lines import with_lines
 from mlflow_stability.diagnosis.findings.merge import reconciled
+from mlflow_stability.diagnosis.findings.notes import with_sentences
 from mlflow_stability.diagnosis.findings.process_end import endings_of
 from mlflow_stability.diagnosis.findings.recovered_rises import passed
 from mlflow_stability.diagnosis.findings.replay import replayed
@@ -84,6 +85,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         main=readings[0] if readings and readings[0].metric in levelled and not silence else None,
     )
     episodes = with_lines(with_affected_layers(episodes, history, starts_of(history)), history, starts_of(history))
+    episodes = with_sentences(episodes, history.step_unit)
     episodes = with_fitting_remedies(with_causes(episodes, history, curves), history)
     cause, undecided = deciding_cause(outcome, episodes, history, curves)
     return Diagnosis(

@@ -33,8 +33,6 @@ FOREIGN = ("importers",)
 """Rooms that read sentences of other people's programs."""
 DISPLAYED = {
     ("courier/run/conclusion.py", "partition"): "shows the first sentence in bold",
-    ("diagnosis/findings/log_lines.py", "removesuffix"): "adds the line of the log before the full stop",
-    ("diagnosis/findings/merge.py", "replace"): "leaves out what the facts of an infinity say before it",
     ("diagnosis/verdict/verdict.py", "partition"): "adds the last step of a NaN to the first sentence",
     ("vocabulary/result/action.py", "removesuffix"): "adds numbers before the full stop",
     ("reports/comparison/sections.py", "compare"): "shows a cause once, where the verdict repeats it as it is",

@@ -16,6 +16,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, curves_of
 from mlflow_stability.detectors.layer_values import gradient_flow
+from mlflow_stability.diagnosis.findings.notes import OtherLayersNote, with_note
 from mlflow_stability.kinds.gradients.gradient_vanishing_layers import GradientVanishingLayers
 from mlflow_stability.kinds.gradients.imbalance import GradientImbalance, WeightImbalance
 from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosion
@@ -24,10 +25,7 @@ from mlflow_stability.kinds.optimizer.weight_spike import WeightSpike
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Episode
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import counted
 
-NAMED = 5
-"""So many other layers the message names; the evidence holds all."""
 LAYER = "layer."
 """How the names of layers begin in the evidence."""
 FEWEST = 3
@@ -107,11 +105,8 @@ def _of(
     evidence |= {f"{LAYER}{each.place}": each.value for each in others}
     if not others:
         return replace(episode, evidence=evidence)
-    names = ", ".join(each.place for each in others[:NAMED])
-    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    where = f"Also in {counted(len(others), 'other layer')}" if episode.place else f"In {counted(len(others), 'layer')}"
-    said = f"{where}: {names}{more}."
-    return replace(episode, message=f"{episode.message} {said}", evidence=evidence)
+    note = OtherLayersNote(tuple(layer.place for layer in others), bool(episode.place))
+    return with_note(replace(episode, evidence=evidence), note)
 
 
 def _at(curve: Curve, step: int) -> _Layer | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.curves.log_resolution import is_rounding
+from mlflow_stability.diagnosis.findings.notes import Outcome, OutcomeNote, with_note
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
 from mlflow_stability.vocabulary.result import Episode, Severity
 
@@ -90,7 +91,7 @@ def _unanswered(episode: Episode, loss: Curve) -> Episode:
     spread = NORMAL_MAD * median_deviation(before) + 1e-3 * abs(usual)
     if float(after.max()) > usual + max(ANSWER * abs(usual), 5 * spread):
         return episode
-    return replace(episode, severity=Severity.INFO, message=f"{episode.message} The loss did not rise.")
+    return replace(with_note(episode, OutcomeNote(Outcome.UNANSWERED)), severity=Severity.INFO)
 
 
 def _within_its_noise(episode: Episode, found: Sequence[Episode], curves: RunCurves) -> Episode:
@@ -108,5 +109,4 @@ def _within_its_noise(episode: Episode, found: Sequence[Episode], curves: RunCur
     )
     if confirmed or points > SHORT or not episode.recovered:
         return episode
-    message = f"{episode.message} Within the noise of the whole run."
-    return replace(episode, severity=Severity.INFO, message=message)
+    return replace(with_note(episode, OutcomeNote(Outcome.WITHIN_NOISE)), severity=Severity.INFO)

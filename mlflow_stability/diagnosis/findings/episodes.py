@@ -14,6 +14,7 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.consequence import SINCE
 from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.diagnosis.findings.notes import statement_of
 from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.facts import Facts
@@ -64,7 +65,8 @@ def episodes_of(
             else:
                 runs.append([event])
         for run in runs:
-            episode = _episode(run, name, start, kind in experimental)
+            recorded = history.events is not None
+            episode = _episode(run, name, start, experimental=kind in experimental, recorded=recorded)
             if kind == MissingZeroGrad.kind:
                 found.append(_cleared(episode, history))
             else:
@@ -72,7 +74,7 @@ def episodes_of(
     return sorted(found, key=lambda each: (each.attempt, each.start))
 
 
-def _episode(events: list[Event], metric: str, start: int, experimental: bool) -> Episode:
+def _episode(events: list[Event], metric: str, start: int, *, experimental: bool, recorded: bool) -> Episode:
     first, worst = events[0], max(events, key=lambda event: event.severity)
     telling = worst if first.severity is Severity.INFO else first  # it says what came of the first one
     return Episode(
@@ -81,7 +83,6 @@ def _episode(events: list[Event], metric: str, start: int, experimental: bool) -
         first.step,
         worst.step,
         events[-1].step,
-        telling.message,
         events=len(events),
         metric=metric,
         place=first.place,
@@ -90,6 +91,7 @@ def _episode(events: list[Event], metric: str, start: int, experimental: bool) -
         remedies=first.remedies,
         experimental=experimental,
         facts=telling.facts,
+        statements=(statement_of(telling, recorded=recorded),),
     )
 
 

@@ -32,5 +32,4 @@ def _with_line(episode: Episode, metric: Metric | None, starts: Mapping[int, int
     lines = [int(metric.lines[at]) for at, attempt in zip(places, attempts, strict=True) if attempt == episode.attempt]
     if not lines:
         return episode
-    message = f"{episode.message.removesuffix('.')} (line {lines[0]:,})."
-    return replace(episode, message=message, evidence={**episode.evidence, LINE: float(lines[0])})
+    return replace(episode, line=lines[0], evidence={**episode.evidence, LINE: float(lines[0])})

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
+from mlflow_stability.diagnosis.findings.notes import NanAfterInf, also_known
 from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
 from mlflow_stability.kinds.optimizer.update_ratio import LATE_FALL
 from mlflow_stability.kinds.reported.autopilot import Rollback
 from mlflow_stability.vocabulary.facts import NonFiniteFacts
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Episode, Severity, Statement
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
 
 NEAR = 0.02
@@ -78,21 +79,23 @@ def _overflowed(episodes: list[Episode], reach: float) -> list[Episode]:
                 both = replace(
                     nan,
                     start=inf.start,
-                    message=f"{inf.message} {_without_last_finite(nan, inf)}",
+                    statements=(*inf.statements, *_without_last_finite(nan, inf)),
                     evidence={**nan.evidence, **inf.evidence},
                     facts=inf.facts,
+                    also=also_known(inf, nan),
                 )
                 episodes = [both if each is nan else each for each in episodes if each is not inf]
                 break
     return episodes
 
 
-def _without_last_finite(nan: Episode, inf: Episode) -> str:
-    """The message of a NaN that follows an infinity, without a last finite value that the infinity names, too."""
-    facts = inf.facts
-    if not isinstance(facts, NonFiniteFacts) or facts.last_finite is None:
-        return nan.message
-    return nan.message.replace(facts.last_finite_clause, "", 1)
+def _without_last_finite(nan: Episode, inf: Episode) -> tuple[Statement, ...]:
+    """What a NaN that follows an infinity says, without a last finite value that the infinity names, too."""
+    infinity = inf.facts
+    if not isinstance(infinity, NonFiniteFacts) or infinity.last_finite is None:
+        return nan.statements
+    first, *others = nan.statements
+    return (replace(first, facts=NanAfterInf(first.facts, infinity)), *others)
 
 
 def _same(one: Episode, other: Episode, reach: float) -> bool:
@@ -118,6 +121,7 @@ def _joined(one: Episode, other: Episode) -> Episode:
         end=max(one.end, other.end),
         events=max(one.events, other.events),
         recovered=all(told) if told else None,
+        also=also_known(telling, one, other),
         evidence=with_highest_score({**other.evidence, **one.evidence, **telling.evidence}, (one, other)),
     )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
 from mlflow_stability.vocabulary.facts import EndFacts
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Episode, Severity, Statement
 from mlflow_stability.vocabulary.run import RunHistory
 
 REMEDIES = {each.kind: each.remedies for each in WAYS_TO_END}
@@ -23,6 +23,5 @@ def endings_of(history: RunHistory, last_step: int, attempt: int) -> list[Episod
     if kind not in BAD or any(event.kind in BAD for event in history.events or ()):
         return []
     facts = EndFacts(kind, history.outcome_detail)
-    message = facts.sentence(last_step)
-    ended = Episode(kind, Severity.CRITICAL, last_step, last_step, last_step, message, recovered=False, attempt=attempt)
-    return [replace(ended, remedies=REMEDIES[kind], facts=facts)]
+    ended = Episode(kind, Severity.CRITICAL, last_step, last_step, last_step, recovered=False, attempt=attempt)
+    return [replace(ended, remedies=REMEDIES[kind], facts=facts, statements=(Statement(facts, last_step),))]

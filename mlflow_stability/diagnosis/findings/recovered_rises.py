@@ -14,6 +14,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.levels import levels_of
+from mlflow_stability.diagnosis.findings.notes import FallingNote, Outcome, OutcomeNote, RipplesNote, with_note
 from mlflow_stability.vocabulary.result import Episode, Severity
 
 SMALL = 0.10
@@ -50,7 +51,7 @@ def _rippled(episode: Episode, curve: Curve) -> Episode:
     values = curve.values[curve.finite]
     ended = float(np.median(values[-max(3, len(values) // 20) :]))
     if rise < SMALL or (rise < SMALL_BELOW and ended < level):
-        return replace(episode, severity=Severity.INFO, message=f"{episode.message} The loss recovered.")
+        return replace(with_note(episode, OutcomeNote(Outcome.RECOVERED)), severity=Severity.INFO)
     return episode
 
 
@@ -70,8 +71,8 @@ def _falling(episode: Episode, curve: Curve) -> Episode:
     still = last <= half + levels.noise and float(np.median(fell[: len(fell) // 3])) > half + levels.noise
     if not back or not still:
         return episode
-    message = f"{episode.message} The loss has been falling since its maximum of {math.exp(min(high, 700.0)):.4g}."
-    return replace(episode, severity=min(episode.severity, Severity.WARNING), recovered=None, message=message)
+    noted = with_note(episode, FallingNote(math.exp(min(high, 700.0))))
+    return replace(noted, severity=min(episode.severity, Severity.WARNING), recovered=None)
 
 
 def _end(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
@@ -97,8 +98,8 @@ def _together(episodes: list[Episode]) -> list[Episode]:
         many = [*many, *(each for each in episodes if _one_more(each, key, many))]
         rises = [each.evidence.get("rise", 0.0) for each in many]
         first, last = many[0], max(each.end for each in many)
-        message = f"{first.metric} rose slowly and recovered {len(many)} times between step {first.start} and step "
-        message += f"{last}, by {min(rises):.0%} to {max(rises):.0%}."
-        one = replace(first, end=last, events=sum(each.events for each in many), message=message)
+        ripples_note = RipplesNote(first.metric, len(many), last, min(rises), max(rises))
+        one = replace(first, end=last, events=sum(each.events for each in many))
+        one = with_note(replace(one, statements=()), ripples_note)
         kept = [one if each is first else each for each in kept if each is first or each not in many]
     return kept

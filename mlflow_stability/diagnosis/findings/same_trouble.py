@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import origin_of
+from mlflow_stability.diagnosis.findings.notes import OriginNote, RepeatedNote, also_known, with_note
 from mlflow_stability.kinds.optimizer.step_skipped import StepSkipped
 from mlflow_stability.vocabulary.result import Episode, Severity
 
@@ -50,7 +51,8 @@ def with_what_was_skipped(episodes: Iterable[Episode]) -> list[Episode]:
         kept[at] = replace(
             trouble,
             end=max(trouble.end, skip.end),
-            message=f"{trouble.message} {skip.message}",
+            also=also_known(trouble, skip),
+            statements=(*trouble.statements, *skip.statements),
             evidence={**skip.evidence, **trouble.evidence},
             remedies=tuple(dict.fromkeys((*trouble.remedies, *skip.remedies))),
         )
@@ -76,12 +78,9 @@ def with_births(episodes: Iterable[Episode]) -> list[Episode]:
         if at not in told:
             told.add(at)
             remedies = tuple(dict.fromkeys((*birth.remedies, *kept[at].remedies)))
-            kept[at] = replace(
-                kept[at],
-                message=f"{kept[at].message} {origin_of(birth).statement}",
-                remedies=remedies,
-                repeats=(*kept[at].repeats, (BIRTH, birth.start)),
-            )
+            repeats = (*kept[at].repeats, (BIRTH, birth.start))
+            told_with = with_note(kept[at], OriginNote(origin_of(birth)))
+            kept[at] = replace(told_with, remedies=remedies, repeats=repeats)
     return kept
 
 
@@ -97,15 +96,16 @@ def _as_one(group: list[Episode]) -> Episode:
     if len(group) == 1:
         return first
     worst = max(group, key=lambda each: each.severity)
-    said = first.message if worst is first else f"{first.message} {worst.message}"
+    statements = first.statements if worst is first else (*first.statements, *worst.statements)
+    joined = with_note(replace(first, statements=statements), RepeatedNote(len(group)), step=last.start)
     return replace(
-        first,
+        joined,
         severity=worst.severity,
         peak=worst.peak,
         end=max(each.end for each in group),
-        message=f"{said} Found {len(group)} times, last at step {last.start}.",
         events=sum(each.events for each in group),
         recovered=last.recovered,
+        also=also_known(first, *group),
         evidence={**worst.evidence, **first.evidence},
         remedies=tuple(dict.fromkeys((*worst.remedies, *first.remedies))),
     )

@@ -16,15 +16,15 @@ import numpy as np
 
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS
+from mlflow_stability.diagnosis.findings.notes import CountRose, SaidAgainNote, SkippedToTheEnd, statement_of, with_note
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.kinds.optimizer.step_skipped import SkippedEndRule, StepSkipped
 from mlflow_stability.kinds.reported.autopilot import Rollback
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
 from mlflow_stability.vocabulary.facts import LogLineFacts, LogSays
-from mlflow_stability.vocabulary.result import Episode, Event, Severity
+from mlflow_stability.vocabulary.result import Episode, Event, Severity, Statement
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import counted
 
 SHARE = 0.5
 """So many of the last steps must have been skipped, up to the end of the run."""
@@ -43,9 +43,9 @@ def told_findings(history: RunHistory, curves: RunCurves, starts: Mapping[int, i
     for event in history.reported:
         facts = event.facts
         if isinstance(facts, LogLineFacts) and facts.is_end:
-            found.append(_episode(event, event, Severity.CRITICAL, event.message, starts))
+            found.append(_episode(event, event, Severity.CRITICAL, starts))
         elif not _is_of_a_step(event):
-            found.append(_episode(event, event, Severity.INFO, event.message, starts))
+            found.append(_episode(event, event, Severity.INFO, starts))
     at_the_end = _skipped_to_the_end(history, curves, starts)
     return [*found, *_said(history, curves, starts, at_the_end), *at_the_end, *_counted(history, starts)]
 
@@ -66,10 +66,8 @@ def _said(
             first, last = events[low], events[high - 1]
             if kind == StepSkipped.kind and any(each.attempt == start and each.end >= last.step for each in told):
                 continue
-            said = (
-                first.message if high - low == 1 else f"{first.message} Said {high - low} times until step {last.step}."
-            )
-            yield _episode(first, last, DECIDING.get(kind, Severity.INFO), said, starts, count=high - low)
+            episode = _episode(first, last, DECIDING.get(kind, Severity.INFO), starts, count=high - low)
+            yield episode if high - low == 1 else with_note(episode, SaidAgainNote(high - low), step=last.step)
 
 
 def _counted(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Episode]:
@@ -79,10 +77,10 @@ def _counted(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Episode
         rises = np.flatnonzero((values[1:] > values[:-1]) & (attempts[1:] == attempts[:-1])) + 1
         for at in rises[-MOST_ROLLBACKS:].tolist():
             step, before, now = int(metric.series.steps[at]), float(values[at - 1]), float(values[at])
-            message = f"{metric.name} rose from {before:g} to {now:g} at step {step}."
-            event = Event(step, Rollback.kind, Severity.INFO, message, attempt=int(attempts[at]))
-            episode = _episode(event, event, Severity.INFO, message, starts, count=int(now - before))
-            yield replace(episode, metric=metric.name)
+            event = Event(step, Rollback.kind, Severity.INFO, "", attempt=int(attempts[at]))
+            episode = _episode(event, event, Severity.INFO, starts, count=int(now - before))
+            statement = Statement(CountRose(metric.name, before, now), step)
+            yield replace(episode, metric=metric.name, statements=(statement,))
 
 
 def _is_of_a_step(event: Event) -> bool:
@@ -107,20 +105,16 @@ def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[
     broken = any(each.names_nan or each.names_not_finite for each in facts)
     nan = any(each.names_nan for each in facts)
     kind = StepSkipped.kind if not broken else NanDetected.kind if nan else InfDetected.kind
-    said = (
-        f"{counted(len(last), 'step')} skipped from step {last[0].step} to the end of the run at step {end} (reported "
-        "by the "
-    )
-    said += f"log). {last[0].message}"
     severity = Severity.CRITICAL if broken else Severity.WARNING
-    return [_episode(last[0], last[-1], severity, said, starts, kind=kind, count=len(last))]
+    episode = _episode(last[0], last[-1], severity, starts, kind=kind, count=len(last))
+    skipped = Statement(SkippedToTheEnd(len(last), end), last[0].step)
+    return [replace(episode, statements=(skipped, *episode.statements))]
 
 
 def _episode(
     first: Event,
     last: Event,
     severity: Severity,
-    message: str,
     starts: Mapping[int, int],
     *,
     kind: str = "",
@@ -133,12 +127,12 @@ def _episode(
         first.step,
         first.step,
         last.step,
-        message,
         events=count,
         recovered=severity is Severity.INFO,
         place=first.place,
         attempt=starts.get(first.attempt, first.attempt),
         evidence={**first.evidence, "count": float(count)},
         facts=first.facts,
+        statements=(statement_of(first),),
         remedies=REMEDIES.get(kind, ()) if severity > Severity.INFO else (),
     )

@@ -17,7 +17,7 @@ from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import LastingRiseFacts
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Episode, Severity, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +284,7 @@ class DivergenceRule(Rule):
             evidence={"best": lowest, "highest": float(finite[peak]), "last": last},
             remedies=self.remedies,
             facts=facts,
+            statements=(Statement(facts, first),),
         )
 
 

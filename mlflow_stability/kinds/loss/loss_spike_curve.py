@@ -20,7 +20,7 @@ from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import SeenBy, SpikeFacts
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Episode, Severity, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +350,7 @@ class SpikeRule(Rule):
             evidence={"peak": float(values[peak]), "before": level, "z": float(jumps.z[peak])},
             remedies=self.remedies,
             facts=facts,
+            statements=(Statement(facts, int(steps[peak])),),
         )
 
 

@@ -20,7 +20,7 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import NonFiniteFacts
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Episode, Remedy, Severity, Statement
 from mlflow_stability.vocabulary.result.event import Event
 
 SKIPPED = "skipped_steps"
@@ -249,6 +249,7 @@ class NonFiniteRule(Rule):
             evidence=evidence,
             remedies=detector.remedies,
             facts=facts,
+            statements=(Statement(facts, first),),
         )
 
     def _thrown_away(self, norm: Episode, norms: tuple[Curve, ...]) -> Episode:
@@ -271,7 +272,7 @@ def _led(norm: Episode, loss: Episode) -> Episode:
         loss,
         start=norm.start,
         peak=norm.peak,
-        message=f"{norm.message} {loss.message}",
+        statements=(*norm.statements, *loss.statements),
         facts=norm.facts,
         metric=norm.metric,
         place=norm.place,

@@ -29,6 +29,7 @@ from mlflow_stability.vocabulary.result.event import Event, Finding, Severity, m
 from mlflow_stability.vocabulary.result.model_check import LayerCheck, ModelCheck, ModelFinding
 from mlflow_stability.vocabulary.result.recorded_remedy import read_remedies
 from mlflow_stability.vocabulary.result.remedy import Remedy, without_topics
+from mlflow_stability.vocabulary.result.statement import Statement, Text
 from mlflow_stability.vocabulary.result.topic import RATE_TOPICS, SMALLER_UPDATE_TOPICS, Need, Topic
 from mlflow_stability.vocabulary.result.usual_remedies import (
     CLIP_AT_1,
@@ -90,7 +91,9 @@ __all__ = [
     "Sensitivity",
     "Severity",
     "Sketch",
+    "Statement",
     "SurvivalCurve",
+    "Text",
     "Topic",
     "Tree",
     "most_severe",

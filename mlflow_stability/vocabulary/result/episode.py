@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from mlflow_stability.vocabulary.facts.facts import Facts
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.event import Finding, Severity
 from mlflow_stability.vocabulary.result.remedy import Remedy
+from mlflow_stability.vocabulary.result.statement import Statement
 from mlflow_stability.vocabulary.sensitivity import score_in
+
+FactsT = TypeVar("FactsT", bound=Facts)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -25,8 +29,8 @@ class Episode(Finding):
     """The step at which it was worst."""
     end: int
     """Its last step."""
-    message: str
-    """What happened, with numbers, in one sentence."""
+    message: str = ""
+    """What happened, with numbers, in a few sentences: those of `statements`."""
     events: int = 1
     """How many events it is made of."""
     recovered: bool | None = None
@@ -53,6 +57,16 @@ class Episode(Finding):
     """Type and step of reported findings whose sentences are part of the message."""
     facts: Facts | None = None
     """What is known, as a frozen dataclass whose fields have types and units; None for types that have none."""
+    statements: tuple[Statement, ...] = ()
+    """What it says, in order: its facts, and what the diagnosis adds to them."""
+    also: tuple[Facts, ...] = ()
+    """Facts of what was found of the same trouble in other ways, and is one with it."""
+    line: int | None = None
+    """The line of a printed log at which it begins."""
+
+    def known(self, facts: type[FactsT]) -> FactsT | None:
+        """The facts of this class, if it was found in that way; None otherwise."""
+        return next((known for known in (self.facts, *self.also) if isinstance(known, facts)), None)
 
     @property
     def score(self) -> float:

@@ -5,9 +5,9 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
+from mlflow_stability.diagnosis.findings.notes import with_sentences
 from mlflow_stability.vocabulary import Event
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity, Statement, Text
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -24,8 +24,9 @@ def layered(quantity: str, values: dict[str, float], before: float = 1.0) -> Run
 
 
 def about(kind: str, history: RunHistory, place: str = "a") -> Episode:
-    episode = Episode(kind, Severity.WARNING, 1000, 1000, 1000, "Said.", place=place)
-    return with_affected_layers([episode], history, {0: 0})[0]
+    statements = (Statement(Text("Said."), 1000),)
+    episode = Episode(kind, Severity.WARNING, 1000, 1000, 1000, place=place, statements=statements)
+    return with_sentences(with_affected_layers([episode], history, {0: 0}), "step")[0]
 
 
 def test_every_dead_layer_is_named_with_the_gradient_flow() -> None:

@@ -1,0 +1,189 @@
+"""What a diagnosis adds to a finding: how it went on, how often it came, where else it was seen.
+
+Each is a `Facts` with a sentence of its own, behind the one of the finding. `with_sentences` makes the messages of all
+findings, once, when everything is known; nothing reads them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from mlflow_stability.detectors.consequence import SINCE
+from mlflow_stability.vocabulary.facts import Facts, NanOriginFacts, NonFiniteFacts
+from mlflow_stability.vocabulary.result import Episode, Event, Statement, Text
+from mlflow_stability.vocabulary.text import counted
+
+NAMED_LAYERS = 5
+"""Number of layers that a sentence names; the evidence holds all."""
+
+
+class Outcome(Enum):
+    """What came after a rise, in a sentence."""
+
+    UNANSWERED = "The loss did not rise."
+    WITHIN_NOISE = "Within the noise of the whole run."
+    RECOVERED = "The loss recovered."
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeNote(Facts):
+    """What came after a rise."""
+
+    outcome: Outcome
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``The loss recovered.``"""
+        return self.outcome.value
+
+
+@dataclass(frozen=True, slots=True)
+class FallingNote(Facts):
+    """A loss that jumped and has been falling since."""
+
+    highest: float
+    """In the unit of the loss."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``The loss has been falling since its maximum of 7.31.``"""
+        return f"The loss has been falling since its maximum of {self.highest:.4g}."
+
+
+@dataclass(frozen=True, slots=True)
+class RipplesNote(Facts):
+    """Slow rises that recovered, many of them."""
+
+    signal: str
+    count: int
+    last_step: int
+    smallest: float
+    """Smallest rise, as a share of the level before."""
+    largest: float
+    """Largest rise, as a share of the level before."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss rose slowly and recovered 4 times between step 100 and step 900, by 3% to 8%.``"""
+        return (
+            f"{self.signal} rose slowly and recovered {self.count} times between {unit} {step} and {unit} "
+            f"{self.last_step}, by {self.smallest:.0%} to {self.largest:.0%}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedNote(Facts):
+    """A finding that came several times; `step` is the last one."""
+
+    count: int
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``Found 3 times, last at step 120.``"""
+        return f"Found {self.count} times, last at {unit} {step}."
+
+
+@dataclass(frozen=True, slots=True)
+class SaidAgainNote(Facts):
+    """A line that a log repeats; `step` is the last one."""
+
+    count: int
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``Said 3 times until step 120.``"""
+        return f"Said {self.count} times until {unit} {step}."
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedToTheEnd(Facts):
+    """Steps that a log says were skipped, up to its end; `step` is the first one."""
+
+    count: int
+    last_step: int
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``40 steps skipped from step 200 to the end of the run at step 240 (reported by the log).``"""
+        return (
+            f"{counted(self.count, unit)} skipped from {unit} {step} to the end of the run at {unit} {self.last_step} "
+            "(reported by the log)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CountRose(Facts):
+    """A count that a script logs rose; `step` is where."""
+
+    signal: str
+    before: float
+    after: float
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``rollback_count rose from 1 to 2 at step 300.``"""
+        return f"{self.signal} rose from {self.before:g} to {self.after:g} at {unit} {step}."
+
+
+@dataclass(frozen=True, slots=True)
+class NanAfterInf(Facts):
+    """NaN that an infinity turned into."""
+
+    nan: Facts
+    infinity: NonFiniteFacts
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss is NaN at step 401.``: without a last finite value that the infinity names, too."""
+        sentence = self.nan.sentence(step, unit)
+        return sentence.replace(self.infinity.last_finite_clause, "", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class OriginNote(Facts):
+    """The operation in which the first number was born that is not finite."""
+
+    origin: NanOriginFacts
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """What the origin says, without its step."""
+        return self.origin.statement
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLayersNote(Facts):
+    """The other layers that a finding is about."""
+
+    layers: tuple[str, ...]
+    beside_one: bool
+    """Whether the finding itself names one."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``Also in 2 other layers: blocks.0, blocks.1.``"""
+        count, names = len(self.layers), ", ".join(self.layers[:NAMED_LAYERS])
+        more = f" and {count - NAMED_LAYERS} more" if count > NAMED_LAYERS else ""
+        where = f"Also in {counted(count, 'other layer')}" if self.beside_one else f"In {counted(count, 'layer')}"
+        return f"{where}: {names}{more}."
+
+
+def statement_of(event: Event, *, recorded: bool = False) -> Statement:
+    """What an event says; a recorded one in the words of its recording, whose version may have had fewer facts."""
+    if recorded or event.facts is None or SINCE in event.evidence:
+        return Statement(Text(event.message), event.step)
+    return Statement(event.facts, event.step)
+
+
+def with_note(episode: Episode, *notes: Facts, step: int | None = None) -> Episode:
+    """The episode with more to say, about its first step or another one."""
+    at = episode.start if step is None else step
+    return replace(episode, statements=(*episode.statements, *(Statement(note, at) for note in notes)))
+
+
+def also_known(telling: Episode, *others: Episode) -> tuple[Facts, ...]:
+    """The facts of several episodes that are one, but for those of the one that tells of them."""
+    facts = (known for episode in (telling, *others) for known in (episode.facts, *episode.also))
+    return tuple(dict.fromkeys(known for known in facts if known is not None and known != telling.facts))
+
+
+def with_sentences(episodes: Iterable[Episode], unit: str) -> tuple[Episode, ...]:
+    """The episodes with their messages; `unit`: what the log calls a step."""
+    return tuple(replace(episode, message=_message(episode, unit), unit=unit) for episode in episodes)
+
+
+def _message(episode: Episode, unit: str) -> str:
+    message = " ".join(statement.sentence(unit) for statement in episode.statements)
+    return message if episode.line is None else f"{message.removesuffix('.')} (line {episode.line:,})."
