@@ -23,14 +23,11 @@ from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
 from mlflow_stability.diagnosis.findings.downgrade import in_hindsight
 from mlflow_stability.diagnosis.findings.episodes import episodes_of
-from mlflow_stability.diagnosis.findings.log_lines import with_lines
+from mlflow_stability.diagnosis.findings.log_messages import endings_of, findings_in_log
 from mlflow_stability.diagnosis.findings.merge import reconciled
-from mlflow_stability.diagnosis.findings.notes import with_sentences
-from mlflow_stability.diagnosis.findings.process_end import endings_of
+from mlflow_stability.diagnosis.findings.notes import with_lines, with_sentences
 from mlflow_stability.diagnosis.findings.recovered_rises import passed
-from mlflow_stability.diagnosis.findings.replay import replayed
-from mlflow_stability.diagnosis.findings.told_in_log import told_findings
-from mlflow_stability.diagnosis.findings.unjudged_levels import without_unjudged_levels
+from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
 from mlflow_stability.diagnosis.verdict import (
     in_words_of_the_log,
     limits_of,
@@ -130,7 +127,7 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
     seen = episodes_of(events, history, curves, starts_of(history), (*default_detectors(), *detectors))
     if not live:
         seen = in_hindsight(seen, found, curves, asked)
-        found += asked_for(told_findings(history, curves, starts_of(history)), detectors)
+        found += asked_for(findings_in_log(history, curves, starts_of(history)), detectors)
     episodes = no_worse_than_sure(reconciled([*seen, *found], span))
     return episodes if live else passed(episodes, curves, asked)
 

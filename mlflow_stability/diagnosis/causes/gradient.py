@@ -20,7 +20,7 @@ from mlflow_stability.diagnosis.causes.context import (
     usual_of,
 )
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
-from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
+from mlflow_stability.diagnosis.findings.episodes import cleared_from
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientRiseRule
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad

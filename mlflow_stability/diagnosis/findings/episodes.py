@@ -15,9 +15,8 @@ from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.consequence import SINCE
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.findings.notes import statement_of
-from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
-from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.facts import ConfigurationFacts, Facts
 from mlflow_stability.vocabulary.result import Episode, Event, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
@@ -162,3 +161,17 @@ def _metric(history: RunHistory, quantities: tuple[str, ...], event: Event) -> s
 def _curve(curves: RunCurves, name: str, start: int) -> Curve | None:
     every = (*curves.losses, *curves.validations, *curves.norms)
     return next((each for each in every if each.name == name and each.attempt == start), None)
+
+
+def cleared_from(first: int, events: Iterable[Event]) -> int | None:
+    """From which step on gradients that were not cleared since step ``first`` were; None: to the end they were not."""
+    changes = ((each.step, each.facts) for each in events)
+    again = (
+        step for step, facts in changes if isinstance(facts, ConfigurationFacts) and facts.not_cleared_since == first
+    )
+    return min(again, default=None)
+
+
+def persists(episode: Episode) -> bool:
+    """Whether it says that gradients are not cleared, to the end."""
+    return episode.kind == MissingZeroGrad.kind and episode.recovered is False

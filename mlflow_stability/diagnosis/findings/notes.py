@@ -6,13 +6,16 @@ findings, once, when everything is known; nothing reads them back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+
+import numpy as np
 
 from mlflow_stability.detectors.consequence import SINCE
 from mlflow_stability.vocabulary.facts import Facts, NanOriginFacts, NonFiniteFacts
 from mlflow_stability.vocabulary.result import Episode, Event, Statement, Text
+from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted
 
 NAMED_LAYERS = 5
@@ -187,3 +190,24 @@ def with_sentences(episodes: Iterable[Episode], unit: str) -> tuple[Episode, ...
 def _message(episode: Episode, unit: str) -> str:
     message = " ".join(statement.sentence(unit) for statement in episode.statements)
     return message if episode.line is None else f"{message.removesuffix('.')} (line {episode.line:,})."
+
+
+LINE = "line"
+"""What the line is called among the evidence, as of what a log says in words."""
+
+
+def with_lines(episodes: Iterable[Episode], history: RunHistory, starts: Mapping[int, int]) -> tuple[Episode, ...]:
+    """The episodes with the line at which each of them begins."""
+    metrics = {metric.name: metric for metric in history.metrics if metric.lines is not None}
+    return tuple(_with_line(each, metrics.get(each.metric), starts) for each in episodes)
+
+
+def _with_line(episode: Episode, metric: Metric | None, starts: Mapping[int, int]) -> Episode:
+    if metric is None or metric.lines is None or LINE in episode.evidence:
+        return episode
+    places = np.flatnonzero(metric.series.steps == episode.start)
+    attempts = (starts.get(int(each), int(each)) for each in metric.series.attempts[places])
+    lines = [int(metric.lines[at]) for at, attempt in zip(places, attempts, strict=True) if attempt == episode.attempt]
+    if not lines:
+        return episode
+    return replace(episode, line=lines[0], evidence={**episode.evidence, LINE: float(lines[0])})

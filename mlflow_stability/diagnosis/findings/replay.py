@@ -7,7 +7,7 @@ a whole curve can tell is not asked of them; and neither is a loss whose level d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.findings.usual_units import in_usual_units
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.vocabulary.loss_level import NoLevel
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, NoLevel
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.run import Metric, RunHistory
@@ -99,3 +99,16 @@ def _turns(metric: Metric) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.zeros(len(series), np.int64)
     places = np.arange(len(series))
     return (places - np.maximum.accumulate(np.where(again, 0, places))).astype(np.int64)
+
+
+JUDGE_LEVELS = frozenset({"divergence", "loss_spike", "oscillation", "overfitting", "plateau", "slow_progress"})
+"""The kinds of findings that judge the level of a loss."""
+
+
+def without_unjudged_levels(events: Iterable[Event], history: RunHistory, curves: RunCurves) -> list[Event]:
+    """The events of a run, without what its losses are not judged for."""
+    if recorded_level(history).reason is None or any(curve.has_level for curve in curves.losses):
+        return list(events)
+    series = [metric.series for metric in history.of(LOSS_LEVEL)]
+    known = min((int(each.attempts[0]), int(each.steps[0])) for each in series if len(each))
+    return [each for each in events if each.kind not in JUDGE_LEVELS or (each.attempt, each.step) > known]

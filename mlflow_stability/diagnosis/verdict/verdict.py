@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import origin_of
-from mlflow_stability.diagnosis.findings.uncleared_gradients import persists
+from mlflow_stability.diagnosis.findings.episodes import persists
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
 from mlflow_stability.kinds.reported.autopilot import EarlyStopping, GiveUp, Rollback
 from mlflow_stability.vocabulary.facts import (

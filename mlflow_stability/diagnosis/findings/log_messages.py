@@ -1,9 +1,8 @@
-"""Makes episodes of what a log says in words.
+"""Make episodes of what a log says in words, and of how a process ended.
 
-In: the events that a log reports, and the curves. Out: an episode where the last steps of the run were skipped, or
-where the log says that it stopped for a number that was not finite; a collapse of sparse codes that it speaks of, as
-severe as one of our own; and, as INFO, each end that was none and all else that it says. Guarantees: a skipped step
-after which training went on is INFO; words about one attempt are no verdict on others.
+A skipped step after which training went on is INFO, as is an end that was none: words about one attempt are no verdict
+on others. A run whose last steps were skipped, or whose log says that it stopped for a number that was not finite, ends
+CRITICAL. A collapse of sparse codes that a log speaks of is as severe as one that is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.kinds.optimizer.step_skipped import SkippedEndRule, StepSkipped
 from mlflow_stability.kinds.reported.autopilot import Rollback
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
-from mlflow_stability.vocabulary.facts import LogLineFacts, LogSays
+from mlflow_stability.vocabulary.facts import EndFacts, LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Episode, Event, Severity, Statement
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -37,7 +36,7 @@ DECIDING = {each.kind: each.severities[-1] for each in (SdrCollapse,)}
 REMEDIES = {each.kind: each.remedies for each in (NanDetected, InfDetected, StepSkipped, SdrCollapse, *WAYS_TO_END)}
 
 
-def told_findings(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Episode]:
+def findings_in_log(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Episode]:
     """The episodes; ``starts``: for each attempt the one in which its training was started."""
     found = []
     for event in history.reported:
@@ -136,3 +135,16 @@ def _episode(
         statements=(statement_of(first),),
         remedies=REMEDIES.get(kind, ()) if severity > Severity.INFO else (),
     )
+
+
+BAD = ("crashed", "killed", "out_of_memory")
+
+
+def endings_of(history: RunHistory, last_step: int, attempt: int) -> list[Episode]:
+    """The episode of a bad end."""
+    kind = history.outcome
+    if kind not in BAD or any(event.kind in BAD for event in history.events or ()):
+        return []
+    facts = EndFacts(kind, history.outcome_detail)
+    ended = Episode(kind, Severity.CRITICAL, last_step, last_step, last_step, recovered=False, attempt=attempt)
+    return [replace(ended, remedies=REMEDIES[kind], facts=facts, statements=(Statement(facts, last_step),))]
