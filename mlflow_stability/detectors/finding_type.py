@@ -65,6 +65,10 @@ class FindingType:
     """What one of it is called within a sentence, with its article: "a loss spike"; empty: the words of its name."""
     plural: ClassVar[str] = ""
     """What several are called behind a number: "loss spikes"; empty for what is not counted, such as NaN."""
+    question: ClassVar[str] = ""
+    """What checklists ask about it: "Are units dead?"; empty: nothing. A run answers it by its findings."""
+    check_by_hand: ClassVar[str] = ""
+    """How to answer the question without a recording; thresholds in braces, as in the docstring."""
     rule: ClassVar[str] = ""
     """Which way of finding it: empty for our own, ``classic`` for the one that is in general use."""
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
@@ -83,6 +87,9 @@ class FindingType:
     """Which of its thresholds follow the sensitivity, and how; what is no matter of degree has none."""
 
     def __init_subclass__(cls) -> None:
-        """Put the thresholds into the docstring; not again when `dataclass` makes the class anew with slots."""
-        if cls.__doc__ and "__dataclass_fields__" not in vars(cls):
-            cls.__doc__ = rendered(cls.__doc__, defaults_of(cls), cls.__module__)
+        """Put the thresholds into the texts; not again when `dataclass` makes the class anew with slots."""
+        if "__dataclass_fields__" in vars(cls):
+            return
+        thresholds = defaults_of(cls)
+        cls.__doc__ = rendered(cls.__doc__ or "", thresholds, cls.__module__) or None
+        cls.check_by_hand = " ".join(rendered(cls.check_by_hand, thresholds, cls.__module__).split())

@@ -1,4 +1,4 @@
-"""Questions that people who train models ask, answered from a run."""
+"""Questions that people who train models ask, answered from a run: a table of questions, and one of decisions."""
 
 from __future__ import annotations
 

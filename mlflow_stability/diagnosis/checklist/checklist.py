@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.causes.context import surroundings_of
 from mlflow_stability.diagnosis.checklist.decision import Decision, decided, in_words
-from mlflow_stability.diagnosis.checklist.orders import GENERAL, ORDERS, QUESTIONS
+from mlflow_stability.diagnosis.checklist.orders import CHOICES, ORDERS, order_of
 from mlflow_stability.diagnosis.checklist.question import Case, State
+from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -51,11 +52,13 @@ def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: D
     episodes = diagnosis.episodes if diagnosis is not None else ()
     episode = _episode(kind, episodes)
     asked = kind or (episode.kind if episode is not None else "")
-    order = ORDERS.get(asked, GENERAL)
+    order = order_of(asked)
+    questions = {key: QUESTIONS[key] for key in order.questions.split()}
+    choices = [CHOICES[key] for key in order.choices.split()]
     note = f"{asked} has no checklist of its own: this is the general one." if asked and asked not in ORDERS else ""
     if history is None or diagnosis is None:
-        items = tuple(ChecklistItem(QUESTIONS[each].ask, how=QUESTIONS[each].how) for each in order.keys)
-        return Checklist(asked, items, in_words(order.branches), note)
+        items = tuple(ChecklistItem(question.text, how=question.check_by_hand) for question in questions.values())
+        return Checklist(asked, items, in_words(choices), note)
     curves = run_curves(history)
     if episode is None:
         last = diagnosis.steps[1] if diagnosis.steps else 0
@@ -63,13 +66,13 @@ def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: D
         episode = Episode("", Severity.INFO, last, last, last, "", attempt=attempt)
         note = " ".join(filter(None, (note, f"The run has no {kind} finding." if kind else "")))
     case = Case(surroundings_of(episode, history, curves), diagnosis)
-    answers = {each: QUESTIONS[each].answer(case) for each in order.keys}
+    answers = {key: question.answer(case) for key, question in questions.items()}
     items = tuple(
-        ChecklistItem(QUESTIONS[key].ask, answer.finding, answer.state, QUESTIONS[key].how)
+        ChecklistItem(questions[key].text, answer.text, answer.state, questions[key].check_by_hand)
         for key, answer in answers.items()
     )
     states = {key: answer.state for key, answer in answers.items()}
-    return Checklist(asked, items, decided(order.branches, case, states), note)
+    return Checklist(asked, items, decided(choices, case, states), note)
 
 
 def _episode(kind: str, episodes: Sequence[Episode]) -> Episode | None:

@@ -1,445 +1,242 @@
-"""The checklist of each type of finding: its questions in the order to ask them, and how to decide at the end."""
+"""The checklist of each kind of finding: its questions in the order to ask them, and what to decide at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlflow_stability.diagnosis.checklist import (
-    layer_questions,
-    numeric_questions,
-    resource_questions,
-    training_questions,
-)
-from mlflow_stability.diagnosis.checklist.decision import Branch, always, bad, caused_by, recovered
-from mlflow_stability.diagnosis.checklist.question import Case, Question, State
+from mlflow_stability.diagnosis.checklist.decision import Choice
+from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
+from mlflow_stability.vocabulary.result import CLIP_AT_1, RAISE_TEMPERATURE_2_TO_3, WARM_UP_LEARNING_RATE, Action
 
-QUESTIONS: dict[str, Question] = {
-    **training_questions.QUESTIONS,
-    **numeric_questions.QUESTIONS,
-    **layer_questions.QUESTIONS,
-    **resource_questions.QUESTIONS,
+RESTART = Action.RESTART_BEFORE_STEP
+LOWER_RATE = Action.LOWER_LEARNING_RATE
+RAISE_RATE = Action.RAISE_LEARNING_RATE
+NEWEST = Action.RESTART_FROM_NEWEST
+BF16 = Action.TRAIN_IN_BF16_OR_SCALE
+TOO_FAST = (
+    "learning_rate_too_high learning_rate_jump gradient_explosion optimizer_lag attention_logit_growth "
+    "attention_collapse router_logit_growth dead_units saturated_activation"
+)
+"""Causes that say that optimizer steps were too large."""
+CHOICES: dict[str, Choice] = {
+    "passed": Choice(
+        "the run recovered by itself", (Action.CONTINUE, Action.LEAVE_OUT_BATCH_IF_AGAIN), if_recovered=True
+    ),
+    "continue": Choice("the run recovered by itself", (Action.CONTINUE,), if_recovered=True),
+    "one_batch": Choice(
+        "one batch is the cause", (RESTART, Action.LEAVE_OUT_BATCH), causes="bad_batch tensor_from_outside"
+    ),
+    "damaged": Choice(
+        "weights, optimizer state or the device are damaged",
+        (RESTART, Action.KEEP_LEARNING_RATE, Action.TEST_DEVICE_IF_AGAIN),
+        causes="damaged_weights optimizer_state hardware",
+    ),
+    "changed": Choice(
+        "a setting changed just before",
+        (Action.UNDO_CHANGE, RESTART),
+        causes="configuration_changed frozen_parameters gradients_not_cleared repeated_data weight_decay",
+    ),
+    "no_warm_up": Choice(
+        "the learning rate was not warmed up",
+        (Action.RESTART_FROM_START, WARM_UP_LEARNING_RATE, Action.KEEP_PEAK_RATE),
+        causes="no_warm_up",
+    ),
+    "slower": Choice("steps were too large", (RESTART, LOWER_RATE), causes=TOO_FAST),
+    "undefined": Choice(
+        "an operation or the loss is undefined for its inputs",
+        (Action.FIX_OPERATION, RESTART, Action.KEEP_LEARNING_RATE),
+        causes="loss_function invalid_operation",
+    ),
+    "overflow": Choice(
+        "numbers overflowed in half precision", (RESTART, BF16), causes="overflow fp16_scale gradient_non_finite"
+    ),
+    "clip": Choice("gradients are not clipped", (CLIP_AT_1, RESTART, Action.KEEP_LEARNING_RATE), bad="clipping"),
+    "otherwise": Choice("no cause was found", (RESTART, Action.LEAVE_OUT_BATCHES, Action.LOWER_RATE_IF_AGAIN)),
+    "units_died": Choice(
+        "units died or saturated at a high rate",
+        (RESTART, LOWER_RATE),
+        causes=TOO_FAST,
+        bad="dead_units saturated_activation",
+    ),
+    "rate_too_low": Choice(
+        "the learning rate is too low", (RAISE_RATE, Action.CONTINUE), causes="learning_rate_too_low"
+    ),
+    "unreached": Choice(
+        "the gradient does not reach the first layers",
+        (Action.RESTART_FROM_START, Action.ADD_RESIDUALS_OR_NORMALISE, Action.CHECK_INITIALISATION),
+    ),
+    "at_chance": Choice(
+        "the loss never left chance level",
+        (Action.CHECK_LABELS, Action.LOOK_FOR_FROZEN_PARAMETERS, Action.RESTART_FROM_START),
+        causes="guessing constant_output",
+    ),
+    "rate_ended": Choice(
+        "the learning rate is too low, or its schedule ended",
+        (RAISE_RATE, NEWEST),
+        causes="learning_rate_too_low",
+        bad="rate_left update_ratio_low",
+    ),
+    "collapsed": Choice(
+        "units died, saturated or collapsed",
+        (RESTART, LOWER_RATE),
+        causes=TOO_FAST,
+        bad="dead_units saturated_activation representation_collapse noise",
+    ),
+    "exhausted": Choice("no cause was found", (LOWER_RATE, Action.STOP_UNLESS_LOSS_FALLS)),
+    "overfitted": Choice(
+        "the validation loss rises while the training loss falls", (Action.STOP_AT_BEST, Action.RESTART_REGULARISED)
+    ),
+    "waits": Choice(
+        "the training waits for data", (NEWEST, Action.ADD_WORKERS, Action.KEEP_LEARNING_RATE), bad="data_time"
+    ),
+    "nearly_full": Choice("memory is nearly full", (NEWEST, Action.HALVE_MICRO_BATCH), bad="memory_pressure"),
+    "device": Choice("the device computes more slowly", (Action.CONTINUE_OR_CHANGE_DEVICE,)),
+    "leaks": Choice("memory grew from step to step", (Action.LOOK_FOR_KEPT_TENSORS, NEWEST), bad="memory host_memory"),
+    "full": Choice("memory was full from the start", (NEWEST, Action.HALVE_MICRO_BATCH)),
+    "alike": Choice(
+        "the inputs of the encoder are alike",
+        (Action.FIX_DATA, RESTART, Action.KEEP_LEARNING_RATE),
+        bad="code_inputs repeated_data",
+    ),
+    "cold": Choice("the temperature is too low", (RAISE_TEMPERATURE_2_TO_3, RESTART), bad="sdr_temperature"),
+    "codes": Choice("codes collapsed without another cause", (RESTART, Action.SEPARATE_CODES, LOWER_RATE)),
+    "logits": Choice(
+        "attention logits grew",
+        (RESTART, Action.NORMALISE_QUERIES_AND_KEYS, LOWER_RATE),
+        bad="attention_logit_growth logit_size",
+    ),
+    "falls": Choice("the loss still falls", (Action.CONTINUE_WHILE_LOSS_FALLS,)),
+    "router_logits": Choice("router logits grew", (RESTART, Action.ADD_ROUTER_Z_LOSS, LOWER_RATE), bad="router_logits"),
+    "unused": Choice("experts are not used", (RESTART, Action.ADD_WEIGHTED_BALANCING_LOSS)),
+    "low_scale": Choice("the loss scale stays low", (RESTART, BF16)),
+    "ended": Choice("the process ended before its time", (Action.FIX_CAUSE, NEWEST)),
+    "loss_normal": Choice(
+        "the loss was normal after it",
+        (Action.CONTINUE_AT_NEW_RATE,),
+        unless_found="loss_spike divergence nan_detected inf_detected",
+    ),
+    "loss_rose": Choice("the loss rose after it", (RESTART, Action.CHECK_SCHEDULE)),
 }
-"""All questions, by key."""
+"""What can be decided, by key: the first choice of a checklist that applies is its decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One checklist."""
+    """One checklist; keys of `QUESTIONS` and `CHOICES`, separated by spaces."""
 
-    keys: tuple[str, ...]
-    branches: tuple[Branch, ...]
-
-
-def _keys(words: str) -> tuple[str, ...]:
-    return tuple(words.split())
+    kinds: str
+    """The kinds of finding that it is for."""
+    questions: str
+    choices: str
 
 
-def _loss_normal(case: Case, _states: Mapping[str, State]) -> bool:
-    rises = ("loss_spike", "divergence", "nan_detected", "inf_detected")
-    return not any(each.kind in rises and each.start >= case.around.episode.start for each in case.diagnosis.episodes)
-
-
-TOO_FAST = caused_by(
-    "learning_rate_too_high",
-    "learning_rate_jump",
-    "gradient_explosion",
-    "optimizer_lag",
-    "attention_logit_growth",
-    "attention_collapse",
-    "router_logit_growth",
-    "dead_units",
-    "saturated_activation",
-)
-PASSED = Branch(
-    "the run recovered by itself",
-    "Continue. If it recurs, leave out the batch of {step}, and lower the learning rate {lower}.",
-    recovered,
-)
-ONE_BATCH = Branch(
-    "one batch is the cause",
-    "Skip: leave out the batch of {step}, repair the data, and continue from {checkpoint}.",
-    caused_by("bad_batch", "tensor_from_outside"),
-)
-DAMAGED = Branch(
-    "weights, optimizer state or the device are damaged",
-    "Roll back: restart from {checkpoint} with the same learning rate; test the device if it happens again.",
-    caused_by("damaged_weights", "optimizer_state", "hardware"),
-)
-CHANGED = Branch(
-    "a setting changed just before",
-    "Roll back: undo the change, and restart from {checkpoint}.",
-    caused_by("configuration_changed", "frozen_parameters", "gradients_not_cleared", "repeated_data", "weight_decay"),
-)
-NO_WARM_UP = Branch(
-    "the learning rate was not warmed up",
-    "Restart from step 0 with a warm-up over 1-5 % of the steps and the same peak rate.",
-    caused_by("no_warm_up"),
-)
-SLOWER = Branch(
-    "steps were too large",
-    "Lower the rate: restart from {checkpoint} with the learning rate lowered {lower}.",
-    TOO_FAST,
-)
-OTHERWISE = Branch(
-    "no cause was found",
-    "Roll back: restart from {checkpoint} and leave out the batches around {step}. If it happens again, lower the "
-    "learning rate {lower}.",
-    always,
-)
-
-NON_FINITE = Order(
-    _keys(
-        "locate inputs overflow loss_function activations_finite activations_large learning_rate rate_jump "
-        "gradients clipping numerics loss_scale skipped precision eps optimizer_state weights logit_size "
-        "configuration anomaly"
-    ),
-    (
-        ONE_BATCH,
-        Branch(
-            "an operation or the loss is undefined for its inputs",
-            "Fix the operation, then restart from {checkpoint} with the same learning rate.",
-            caused_by("loss_function", "invalid_operation"),
-        ),
-        Branch(
-            "numbers overflowed in half precision",
-            "Change the format: restart from {checkpoint} in bf16, or with a loss scale of 1024.",
-            caused_by("overflow", "fp16_scale", "gradient_non_finite"),
-        ),
-        DAMAGED,
-        CHANGED,
-        NO_WARM_UP,
-        SLOWER,
-        OTHERWISE,
-    ),
-)
-SPIKE = Order(
-    (
-        "data",
-        "batch",
-        "recurs",
-        "gradients",
-        "layer_explosion",
-        "clipping",
-        "learning_rate",
-        "rate_jump",
-        "update_ratio",
-        "adam_rms",
-        "beta2",
-        "weights",
-        "logits",
-        "activations_large",
-        "numerics",
-        "precision",
-        "batch_size",
-        "configuration",
-        "rollbacks",
-    ),
-    (PASSED, ONE_BATCH, DAMAGED, CHANGED, NO_WARM_UP, SLOWER, OTHERWISE),
-)
-DIVERGENCE = Order(
-    (
-        "learning_rate",
-        "rate_jump",
-        "warm_up",
-        "gradients",
-        "layer_explosion",
-        "clipping",
-        "zero_grad",
-        "update_ratio",
-        "adam_rms",
-        "beta2",
-        "weights",
-        "weight_decay",
-        "logits",
-        "data",
-        "repeated",
-        "batch_size",
-        "numerics",
-        "precision",
-        "configuration",
-        "rollbacks",
-        "seed",
-    ),
-    (ONE_BATCH, DAMAGED, CHANGED, NO_WARM_UP, SLOWER, PASSED, OTHERWISE),
-)
-EXPLODING = Order(
-    _keys(
-        "gradients explosion layer_explosion flow clipping zero_grad learning_rate rate_jump warm_up data batch "
-        "update_ratio weights initialisation activations_large logits reduction residual numerics precision"
-    ),
-    (
-        ONE_BATCH,
-        DAMAGED,
-        CHANGED,
-        NO_WARM_UP,
-        SLOWER,
-        PASSED,
-        Branch(
-            "gradients are not clipped",
-            "Clip gradients at 1.0, and restart from {checkpoint} with the same learning rate.",
-            bad("clipping"),
-        ),
-        OTHERWISE,
-    ),
-)
-VANISHING = Order(
-    _keys(
-        "gradients vanished flow imbalance dead_layer dead_units saturated activation_scale initialisation "
-        "residual activation_function depth learning_rate rate_left tiny_updates weight_decay model_check labels "
-        "numerics precision"
-    ),
-    (
-        CHANGED,
-        Branch(
-            "units died or saturated at a high rate",
-            "Lower the rate: restart from {checkpoint} with the learning rate lowered {lower}.",
-            lambda case, states: TOO_FAST(case, states) or bad("dead_units", "saturated", "rate_jump")(case, states),
-        ),
-        Branch(
-            "the learning rate is too low",
-            "Raise the learning rate {higher}, and continue.",
-            caused_by("learning_rate_too_low"),
-        ),
-        Branch("the gradient returned by itself", "Continue: the gradient returned.", recovered),
-        Branch(
-            "the gradient does not reach the first layers",
-            "Stop: restart from step 0 with residual connections, normalisation, or another initialisation.",
-            always,
-        ),
-    ),
-)
-PLATEAU = Order(
-    _keys(
-        "labels overfit_batch data repeated shuffling learning_rate rate_left warm_up noise gradients flow "
-        "dead_layer dead_units saturated tiny_updates model_check collapse weight_decay batch_size "
-        "skipped_rounding"
-    ),
-    (
-        CHANGED,
-        Branch(
-            "the loss never left chance level",
-            "Stop: check labels, inputs and frozen parameters, then restart from step 0.",
-            caused_by("guessing", "constant_output"),
-        ),
-        Branch(
-            "the learning rate is too low, or its schedule ended",
-            "Raise the learning rate {higher}, and continue from the newest checkpoint.",
-            lambda case, states: (
-                caused_by("learning_rate_too_low")(case, states) or bad("rate_left", "tiny_updates")(case, states)
-            ),
-        ),
-        Branch(
-            "units died, saturated or collapsed",
-            "Lower the rate: restart from {checkpoint} with the learning rate lowered {lower}.",
-            lambda case, states: (
-                TOO_FAST(case, states) or bad("dead_units", "saturated", "collapse", "noise")(case, states)
-            ),
-        ),
-        Branch(
-            "no cause was found",
-            "Lower the learning rate {lower} for 500 steps. If the loss does not fall, stop: capacity or data are "
-            "exhausted.",
-            always,
-        ),
-    ),
-)
-OVERFITTING = Order(
-    _keys(
-        "validation gap epochs data repeated shuffling leak eval_mode augmentation dropout weight_decay model_size "
-        "learning_rate batch_size seed"
-    ),
-    (
-        Branch("the validation loss fell again", "Continue: the validation loss returned to its best.", recovered),
-        Branch(
-            "the validation loss rises while the training loss falls",
-            "Stop: keep {best}. To go on, restart from it with more data, augmentation or weight decay.",
-            always,
-        ),
-    ),
-)
-SLOW = Order(
-    _keys(
-        "step_time throughput data_time forward_time backward_time optimizer_time overhead mfu batch_size "
-        "precision matmul compiled threads devices memory_share synchronisation io heat"
-    ),
-    (
-        Branch(
-            "the training waits for data",
-            "Restart from the newest checkpoint with more data workers; the learning rate stays.",
-            bad("data_time"),
-        ),
-        Branch(
-            "memory is nearly full",
-            "Restart from the newest checkpoint with half the micro-batch and twice the accumulation.",
-            bad("memory_share"),
-        ),
-        Branch("it passed", "Continue: the pace returned.", recovered),
-        Branch(
-            "the device computes more slowly",
-            "Continue if the time left is acceptable; else restart from the newest checkpoint on another device.",
-            always,
-        ),
-    ),
-)
-MEMORY = Order(
-    _keys(
-        "memory memory_share host_memory end batch_size lengths accumulation precision checkpointing "
-        "optimizer_memory graph no_grad fragmentation threads devices compiled"
-    ),
-    (
-        Branch(
-            "memory grew from step to step",
-            "Fix what keeps tensors, then restart from the newest checkpoint with the same settings.",
-            bad("memory", "host_memory"),
-        ),
-        Branch(
-            "memory was full from the start",
-            "Restart from the newest checkpoint with half the micro-batch and twice the accumulation.",
-            always,
-        ),
-    ),
-)
-CODES = Order(
-    _keys(
-        "codes code_diversity unique_ratio code_inputs repeated active_bits bit_usage duty temperature code_loss "
-        "code_width rank collapse learning_rate rate_jump gradients dead_layer weights"
-    ),
-    (
-        Branch(
-            "the inputs of the encoder are alike",
-            "Fix the data, then restart from {checkpoint} with the same learning rate.",
-            bad("code_inputs", "repeated"),
-        ),
-        SLOWER,
-        Branch(
-            "the temperature is too low",
-            "Raise the temperature by a factor of 2 to 3, and restart from {checkpoint}.",
-            bad("temperature"),
-        ),
-        Branch("the codes spread again", "Continue: the codes differ again.", recovered),
-        Branch(
-            "codes collapsed without another cause",
-            "Roll back: restart from {checkpoint} with a loss that separates codes and the learning rate lowered "
-            "{lower}.",
-            always,
-        ),
-    ),
-)
-ATTENTION = Order(
-    _keys(
-        "attention entropy logits logit_size qk_scale mask positions learning_rate rate_jump warm_up gradients "
-        "clipping layer_explosion weight_growth weight_decay update_ratio collapse precision"
-    ),
-    (
-        NO_WARM_UP,
-        CHANGED,
-        Branch("the attention spread again", "Continue: the attention spread again.", recovered),
-        Branch(
-            "attention logits grew",
-            "Roll back: restart from {checkpoint} with normalised queries and keys and the learning rate lowered "
-            "{lower}.",
-            bad("logits", "logit_size"),
-        ),
-        Branch(
-            "the loss still falls",
-            "Continue for now; if the loss stops falling, restart from {checkpoint} with the learning rate lowered "
-            "{lower}.",
-            always,
-        ),
-    ),
-)
-EXPERTS = Order(
-    _keys(
-        "router experts load router_logits dropped balance capacity learning_rate rate_jump warm_up gradients clipping "
-        "dead_layer update_ratio weights data batch_size precision"
-    ),
-    (
-        CHANGED,
-        NO_WARM_UP,
-        Branch("the load evened out again", "Continue: the load evened out again.", recovered),
-        Branch(
-            "router logits grew",
-            "Roll back: restart from {checkpoint} with a router z-loss and the learning rate lowered {lower}.",
-            bad("router_logits"),
-        ),
-        Branch(
-            "experts are not used",
-            "Restart from {checkpoint} with a load-balancing loss of 0.01 to 0.1, or ten times the one there is.",
-            always,
-        ),
-    ),
-)
-HALF_PRECISION = Order(
-    _keys(
-        "numerics loss_scale skipped overflow activations_finite activations_large gradients clipping "
-        "learning_rate precision eps loss_function"
-    ),
-    (
-        Branch("the scale grew again", "Continue: the loss scale grew again.", recovered),
-        Branch(
-            "the loss scale stays low",
-            "Change the format: restart from {checkpoint} in bf16, or with a loss scale of 1024.",
-            always,
-        ),
-    ),
-)
-ENDED = Order(
-    _keys("end memory host_memory numerics stalls io"),
-    (
-        Branch(
-            "the process ended before its time",
-            "Restart from the newest checkpoint once the reason of the end is fixed.",
-            always,
-        ),
-    ),
-)
-RATE = Order(
-    _keys("learning_rate rate_jump warm_up configuration gradients update_ratio"),
-    (
-        Branch("the loss was normal after it", "Continue if the new rate is intended.", _loss_normal),
-        Branch(
-            "the loss rose after it",
-            "Lower the rate: restart from {checkpoint} with the schedule corrected.",
-            always,
-        ),
-    ),
-)
-GENERAL = Order(("data", "gradients", "learning_rate", "numerics"), (PASSED, ONE_BATCH, SLOWER, OTHERWISE))
+GENERAL = Order("", "data gradients learning_rate numerics", "passed one_batch slower otherwise")
 """For what has no checklist of its own: the order in which experienced people look."""
-
 ORDERS: dict[str, Order] = {
-    "nan_detected": NON_FINITE,
-    "inf_detected": NON_FINITE,
-    "activation_nonfinite": NON_FINITE,
-    "loss_spike": SPIKE,
-    "divergence": DIVERGENCE,
-    "gradient_explosion": EXPLODING,
-    "layer_explosion": EXPLODING,
-    "gradient_vanishing": VANISHING,
-    "dead_layer": VANISHING,
-    "gradient_imbalance": VANISHING,
-    "plateau": PLATEAU,
-    "slow_progress": PLATEAU,
-    "overfitting": OVERFITTING,
-    "step_time_increase": SLOW,
-    "throughput_drop": SLOW,
-    "low_mfu": SLOW,
-    "memory_pressure": MEMORY,
-    "out_of_memory": MEMORY,
-    "sdr_collapse": CODES,
-    "sdr_low_diversity": CODES,
-    "sdr_bit_usage": CODES,
-    "sdr_temperature": CODES,
-    "attention_collapse": ATTENTION,
-    "attention_logit_growth": ATTENTION,
-    "router_collapse": EXPERTS,
-    "dead_expert": EXPERTS,
-    "loss_scale_collapse": HALF_PRECISION,
-    "step_skipped": HALF_PRECISION,
-    "learning_rate_jump": RATE,
-    "crashed": ENDED,
-    "killed": ENDED,
-    "stall": ENDED,
+    kind: order
+    for order in (
+        Order(
+            "nan_detected inf_detected activation_nonfinite",
+            "locate inputs overflow loss_function activation_nonfinite activations_large learning_rate "
+            "learning_rate_jump gradients clipping numerics loss_scale_collapse step_skipped precision eps "
+            "optimizer_state weight_spike logit_size configuration_changed anomaly",
+            "one_batch undefined overflow damaged changed no_warm_up slower otherwise",
+        ),
+        Order(
+            "loss_spike",
+            "data batch recurs gradients layer_explosion clipping learning_rate learning_rate_jump update_ratio_high "
+            "adam_rms_high beta2 weight_spike attention_logit_growth activations_large numerics precision batch_size "
+            "configuration_changed rollbacks",
+            "passed one_batch damaged changed no_warm_up slower otherwise",
+        ),
+        Order(
+            "divergence",
+            "learning_rate learning_rate_jump warm_up gradients layer_explosion clipping missing_zero_grad "
+            "update_ratio_high adam_rms_high beta2 weight_spike weight_decay attention_logit_growth data "
+            "repeated_data batch_size numerics precision configuration_changed rollbacks seed",
+            "one_batch damaged changed no_warm_up slower passed otherwise",
+        ),
+        Order(
+            "gradient_explosion layer_explosion",
+            "gradients gradient_explosion layer_explosion flow clipping missing_zero_grad learning_rate "
+            "learning_rate_jump warm_up data batch update_ratio_high weight_spike weight_imbalance activations_large "
+            "attention_logit_growth reduction residual numerics precision",
+            "one_batch damaged changed no_warm_up slower passed clip otherwise",
+        ),
+        Order(
+            "gradient_vanishing dead_layer gradient_imbalance",
+            "gradients gradient_vanishing flow gradient_imbalance dead_layer dead_units saturated_activation "
+            "activation_scale weight_imbalance residual activation_function depth learning_rate rate_left "
+            "update_ratio_low weight_decay model_check labels numerics precision",
+            "changed units_died rate_too_low continue unreached",
+        ),
+        Order(
+            "plateau slow_progress",
+            "labels overfit_batch data repeated_data shuffling learning_rate rate_left warm_up noise gradients flow "
+            "dead_layer dead_units saturated_activation update_ratio_low model_check representation_collapse "
+            "weight_decay batch_size skipped_rounding",
+            "changed at_chance rate_ended collapsed exhausted",
+        ),
+        Order(
+            "overfitting",
+            "validation gap epochs data repeated_data shuffling leak eval_mode augmentation dropout weight_decay "
+            "model_size learning_rate batch_size seed",
+            "continue overfitted",
+        ),
+        Order(
+            "step_time_increase throughput_drop low_mfu",
+            "step_time_increase throughput_drop data_time forward_time backward_time optimizer_time overhead low_mfu "
+            "batch_size precision matmul compiled threads devices memory_pressure synchronisation io "
+            "heat",
+            "waits nearly_full continue device",
+        ),
+        Order(
+            "memory_pressure out_of_memory",
+            "memory memory_pressure host_memory end batch_size lengths accumulation precision checkpointing "
+            "optimizer_memory graph no_grad fragmentation threads devices compiled",
+            "leaks full",
+        ),
+        Order(
+            "sdr_collapse sdr_low_diversity sdr_bit_usage sdr_temperature",
+            "sdr_collapse sdr_low_diversity unique_ratio code_inputs repeated_data active_bits sdr_bit_usage duty "
+            "sdr_temperature code_loss code_width rank representation_collapse learning_rate learning_rate_jump "
+            "gradients dead_layer weight_spike",
+            "alike slower cold continue codes",
+        ),
+        Order(
+            "attention_collapse attention_logit_growth",
+            "attention_collapse entropy attention_logit_growth logit_size qk_scale mask positions learning_rate "
+            "learning_rate_jump warm_up gradients clipping layer_explosion weight_growth weight_decay "
+            "update_ratio_high representation_collapse precision",
+            "no_warm_up changed continue logits falls",
+        ),
+        Order(
+            "router_collapse dead_expert",
+            "router_collapse dead_expert load router_logits dropped balance capacity learning_rate "
+            "learning_rate_jump warm_up gradients clipping dead_layer update_ratio_high weight_spike data batch_size "
+            "precision",
+            "changed no_warm_up continue router_logits unused",
+        ),
+        Order(
+            "loss_scale_collapse step_skipped",
+            "numerics loss_scale_collapse step_skipped overflow activation_nonfinite activations_large gradients "
+            "clipping learning_rate precision eps loss_function",
+            "continue low_scale",
+        ),
+        Order(
+            "learning_rate_jump",
+            "learning_rate learning_rate_jump warm_up configuration_changed gradients update_ratio_high",
+            "loss_normal loss_rose",
+        ),
+        Order("crashed killed stall", "end memory host_memory numerics stall io", "ended"),
+    )
+    for kind in order.kinds.split()
 }
-"""For each type of finding its checklist."""
+"""The checklist of each kind of finding that has one."""
+
+
+def order_of(kind: str) -> Order:
+    """The checklist of a kind: its own, or the general one after the question that the kind declares."""
+    if kind in ORDERS or kind not in QUESTIONS:
+        return ORDERS.get(kind, GENERAL)
+    return Order(kind, f"{kind} {GENERAL.questions}", GENERAL.choices)

@@ -69,6 +69,8 @@ class DeadLayer(Detector):
     kind = "dead_layer"
     noun = "a dead layer"
     plural = "dead layers"
+    question = "Is any layer without a gradient?"
+    check_by_hand = "After backward, list parameters whose grad is None or all zero; look for detach and no_grad."
     symptom = Symptom.DEAD_LAYER
     order = 170
     quantities = ("loss", "param_norm", "grad_norm")

@@ -115,6 +115,8 @@ class GradientExplosion(Detector):
     instability = Instability.HARMFUL
     noun = "a gradient explosion"
     plural = "gradient explosions"
+    question = "Did the whole gradient explode?"
+    check_by_hand = "Log the norm before clipping at each step; find the first step above 10 times its median."
     symptom = Symptom.RISING
     order = 60
     quantities = ("loss", "grad_norm")

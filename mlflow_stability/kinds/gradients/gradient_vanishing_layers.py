@@ -66,6 +66,11 @@ class GradientVanishingLayers(Detector):
     """Minimum share of the loss at the start for `lost` to count."""
 
     kind = "gradient_vanishing"
+    question = "Has the gradient vanished?"
+    check_by_hand = (
+        "Divide the first layer's gradient norm by the last layer's: "
+        "below {share_of_last} the first layers barely learn."
+    )
     order = 140
     rule = "layers"
     quantities = ("loss", "grad_norm")

@@ -62,6 +62,10 @@ class GradientImbalance(JudgedByProgress):
 
     kind = "gradient_imbalance"
     noun = "uneven gradients"
+    question = "Do some layers get far larger gradients than others?"
+    check_by_hand = (
+        "Divide the largest gradient norm of a layer by the smallest: above {ratio} one learning rate does not suit."
+    )
     order = 160
     quantities = ("loss", "grad_norm")
     across_places = True
@@ -147,6 +151,10 @@ class WeightImbalance(Detector):
 
     kind = "weight_imbalance"
     noun = "uneven weights"
+    question = "Is the initialisation right?"
+    check_by_hand = (
+        "Compare the standard deviation of each weight at step 0 with sqrt(2 / fan_in), or with 0.02 in transformers."
+    )
     order = 220
     quantities = ("param_norm",)
     across_places = True

@@ -62,6 +62,10 @@ class LayerExplosion(Detector):
     instability = Instability.HARMFUL
     noun = "an explosion of one layer"
     plural = "explosions of single layers"
+    question = "In which layer did the gradient explode first?"
+    check_by_hand = (
+        "Print the norm of each parameter's gradient at the last steps before it; look at the earliest jump."
+    )
     order = 150
     quantities = ("loss", "grad_norm")
     compared = ("grad_norm",)

@@ -34,6 +34,11 @@ class LowMfu(Detector):
 
     kind = "low_mfu"
     noun = "a low MFU"
+    question = "Is the device used well?"
+    check_by_hand = (
+        "Compare model FLOPs per second with the device's peak; "
+        "below {lowest:percent} look for small kernels and waiting."
+    )
     order = 280
     quantities = ("mfu",)
     judged = "mfu"

@@ -36,6 +36,11 @@ class MemoryPressure(Detector):
 
     kind = "memory_pressure"
     noun = "memory pressure"
+    question = "Is memory nearly full?"
+    check_by_hand = (
+        "Compare torch.cuda.max_memory_reserved() with the device's memory; "
+        "above {highest:percent} the allocator retries."
+    )
     order = 270
     quantities = ("memory_share",)
     judged = "memory_share"

@@ -37,6 +37,8 @@ class StepTimeIncrease(Detector):
 
     kind = "step_time_increase"
     noun = "longer steps"
+    question = "Did steps become slower?"
+    check_by_hand = "Time 100 steps with torch.cuda.synchronize() before each reading of the clock."
     order = 260
     quantities = ("step_time",)
     judged = "step_time"

@@ -36,6 +36,8 @@ class ThroughputDrop(Detector):
     kind = "throughput_drop"
     noun = "a drop in throughput"
     plural = "drops in throughput"
+    question = "Did the throughput fall?"
+    check_by_hand = "Divide samples by seconds over 100 steps at the start and now; compare with a run that was fast."
     order = 250
     quantities = ("tokens_per_second", "samples_per_second")
     compared = ("tokens_per_second", "samples_per_second")

@@ -43,6 +43,8 @@ class ActivationNonfinite(Detector):
     kind = "activation_nonfinite"
     instability = Instability.SIGN
     noun = "outputs that are not finite"
+    question = "Are all activations finite?"
+    check_by_hand = "Register a forward hook on every module that prints the first name whose output is not finite."
     symptom = Symptom.NON_FINITE
     order = 330
     quantities = ("activation_nonfinite",)

@@ -77,6 +77,8 @@ class AttentionCollapse(Detector):
     kind = "attention_collapse"
     noun = "an attention collapse"
     plural = "attention collapses"
+    question = "Has the attention of a layer collapsed?"
+    check_by_hand = "Draw the attention maps of one batch, all heads: look for single columns or a bare diagonal."
     symptom = Symptom.INSIDE
     order = 290
     quantities = ("loss", "attention_entropy")

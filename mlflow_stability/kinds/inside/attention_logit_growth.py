@@ -56,6 +56,8 @@ class AttentionLogitGrowth(JudgedByProgress):
     kind = "attention_logit_growth"
     instability = Instability.SIGN
     noun = "growing attention scores"
+    question = "Did attention logits grow?"
+    check_by_hand = "Print (q @ k.T / sqrt(d)).abs().max() by layer: above {floor} the softmax passes no gradient."
     symptom = Symptom.INSIDE
     order = 300
     quantities = ("loss", "attention_max_logit")

@@ -63,6 +63,8 @@ class DeadExpert(Detector):
     kind = "dead_expert"
     noun = "a dead expert"
     plural = "dead experts"
+    question = "Do some experts get no tokens?"
+    check_by_hand = "Sum the counts of 100 batches by expert: below {share:percent} of an even share an expert is dead."
     symptom = Symptom.INSIDE
     order = 364
     quantities = ("loss", "router_tokens", "router_experts", "router_active", "router_share")

@@ -70,6 +70,10 @@ class DeadUnits(JudgedByProgress):
 
     kind = "dead_units"
     noun = "dead units"
+    question = "Are units dead?"
+    check_by_hand = (
+        "Count units whose output is 0 for a whole batch; more than half needs another activation or a lower rate."
+    )
     symptom = Symptom.INSIDE
     order = 310
     quantities = ("loss", "activation_dead")

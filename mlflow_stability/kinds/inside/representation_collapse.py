@@ -63,6 +63,8 @@ class RepresentationCollapse(Detector):
     kind = "representation_collapse"
     noun = "a collapse of representations"
     plural = "collapses of representations"
+    question = "Have representations collapsed?"
+    check_by_hand = "Compute the mean cosine between outputs of different samples: near 1 all of them look alike."
     symptom = Symptom.INSIDE
     order = 380
     quantities = ("effective_rank", "mean_cosine")

@@ -51,6 +51,10 @@ class RouterCollapse(Detector):
     kind = "router_collapse"
     noun = "a router collapse"
     plural = "router collapses"
+    question = "Has a router collapsed?"
+    check_by_hand = (
+        "Count the tokens of each expert over a batch: an even share is 1 / experts; look for shares above 50 %."
+    )
     symptom = Symptom.INSIDE
     order = 362
     quantities = ("router_tokens", "router_experts", "router_active", "router_load_entropy", "router_max_share")

@@ -51,6 +51,10 @@ class SaturatedActivation(JudgedByProgress):
 
     kind = "saturated_activation"
     noun = "saturated activations"
+    question = "Are activations saturated?"
+    check_by_hand = (
+        "Print the share of sigmoid or tanh outputs within 1 % of their limits; above half they pass no gradient."
+    )
     symptom = Symptom.INSIDE
     order = 320
     quantities = ("loss", "activation_saturation")

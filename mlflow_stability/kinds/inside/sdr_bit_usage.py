@@ -51,6 +51,10 @@ class SdrBitUsage(Detector):
 
     kind = "sdr_bit_usage"
     noun = "unused bits of sparse codes"
+    question = "Is every bit of the codes used?"
+    check_by_hand = (
+        "Count how often each bit is on over 1000 inputs; bits that are never or always on carry no information."
+    )
     order = 360
     quantities = (
         "sdr_rows",

@@ -55,6 +55,10 @@ class SdrCollapse(Detector):
     kind = "sdr_collapse"
     noun = "a collapse of sparse codes"
     plural = "collapses of sparse codes"
+    question = "Are the codes of different inputs different?"
+    check_by_hand = (
+        "Encode 1000 different inputs: count unique codes; below {unique:percent} of the inputs is a collapse."
+    )
     symptom = Symptom.INSIDE
     order = 340
     quantities = QUANTITIES
@@ -136,6 +140,8 @@ class SdrLowDiversity(Detector):
 
     kind = "sdr_low_diversity"
     noun = "sparse codes that become alike"
+    question = "Is the diversity of the codes falling?"
+    check_by_hand = "Plot unique codes over inputs for the last 10 measurements; a steady fall ends in a collapse."
     order = 350
     quantities = QUANTITIES
     remedies = (

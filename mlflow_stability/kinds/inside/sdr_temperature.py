@@ -46,6 +46,8 @@ class SdrTemperature(Detector):
     kind = "sdr_temperature"
     noun = "a temperature that runs away"
     plural = "temperatures that run away"
+    question = "Is the temperature of the codes in range?"
+    check_by_hand = "Print the temperature with the schedule; below 0.1 a relaxed top-k passes almost no gradient."
     order = 370
     quantities = ("sdr_temperature",)
     remedies = (

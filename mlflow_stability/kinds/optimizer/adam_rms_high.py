@@ -42,6 +42,10 @@ class AdamRmsHigh(Detector):
     instability = Instability.SIGN
     noun = "a high AdamW RMS"
     plural = "periods of a high AdamW RMS"
+    question = "Did the gradient outrun Adam's second moment?"
+    check_by_hand = (
+        "Log sqrt(mean(grad^2 / max(v, eps^2))) by layer; above 2 the step is larger than the learning rate means."
+    )
     order = 200
     quantities = ("adam_rms",)
     judged = "adam_rms"

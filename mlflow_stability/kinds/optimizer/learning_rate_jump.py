@@ -124,6 +124,8 @@ class LearningRateJump(Detector):
     instability = Instability.HARMFUL
     noun = "a learning rate jump"
     plural = "learning rate jumps"
+    question = "Did the learning rate jump?"
+    check_by_hand = "Plot scheduler.get_last_lr() over all steps before training; check the step after a resume."
     symptom = Symptom.LEARNING_RATE
     order = 120
     quantities = ("loss", "learning_rate")

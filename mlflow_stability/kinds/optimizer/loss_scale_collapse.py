@@ -57,6 +57,8 @@ class LossScaleCollapse(Detector):
     instability = Instability.HARMFUL
     noun = "a collapse of the loss scale"
     plural = "collapses of the loss scale"
+    question = "Did the loss scale fall?"
+    check_by_hand = "Print scaler.get_scale() every 100 steps; below 1 even gradients of usual size overflow."
     symptom = Symptom.NON_FINITE
     order = 100
     quantities = ("loss_scale",)

@@ -65,6 +65,10 @@ class StepSkipped(Detector):
     kind = "step_skipped"
     instability = Instability.SIGN
     noun = "skipped steps"
+    question = "Were steps skipped before it?"
+    check_by_hand = (
+        "Compare the scaler's scale before and after each step; a lower scale means that the step was skipped."
+    )
     symptom = Symptom.NON_FINITE
     order = 110
     quantities = ("skipped_steps", "loss_scale")

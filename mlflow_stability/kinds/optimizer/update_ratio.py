@@ -99,6 +99,8 @@ class UpdateRatioHigh(JudgedByProgress):
     kind = "update_ratio_high"
     instability = Instability.HARMFUL
     noun = "large updates"
+    question = "Are updates of a healthy size beside the weights?"
+    check_by_hand = "Compute the norm of the update over the norm of the weights, by layer: about 0.001 is healthy."
     symptom = Symptom.LARGE_UPDATES
     order = 180
     quantities = ("loss", "learning_rate", "update_ratio")
@@ -201,6 +203,10 @@ class UpdateRatioLow(JudgedByProgress):
 
     kind = "update_ratio_low"
     noun = "tiny updates"
+    question = "Do the updates change the weights at all?"
+    check_by_hand = (
+        "Compare the weights before and after 100 steps; below a relative change of 1e-5 nothing is learned."
+    )
     order = 190
     quantities = ("loss", "learning_rate", "update_ratio")
     judged = "update_ratio"

@@ -60,6 +60,10 @@ class WeightSpike(Detector):
     instability = Instability.HARMFUL
     noun = "a weight spike"
     plural = "weight spikes"
+    question = "Did the weights jump?"
+    check_by_hand = (
+        "Compare the norm of each parameter with that of the last checkpoint; a factor of 2 is not training."
+    )
     symptom = Symptom.LARGE_UPDATES
     order = 210
     quantities = ("param_norm",)

@@ -110,6 +110,10 @@ class RepeatedData(Detector):
 
     kind = "repeated_data"
     noun = "repeated data"
+    question = "Does the loader return new batches?"
+    check_by_hand = (
+        "Hash the first tensor of 100 batches; count equal hashes. Check the sampler and the workers' seeds."
+    )
     symptom = Symptom.REPEATED_DATA
     order = 130
     quantities = ("loss",)

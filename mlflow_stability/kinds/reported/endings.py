@@ -32,6 +32,8 @@ class Stall(FindingType):
     kind = "stall"
     noun = "a stall"
     plural = "stalls"
+    question = "Did the training stall?"
+    check_by_hand = "Run py-spy dump --pid PID while it waits; compare all ranks."
     symptom = Symptom.ENDED
     order = 1010
     severities = (Severity.CRITICAL,)

@@ -34,6 +34,8 @@ class ConfigurationChanged(FindingType):
     kind = "configuration_changed"
     noun = "a change of the configuration"
     plural = "changes of the configuration"
+    question = "Did a setting change before it?"
+    check_by_hand = "Compare the configuration with that of the last run that worked; print optimizer.param_groups."
     order = 1120
     severities = (Severity.INFO,)
     remedies = (Remedy(Action.COMPARE_WITH_CHANGE),)
@@ -116,6 +118,8 @@ class MissingZeroGrad(FindingType):
 
     kind = "missing_zero_grad"
     noun = "uncleared gradients"
+    question = "Are gradients cleared between steps?"
+    check_by_hand = "Print the norm before each backward pass: it must be 0, or None, once for each optimizer step."
     order = 1122
     severities = (Severity.WARNING,)
     remedies = (Remedy(Action.CALL_ZERO_GRAD),)

@@ -24,6 +24,9 @@ class Action(Enum):
     LENGTHEN_WARM_UP = "Lengthen the learning-rate warm-up.", Topic.WARM_UP
     WARM_UP_LEARNING_RATE = "Warm up the learning rate over {range} % of the steps.", Topic.WARM_UP
     WARM_UP_TO_NEW_RATE = "Warm up to the new rate over some hundred steps.", Topic.NEW_RATE
+    LOWER_RATE_IF_AGAIN = "If it happens again, lower the learning rate{change}.", Topic.LOWER_RATE
+    KEEP_LEARNING_RATE = "Keep the learning rate."
+    KEEP_PEAK_RATE = "Keep the peak learning rate."
     CHECK_SCHEDULE = "Check the learning-rate schedule.", Topic.SCHEDULE
     CHECK_SCHEDULE_AT_RESUME = (
         "Check the learning-rate schedule, above all at its end and after a resume.",
@@ -49,6 +52,22 @@ class Action(Enum):
 
     RESTART_BEFORE_STEP = "Restart from a checkpoint before {step}.", Topic.GO_BACK, Need.CHECKPOINT
     ENABLE_ROLLBACK = "Enable rollback=True, or restart from a checkpoint before {step}.", Topic.GO_BACK
+    RESTART_FROM_NEWEST = "Restart from the newest checkpoint."
+    RESTART_FROM_START = "Restart from the first step."
+    CONTINUE = "Continue."
+    CONTINUE_AT_NEW_RATE = "Continue if the new learning rate is intended."
+    CONTINUE_WHILE_LOSS_FALLS = (
+        "Continue while the loss falls; then restart from a checkpoint before {step}, and lower the learning "
+        "rate{change}."
+    )
+    CONTINUE_OR_CHANGE_DEVICE = (
+        "Continue if the time left is acceptable; else restart from the newest checkpoint on another device."
+    )
+    STOP_UNLESS_LOSS_FALLS = (
+        "If the loss does not fall within 500 steps, stop: the capacity of the model or the data are exhausted."
+    )
+    STOP_AT_BEST = "Stop, and keep the checkpoint of the best validation loss{at}."
+    RESTART_REGULARISED = "To go on, restart from it with more data, augmentation or weight decay."
     RESTART_FROM_LAST_GOOD = "Restart from the last good checkpoint.", Topic.GO_BACK, Need.CHECKPOINT
     RESTORE_BY_RUN = "Restart from a checkpoint with restore(model, optimizer, run_id=...)."
     RESTORE_ON_EVERY_RANK = "Call mlflow_stability.restore(model, optimizer) at the start of the script, on every rank."
@@ -94,6 +113,10 @@ class Action(Enum):
     CHECK_TARGETS = "Check that the targets belong to the inputs."
     CHECK_LEAKED_TARGETS = "If the model is untrained, check whether the inputs contain the targets."
     STANDARDISE_TARGETS = "Standardise the targets, or start the last bias at their mean."
+    LEAVE_OUT_BATCH = "Leave out the batch of {step}, and repair the data."
+    LEAVE_OUT_BATCHES = "Leave out the batches around {step}."
+    LEAVE_OUT_BATCH_IF_AGAIN = "If it happens again, leave out the batch of {step} and lower the learning rate{change}."
+    FIX_DATA = "Fix the data."
     USE_LARGER_BATCHES = "Use larger batches.", Topic.LARGER_BATCHES
     USE_LARGER_BATCHES_OR_GROUP_NORM = (
         "Use larger batches, or GroupNorm in place of batch normalisation.",
@@ -191,6 +214,7 @@ class Action(Enum):
     SCALE_DOWN_OR_FLOAT32 = "Normalise or scale down the inputs of this operation, or compute it in float32."
     CHECK_LOSS_FUNCTION = "Check the labels, and logarithms, roots and divisions in the loss function."
     CHECK_OPERATIONS = "Check exponentials, logarithms, roots and divisions in model and loss function."
+    FIX_OPERATION = "Fix the operation."
     CHECK_INFINITE_SLOPES = "Check operations with infinite slope at 0: sqrt, log, norm, division."
     CHECK_FIRST_TARGETS = "Check that the loss of the first batch has targets: the mean of an empty selection is NaN."
     CHECK_FIRST_BATCH = "Check that the first batch has targets, and is finite."
@@ -260,6 +284,7 @@ class Action(Enum):
     )
     CHECK_LOSS_OF_CONSTANT = "Check the loss: a constant output may minimise it."
     ADD_BALANCING_LOSS = "Add a load-balancing loss, or raise its weight."
+    ADD_WEIGHTED_BALANCING_LOSS = "Add a load-balancing loss of weight 0.01 to 0.1, or raise its weight 10 times."
     ADD_ROUTER_Z_LOSS = "Add a router z-loss."
     ADD_ROUTER_NOISE = "Add noise to the router logits early in training."
     COMPUTE_ROUTER_IN_SINGLE = "Compute the router in single precision."
@@ -268,6 +293,7 @@ class Action(Enum):
     BOUND_TEMPERATURE = "Bound the temperature."
     CHECK_TEMPERATURE_SCHEDULE = "Check its schedule, or its learning rate.", Topic.SCHEDULE
     SEPARATE_TOKENS = "Add a loss that separates tokens."
+    SEPARATE_CODES = "Add a loss that separates codes."
     USE_MORE_BITS = "Use more bits."
     BOOST_DUTY_CYCLES = "Regularise the duty cycles (boosting)."
     READ_FINDINGS_OF_MODULE = "Read the findings of the same module, which say when it started."
@@ -290,6 +316,7 @@ class Action(Enum):
     )
     NO_ACTION_FOR_UNMEASURED = "No action needed: losses, gradients, weights and updates are recorded as usual."
     NO_ACTION_FOR_SHARDS = "No action needed: these are measured only where one process has all weights."
+    UNDO_CHANGE = "Undo the change."
     CHECK_INTENTION = "Check whether this is intended."
     CHECK_INTENDED_CHANGE = "Check whether the change is intended."
     COMPARE_WITH_CHANGE = "Compare the curves from this step on with the change."
@@ -311,6 +338,7 @@ class Action(Enum):
         Topic.ACTIVATION_CHECKPOINTING,
     )
     ACCUMULATE_GRADIENTS = "Use a smaller batch and accumulate gradients."
+    HALVE_MICRO_BATCH = "Halve the micro-batch, and double the gradient accumulation."
     SET_EXPANDABLE_SEGMENTS = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     LOOK_FOR_KEPT_TENSORS = "Look for tensors that are kept from step to step."
     ADD_WORKERS = "Add data-loader workers."
@@ -325,6 +353,7 @@ class Action(Enum):
     LOOK_FOR_OTHER_PROCESSES_OF_RANK = "Look for other processes on its host."
     LOOK_FOR_WORK_OF_RANK = "Look for checkpoints, evaluation or logging on that rank."
     TEST_DEVICE = "Test the device, and run the same step on another device."
+    TEST_DEVICE_IF_AGAIN = "Test the device if it happens again."
     CHECK_HOST_OF_RANK = "Check that host for hardware errors."
     FIND_WHERE_IT_WAITS = "Find where it waits: py-spy dump --pid PID."
     CHECK_FOR_DEAD_WORKER = "Check for a dead rank or a dead data-loader worker."

@@ -84,15 +84,19 @@ class Remedy:
             "range": f"{low:g}-{high:g}",
             "pair": f"({low:g}, {high:g})",
             "step": f"this {self.unit}" if self.step is None else f"{self.unit} {self.step}",
+            "at": "" if self.step is None else f" at {self.unit} {self.step}",
             "saved": f" (saved as {self.path})" if self.path else "",
             "module": self.module,
             "text": self.text,
         }
 
     def _beside_change(self) -> str:
-        if self.target is None or isinstance(self.factor, tuple):
+        if self.target is None or isinstance(self.factor, tuple) or isinstance(self.target, tuple):
             return ""
-        return ", which was stable" if self.factor is None else f", {_times(self.factor)} times less"
+        if self.factor is None:
+            return ", which was stable"
+        more = self.baseline is not None and self.target > self.baseline
+        return f", {_times(self.factor)} times {'more' if more else 'less'}"
 
     def _limit(self) -> str:
         if self.target is None or isinstance(self.target, tuple):

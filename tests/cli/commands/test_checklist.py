@@ -71,6 +71,6 @@ def test_a_finding_that_has_none_is_said_to_have_none(capsys: pytest.CaptureFixt
 def test_it_ends_in_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
     write_log(Path("nan.jsonl"), ending_in_nan())
     assert run(["checklist", "nan_detected"]) == 0
-    assert "Decision - If one batch is the cause: Skip:" in words(capsys.readouterr().out)
+    assert "Decision - If one batch is the cause: Restart from a checkpoint" in words(capsys.readouterr().out)
     assert run(["checklist", "--run", "nan.jsonl", "--sensitivity", "low"]) == 0
     assert "Decision - " in words(capsys.readouterr().out)

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
+from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.checklist.checklist import ChecklistItem, checklist_of
-from mlflow_stability.diagnosis.checklist.orders import GENERAL, ORDERS, QUESTIONS, Order
+from mlflow_stability.diagnosis.checklist.orders import CHOICES, GENERAL, ORDERS, Order
+from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.catalog import TYPES
+from mlflow_stability.vocabulary.result.action import Action
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -126,12 +130,19 @@ def test_the_great_troubles_have_twelve_to_twenty_five_different_steps(kind: str
 
 @pytest.mark.parametrize("order", [GENERAL, *ORDERS.values()])
 def test_every_checklist_ends_in_a_decision_for_any_case(order: Order) -> None:
-    assert order.branches[-1].applies.__name__ == "always"
-    assert not set(order.keys) - set(QUESTIONS)
+    choices = [CHOICES[key] for key in order.choices.split()]
+    assert choices[-1].is_always
+    assert not any(choice.is_always for choice in choices[:-1])
+    assert set(order.questions.split()) <= set(QUESTIONS)
+    assert {key for choice in choices for key in choice.bad.split()} <= set(order.questions.split())
 
 
-def test_every_question_is_asked_somewhere() -> None:
-    assert set(QUESTIONS) == {key for order in (GENERAL, *ORDERS.values()) for key in order.keys}
+def test_every_question_and_every_choice_is_in_a_checklist() -> None:
+    orders = (GENERAL, *ORDERS.values())
+    asked = {key for order in orders for key in order.questions.split()}
+    assert set(QUESTIONS) - asked <= {finding_type.kind for finding_type in TYPES}
+    assert set(CHOICES) == {key for order in orders for key in order.choices.split()}
+    assert {cause for choice in CHOICES.values() for cause in choice.causes.split()} <= set(causes())
 
 
 @pytest.mark.parametrize("kind", LONG)
@@ -146,11 +157,29 @@ def test_a_finding_without_a_checklist_of_its_own_is_said_to_have_none() -> None
     assert checklist_of("dead_units").note == "dead_units has no checklist of its own: this is the general one."
 
 
+def test_a_finding_without_a_checklist_of_its_own_has_its_own_question_before_the_general_ones() -> None:
+    questions = [item.question for item in checklist_of("dead_units").items]
+    assert questions == ["Are units dead?", *(item.question for item in checklist_of().items)]
+
+
+def test_numbers_in_a_question_of_a_finding_are_those_of_its_thresholds() -> None:
+    checks = {item.question: item.how for item in checklist_of("dead_expert").items}
+    assert "below 2 % of an even share" in checks["Do some experts get no tokens?"]
+
+
+def test_a_trouble_that_began_too_early_for_a_checkpoint_restarts_from_the_first_step() -> None:
+    losses = falling(300)
+    losses[4:] = math.nan
+    history = run_named(loss=losses)
+    (decision,) = checklist_of("nan_detected", history, diagnosis_of(history)).decisions
+    assert [each.action for each in decision.remedies if "RESTART" in each.action.name] == [Action.RESTART_FROM_START]
+
+
 def test_a_run_without_the_finding_has_nothing_to_decide() -> None:
     history = run_named(loss=falling(300))
     checklist = checklist_of("loss_spike", history, diagnosis_of(history))
     assert checklist.note == "The run has no loss_spike finding."
-    assert [each.do for each in checklist.decisions] == ["Continue: there is nothing to decide."]
+    assert [(each.when, each.do) for each in checklist.decisions] == [("nothing was found", "Continue.")]
 
 
 def test_a_jump_of_the_rate_is_decided_with_its_own_rate_and_a_step_before_it() -> None:
@@ -159,7 +188,12 @@ def test_a_jump_of_the_rate_is_decided_with_its_own_rate_and_a_step_before_it() 
     history = run_named(loss=losses, learning_rate=rates)
     (decision,) = checklist_of("divergence", history, diagnosis_of(history)).decisions
     assert decision.when == "steps were too large"
-    assert "step 299 or earlier with the learning rate lowered from 0.03 to 0.001" in decision.do
+    restart, lower = decision.remedies
+    assert (restart.action, restart.step) == (Action.RESTART_BEFORE_STEP, 300)
+    assert (lower.action, lower.baseline, lower.target) == (Action.LOWER_LEARNING_RATE, 0.03, 0.001)
+    assert decision.do.startswith(
+        "Restart from a checkpoint before step 300. Lower the learning rate from 0.03 to 0.001"
+    )
 
 
 def test_a_spike_that_passed_by_itself_is_decided_with_continue() -> None:
@@ -167,14 +201,15 @@ def test_a_spike_that_passed_by_itself_is_decided_with_continue() -> None:
     losses[300] = 40.0
     history = run_named(loss=losses)
     (decision,) = checklist_of("loss_spike", history, diagnosis_of(history)).decisions
-    assert decision.do.startswith("Continue. If it recurs, leave out the batch of step 300")
+    assert decision.do.startswith("Continue. If it happens again, leave out the batch of step 300")
 
 
 def test_overfitting_is_decided_with_the_step_of_the_best_validation() -> None:
     vals = np.concatenate([np.linspace(2.0, 1.0, 100), np.linspace(1.0, 2.5, 200)])
     history = run_named(loss=falling(300, last=0.05), val_loss=vals)
     (decision,) = checklist_of("overfitting", history, diagnosis_of(history)).decisions
-    assert decision.do.startswith("Stop: keep the checkpoint of step ")
+    assert decision.remedies[0].action is Action.STOP_AT_BEST
+    assert 95 <= (decision.remedies[0].step or 0) <= 105
 
 
 def test_a_run_without_its_metrics_has_no_data_for_most_questions() -> None:
