@@ -14,9 +14,7 @@ from typing import NamedTuple
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.vocabulary.facts import SpikeFacts
-
-SINCE = "since"
-"""In the evidence of a finding that became worse: the step at which it was found first."""
+from mlflow_stability.vocabulary.facts.limits import SINCE
 
 
 @dataclass(slots=True)

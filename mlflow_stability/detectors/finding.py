@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.sensitivity import factor_of
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.limits import rises_beyond, times_beyond
 from mlflow_stability.vocabulary.result.event import Event, Severity, most_severe
 from mlflow_stability.vocabulary.sensitivity import MOST, SCORE
 
@@ -17,21 +18,25 @@ def finding(
     point: Point,
     severity: Severity,
     stated: Facts | str,
-    evidence: Mapping[str, float],
+    evidence: Mapping[str, float] | None = None,
 ) -> Event:
     """The event: where and when are the point's, kind, score and remedies the detector's.
 
     ``severity`` is how bad it is; it is lowered where that is not sure. ``stated``: what is known, or a sentence of a
-    type that has no facts.
+    type that has no facts. ``evidence``: the numbers, where they are not those of the facts.
     """
-    score = score_of(detector, evidence)
+    known: Facts | Mapping[str, float] = evidence or {}
+    numbers = dict(evidence or {})
+    if evidence is None and isinstance(stated, Facts):
+        known, numbers = stated, stated.numbers()
+    score = score_of(detector, known)
     return Event(
         point.step,
         detector.kind,
-        severity_of(detector, evidence, severity),
+        severity_of(detector, known, severity),
         stated if isinstance(stated, str) else stated.sentence(point.step),
         place=point.place,
-        evidence=dict(evidence) if score is None else {**evidence, SCORE: score},
+        evidence=numbers if score is None else {**numbers, SCORE: score},
         remedies=detector.remedies,
         attempt=point.attempt,
         time=point.time,
@@ -39,17 +44,19 @@ def finding(
     )
 
 
-def score_of(detector: Detector, evidence: Mapping[str, float]) -> float | None:
-    """The score, from what the detector says itself; None where it compares with no noise and no level."""
-    beyond = _beyond(detector, evidence)
+def score_of(detector: Detector, known: Facts | Mapping[str, float]) -> float | None:
+    """The score; None where nothing is compared with noise or a level."""
+    beyond = known.exceeds if isinstance(known, Facts) else _beyond(detector, known)
     if beyond is None or not beyond > 0:
         return None
     return round(min(MOST, max(1.0, beyond) * factor_of(detector)), 2)
 
 
-def severity_of(detector: Detector, evidence: Mapping[str, float], worst: Severity = Severity.CRITICAL) -> Severity:
+def severity_of(
+    detector: Detector, known: Facts | Mapping[str, float], worst: Severity = Severity.CRITICAL
+) -> Severity:
     """The severity of a finding that is as bad as `worst`, by how sure it is."""
-    score = score_of(detector, evidence)
+    score = score_of(detector, known)
     return worst if score is None else min(worst, most_severe(score))
 
 
@@ -59,18 +66,9 @@ def _beyond(detector: Detector, evidence: Mapping[str, float]) -> float | None:
         return evidence[SCORE]
     value, limit, level = evidence.get(detector.judged, math.nan), evidence.get("limit"), evidence.get("level")
     if limit:
-        return _ratio(evidence.get("z", evidence.get("errors", value)), limit)
+        return times_beyond(evidence.get("z", evidence.get("errors", value)), limit)
     threshold, rise = getattr(detector, "threshold", None), getattr(detector, "smallest_rise", None)
     if threshold and evidence.get("z"):
-        return _ratio(evidence["z"], threshold)
+        return times_beyond(evidence["z"], threshold)
     level = evidence.get("best", level)
-    if rise is not None and rise > 1 and level is not None and level > 0 and value > 0:
-        return abs(math.log(value / level)) / math.log(rise)
-    return None
-
-
-def _ratio(value: float, limit: float) -> float | None:
-    """How far beyond a limit, above it or below it; None for numbers that say nothing."""
-    if not (math.isfinite(value) and value > 0 and limit > 0):
-        return None
-    return max(value / limit, limit / value)
+    return None if rise is None or level is None else rises_beyond(value, level, rise)

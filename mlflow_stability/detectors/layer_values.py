@@ -107,16 +107,6 @@ def head_of(place: str) -> int:
     return int(place.rpartition(_HEAD)[2])
 
 
-def heads_in_words(places: Iterable[str]) -> str:
-    """``head 3``, ``heads 0, 1 and 3``."""
-    numbers = [str(each) for each in sorted(map(head_of, places))]
-    if len(numbers) == 1:
-        return f"head {numbers[0]}"
-    if len(numbers) > 8:
-        return f"{len(numbers)} heads"
-    return f"heads {', '.join(numbers[:-1])} and {numbers[-1]}"
-
-
 def and_others(layers: int) -> str:
     """What is said of the other layers with which the same is wrong."""
     if layers == 0:

@@ -12,9 +12,9 @@ from math import inf
 from statistics import median
 from typing import Any, ClassVar
 
-from mlflow_stability.detectors.consequence import SINCE
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.loss_fall import began_at
+from mlflow_stability.vocabulary.facts.limits import SINCE, FollowedFacts, LossTrouble
 from mlflow_stability.vocabulary.result import Event, Severity
 
 FIRST_LOSSES = 20
@@ -51,17 +51,17 @@ class LossProgress:
         self.mean += WEIGHT * (loss - self.mean)
         self.lowest = min(self.lowest, self.mean)
 
-    def trouble(self) -> str:
-        """What is wrong with the loss; empty where nothing is, or nothing is known yet."""
+    def trouble(self) -> LossTrouble | None:
+        """What is wrong with the loss; None where nothing is, or nothing is known yet."""
         if self.lowest == inf or self.lowest <= 0:
-            return ""
+            return None
         start, lost = median(self.first), self.mean - self.lowest
         keeps = lost < LOST * (began_at(self.first) - self.lowest)
         if self.mean > RISEN * self.lowest and not keeps:
-            return f"loss {self.mean:.4g}, {self.mean / self.lowest:.3g} times its lowest level"
+            return LossTrouble(self.mean, self.lowest, start)
         fell = keeps and self.lowest <= FALLEN * start  # within few steps, so that the start is low
         falls = fell or self.count < FEWEST_LOSSES or self.mean <= FALLEN * start
-        return "" if falls else f"loss at {self.mean / start:.0%} of its start"
+        return None if falls else LossTrouble(self.mean, None, start)
 
 
 @dataclass(slots=True)
@@ -88,20 +88,22 @@ class Progress:
         waiting = self.waiting = self.waiting if goes_on else None
         if event is None and (waiting is None or point.quantity == "loss"):
             return None
-        trouble = next((said for each in self.losses.values() if (said := each.trouble())), "")
+        trouble = next((trouble for loss in self.losses.values() if (trouble := loss.trouble())), None)
         if event is not None:
             self.waiting = None if trouble else event
             return event if trouble else replace(event, severity=Severity.INFO)
-        if waiting is None or not trouble:
+        if waiting is None or trouble is None or not isinstance(waiting.facts, FollowedFacts):
             return None
         self.waiting = None
+        facts = replace(waiting.facts, found_first=waiting.step, loss_since=trouble)
         return replace(
             waiting,
             step=point.step,
-            message=f"{waiting.message} Since then: {trouble}.",
+            message=facts.sentence(point.step),
             evidence={**waiting.evidence, SINCE: float(waiting.step)},
             attempt=point.attempt,
             time=point.time,
+            facts=facts,
         )
 
 
@@ -112,8 +114,8 @@ class JudgedByProgress(Detector):
     severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO, Severity.WARNING)
 
     @abstractmethod
-    def look(self, state: Any, point: Point) -> tuple[Any, Event | None]:
-        """Look at the next point, as `step` of another detector does."""
+    def look(self, state: Any, point: Point) -> Event | None:
+        """Look at the next point; the facts of what is found are `FollowedFacts`."""
 
     @abstractmethod
     def goes_on(self, state: Any) -> bool:
@@ -129,7 +131,7 @@ class JudgedByProgress(Detector):
         """Look at the next point."""
         if point.quantity == "loss":
             state.progress.take(point)
-        state, event = self.look(state, point)
+        event = self.look(state, point)
         if event is None and state.progress.waiting is None:
             return state, None
         return state, state.progress.judged(event, point, goes_on=self.goes_on(state))

@@ -28,7 +28,7 @@ from zlib import crc32
 
 import orjson
 
-from mlflow_stability.vocabulary.facts import facts_of_event
+from mlflow_stability.kinds.old_events import facts_of_event
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Event, Severity, read_remedies
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset, Returned

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from architecture.repository import PACKAGE, python_files, tree_of
 
-READER = PACKAGE / "vocabulary" / "facts" / "old_events.py"
+READER = PACKAGE / "kinds" / "old_events.py"
 """The only module that may read sentences: those of recordings made before events had facts."""
 SENTENCES = frozenset({"message", "statement", "sentence", "verdict"})
 """Attributes that hold sentences."""

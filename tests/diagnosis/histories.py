@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mlflow_stability.kinds.old_events import facts_of_old_event
 from mlflow_stability.vocabulary import Event, Series
-from mlflow_stability.vocabulary.facts import facts_of_old_event
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
 

@@ -15,19 +15,74 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.levels import Levels, levels_of, onset
 from mlflow_stability.detectors.baseline import ClassicWindow
-from mlflow_stability.detectors.consequence import SINCE, Returns
+from mlflow_stability.detectors.consequence import Returns
 from mlflow_stability.detectors.debounce import EpisodeFilter
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
-from mlflow_stability.detectors.finding import finding, severity_of
+from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.loss_level import GRADIENT_RISE, RISE
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.facts import GradientSpikeFacts
+from mlflow_stability.vocabulary.facts import FollowedFacts, LimitFacts
+from mlflow_stability.vocabulary.facts.limits import times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Episode, Remedy, Severity
 from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.text.phrases import sigmas
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSpikeFacts(FollowedFacts):
+    """A gradient norm that jumped above what was normal."""
+
+    kind: ClassVar[str] = "gradient_explosion"
+    metrics: ClassVar = {"grad_norm": "value", "level": "baseline", "z": "sigmas", "limit": "threshold"}
+
+    value: float
+    """The gradient norm."""
+    baseline: float
+    """The gradient norm that was normal before."""
+    sigmas: float
+    """How far the norm is above that, in σ of its noise."""
+    threshold: float
+    """From how many σ on it is too high."""
+    steps_in_a_row: int | None = None
+    """Number of high norms in a row, where that made it a finding."""
+    number: int | None = None
+    """Number of such findings up to this one in a short time; None where they are rare."""
+    number_since: int | None = None
+    """The step of the first of them."""
+
+    @property
+    def exceeds(self) -> float | None:
+        """By how many times the threshold is exceeded."""
+        return times_beyond(self.sigmas, self.threshold)
+
+    def statement(self, step: int, unit: str, /) -> str:
+        """``gradient norm 57 at step 400, 30 times its baseline of 1.9; 12.4σ above it (threshold 10σ).``"""
+        times = "above"
+        if self.baseline > 0:
+            ratio = self.value / self.baseline
+            times = f"{ratio:,.0f} times" if ratio >= 3 else f"{ratio:.2g} times"
+        row = "" if self.steps_in_a_row is None else f" for {self.steps_in_a_row} {unit}s in a row"
+        again = "" if self.number is None else f"; number {self.number} since {unit} {self.number_since}"
+        return (
+            f"gradient norm {self.value:.4g} at {unit} {step}, {times} its baseline of {self.baseline:.4g}; "
+            f"{sigmas(self.sigmas)} above it (threshold {self.threshold:.3g}σ){row}{again}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GradientLimitFacts(LimitFacts):
+    """A gradient norm that is above the threshold of the classic rule."""
+
+    kind: ClassVar[str] = "gradient_above_limit"
+    metrics: ClassVar = {"grad_norm": "value", "limit": "threshold"}
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``gradient norm 120 at step 400 (threshold 100).``"""
+        return f"gradient norm {self.value:.4g} at {unit} {step} (threshold {self.threshold:.4g})."
 
 
 @dataclass(slots=True)
@@ -172,19 +227,18 @@ class GradientExplosion(Detector):
             state.since = point.step
             often = state.returns.take(point.step, self.returns, self.returns_within)
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
-        evidence = {"grad_norm": point.value, "level": point.center, "z": z, "limit": limit}
-        if state.since != point.step:
-            evidence[SINCE] = float(state.since)
         lasts = state.high >= self.row
         falls = not self.threshold_alone and point.has_level and state.progress.falls
         huge = huge and not (falls and point.value < began_at(state.begun.first))
         severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
-        severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
-        facts = GradientSpikeFacts(point.value, point.center, z, limit, state.high if lasts else None)
+        since = None if state.since == point.step else state.since
+        facts = GradientSpikeFacts(
+            point.value, point.center, z, limit, state.high if lasts else None, found_first=since
+        )
         if often is not None:
             facts = replace(facts, number=often.number, number_since=often.since)
-        event = finding(self, point, severity, facts, evidence)
-        if falls and severity is Severity.WARNING:
+        event = finding(self, point, Severity.CRITICAL if huge else severity, facts)
+        if falls and event.severity is Severity.WARNING:
             state.progress.waiting = event
             event = replace(event, severity=Severity.INFO)
         return event if state.episode_filter.speaks(event.severity) else None
@@ -239,7 +293,6 @@ class GradientExplosionClassic(Detector):
     on_request = True
     rule = "classic"
     quantities = ("grad_norm",)
-    judged = "grad_norm"
     places = WHOLE
     remedies = (
         CLIP_AT_1,
@@ -260,13 +313,7 @@ class GradientExplosionClassic(Detector):
         high = point.value > limit
         event = None
         if high and not state.run:
-            event = finding(
-                self,
-                point,
-                Severity.WARNING,
-                f"gradient norm {point.value:.4g} at step {point.step} (threshold {limit:.4g}).",
-                {"grad_norm": point.value, "limit": limit},
-            )
+            event = finding(self, point, Severity.WARNING, GradientLimitFacts(point.value, limit))
         state.run = state.run + 1 if high else 0
         state.take(point.value, self.window)
         return state, event

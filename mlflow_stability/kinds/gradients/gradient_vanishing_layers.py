@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from mlflow_stability.detectors.debounce import Streak
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import FIRST, FirstValues, LossFall
+from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
@@ -106,7 +106,7 @@ class GradientVanishingLayers(Detector):
         tiny, faded = tiniest.value < self.smallest, first.value < last.value * self.share_of_last
         if share >= self.lost_stuck and self._is_lost(known):
             return self._of_the_lost(state, known, share)
-        if not state.streak.reaches(self.rounds, bad=(tiny or faded) and share >= self.stuck):
+        if not state.streak.reaches("", self.rounds, bad=(tiny or faded) and share >= self.stuck):
             return None
         where = tiniest if tiny else first
         what = (
@@ -129,7 +129,7 @@ class GradientVanishingLayers(Detector):
         return known[0].value < limit and front < limit
 
     def _of_the_lost(self, state: GradientVanishingLayersState, known: list[Point], share: float) -> Event | None:
-        if not state.streak.reaches(1, bad=True):
+        if not state.streak.reaches("", 1, bad=True):
             return None
         first, most = known[0], max(known, key=lambda each: each.value)
         return finding(

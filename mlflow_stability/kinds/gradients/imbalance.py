@@ -6,15 +6,67 @@ Says when the weights of some layers are far larger than those of others.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import Streak
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.detectors.streak import Streak
+from mlflow_stability.vocabulary.facts import Facts, FollowedFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class ImbalanceFacts(Facts):
+    """Layers whose norms differ too much."""
+
+    metrics: ClassVar = {"largest": "largest", "smallest": "smallest", "layers": "layers"}
+    of_what: ClassVar[str]
+    """Of what the norms are."""
+
+    largest: float
+    """The largest norm of a layer."""
+    largest_place: str
+    """That layer."""
+    smallest: float
+    """The smallest norm of a layer, above zero."""
+    smallest_place: str
+    """That layer."""
+    ratio: float
+    """The threshold of the ratio between them."""
+    layers: int
+    """Number of layers that were compared."""
+
+    def statement(self, step: int, unit: str, /) -> str:
+        """``gradient norms of layers differ by a factor of 5,000 at step 400 (threshold 1,000): head 1, …``."""
+        return (
+            f"{self.of_what} norms of layers differ by a factor of {self.largest / max(self.smallest, 5e-324):,.0f} at "
+            f"{unit} {step} (threshold {self.ratio:,.0f}): {self.largest_place} {self.largest:.2g}, "
+            f"{self.smallest_place} {self.smallest:.2g}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GradientImbalanceFacts(ImbalanceFacts, FollowedFacts):
+    """Gradient norms of layers that differ too much."""
+
+    kind: ClassVar[str] = "gradient_imbalance"
+    of_what: ClassVar[str] = "gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightImbalanceFacts(ImbalanceFacts):
+    """Weight norms of layers that differ too much."""
+
+    kind: ClassVar[str] = "weight_imbalance"
+    of_what: ClassVar[str] = "weight"
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``weight norms of layers differ by a factor of 5,000 at step 400 (threshold 1,000): head 1, …``."""
+        return self.statement(step, unit)
 
 
 @dataclass(slots=True)
@@ -81,14 +133,14 @@ class GradientImbalance(JudgedByProgress):
         """Whether a place is still bad."""
         return state.said
 
-    def look(self, state: GradientImbalanceState, point: Point) -> tuple[GradientImbalanceState, Event | None]:
+    def look(self, state: GradientImbalanceState, point: Point) -> Event | None:
         """Look at the next loss, or norm of a layer; layers are compared when the next measurement begins."""
         layers = state.round.take(point, "grad_norm")
         if point.quantity == "loss" and point.finite:
             state.falls.take(point.place, point.value)
         known = [each for each in layers if each.finite and each.value > 0]
         if len(known) < self.fewest or state.falls.learnt():
-            return state, None
+            return None
         largest = max(known, key=_norm)
         small = [each for each in known if largest.value > each.value * self.ratio]
         # Of one layer, time after time: each expert of a mixture is asked by few rows at one step or another.
@@ -96,21 +148,18 @@ class GradientImbalance(JudgedByProgress):
         lasting = [each for each in small if state.small[each.place] >= self.steps]
         said, state.said = state.said and bool(small), bool(lasting) or (state.said and bool(small))
         if said or not lasting:
-            return state, None
+            return None
         smallest = min(lasting, key=_norm)
-        return state, finding(
-            self,
-            smallest,
-            self.severities[-1],
-            f"gradient norms of layers differ by a factor of {largest.value / max(smallest.value, 5e-324):,.0f} at "
-            f"step {smallest.step} (threshold {self.ratio:,.0f}): {largest.place} {largest.value:.2g}, "
-            f"{smallest.place} {smallest.value:.2g}.",
-            {"largest": largest.value, "smallest": smallest.value, "layers": float(len(known))},
-        )
+        facts = GradientImbalanceFacts(*_named(largest), *_named(smallest), self.ratio, len(known))
+        return finding(self, smallest, self.severities[-1], facts)
 
 
 def _norm(point: Point) -> float:
     return point.value
+
+
+def _named(point: Point) -> tuple[float, str]:
+    return point.value, point.place
 
 
 @dataclass(slots=True)
@@ -175,14 +224,7 @@ class WeightImbalance(Detector):
         if len(known) < self.fewest:
             return state, None
         smallest, largest = min(known, key=_norm), max(known, key=_norm)
-        if not state.streak.reaches(self.rounds, bad=largest.value > smallest.value * self.ratio):
+        if not state.streak.reaches("", self.rounds, bad=largest.value > smallest.value * self.ratio):
             return state, None
-        return state, finding(
-            self,
-            smallest,
-            self.severities[-1],
-            f"weight norms of layers differ by a factor of {largest.value / max(smallest.value, 5e-324):,.0f} at step "
-            f"{smallest.step} (threshold {self.ratio:,.0f}): {largest.place} {largest.value:.2g}, {smallest.place} "
-            f"{smallest.value:.2g}.",
-            {"largest": largest.value, "smallest": smallest.value, "layers": float(len(known))},
-        )
+        facts = WeightImbalanceFacts(*_named(largest), *_named(smallest), self.ratio, len(known))
+        return state, finding(self, smallest, self.severities[-1], facts)

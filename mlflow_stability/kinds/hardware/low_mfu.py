@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import Streak
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts, LimitFacts
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class LowMfu(Detector):
+class LowMfuFacts(LimitFacts):
+    """A low model FLOPs utilisation, as a share of the device's peak."""
+
+    kind: ClassVar[str] = "low_mfu"
+    metrics: ClassVar = {"mfu": "value", "limit": "threshold"}
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``model FLOPs utilisation 0.12 at step 400, below the threshold of 0.3 for 50 measurements.``"""
+        return (
+            f"model FLOPs utilisation {self.value:.2f} at {unit} {step}, below the threshold of {self.threshold:g} for "
+            f"{self.in_a_row} measurements."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LowMfu(StreakDetector):
     """The device runs at less than {lowest:percent} of its peak FLOPS.
 
     What it sees: a model FLOPs utilisation below {lowest}, {steps} times in a row, on a device whose peak is known. The
@@ -41,7 +56,7 @@ class LowMfu(Detector):
     )
     order = 280
     quantities = ("mfu",)
-    judged = "mfu"
+    in_a_row = "steps"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
@@ -49,20 +64,7 @@ class LowMfu(Detector):
         Remedy(Action.COMPILE_AND_FUSE),
         Remedy(Action.ADD_WORKERS),
     )
-    state_type = Streak
 
-    def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
-        """Look at the next utilisation."""
-        if not point.finite:
-            return state, None
-        bad = point.value < self.lowest
-        if not state.reaches(self.steps, bad=bad):
-            return state, None
-        return state, finding(
-            self,
-            point,
-            Severity.INFO,
-            f"model FLOPs utilisation {point.value:.2f} at step {point.step}, below the threshold of {self.lowest:g} "
-            f"for {state.length} measurements.",
-            {"mfu": point.value, "limit": self.lowest},
-        )
+    def facts(self, _state: Streak, point: Point) -> Facts | None:
+        """Whether the utilisation is low."""
+        return LowMfuFacts(point.value, self.lowest, in_a_row=self.steps) if point.value < self.lowest else None

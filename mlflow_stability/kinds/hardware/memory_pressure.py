@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import Streak
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts, LimitFacts
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPressure(Detector):
+class MemoryPressureFacts(LimitFacts):
+    """A device memory that is nearly full, as the share in use."""
+
+    kind: ClassVar[str] = "memory_pressure"
+    metrics: ClassVar = {"memory_share": "value", "limit": "threshold"}
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``97% of the device memory in use at step 400 (threshold 95%).``"""
+        return f"{self.value:.0%} of the device memory in use at {unit} {step} (threshold {self.threshold:.0%})."
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPressure(StreakDetector):
     """The device memory is nearly full.
 
     What it sees: more than {highest:percent} of the device memory in use, {steps} times in a row. The finding ends when
@@ -43,7 +55,7 @@ class MemoryPressure(Detector):
     )
     order = 270
     quantities = ("memory_share",)
-    judged = "memory_share"
+    in_a_row = "steps"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
@@ -51,19 +63,8 @@ class MemoryPressure(Detector):
         Remedy(Action.USE_ACTIVATION_CHECKPOINTING),
         Remedy(Action.SET_EXPANDABLE_SEGMENTS),
     )
-    state_type = Streak
 
-    def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
-        """Look at the next share."""
-        if not point.finite:
-            return state, None
-        bad = point.value > self.highest
-        if not state.reaches(self.steps, bad=bad):
-            return state, None
-        return state, finding(
-            self,
-            point,
-            Severity.INFO,
-            f"{point.value:.0%} of the device memory in use at step {point.step} (threshold {self.highest:.0%}).",
-            {"memory_share": point.value, "limit": self.highest},
-        )
+    def facts(self, _state: Streak, point: Point) -> Facts | None:
+        """Whether the memory is nearly full."""
+        high = point.value > self.highest
+        return MemoryPressureFacts(point.value, self.highest, in_a_row=self.steps) if high else None

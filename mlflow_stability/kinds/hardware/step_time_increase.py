@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import Streak
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts, RiseFacts
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimeIncrease(Detector):
+class StepTimeFacts(RiseFacts):
+    """A step that takes longer than usual, in seconds."""
+
+    kind: ClassVar[str] = "step_time_increase"
+    metrics: ClassVar = {"step_time": "value", "level": "baseline"}
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``step time 0.62 s at step 400, 2.1 times the usual 0.3 s (threshold 2 times).``"""
+        return (
+            f"step time {self.value:.3g} s at {unit} {step}, {self.value / self.baseline:.3g} times the usual "
+            f"{self.baseline:.3g} s (threshold {self.ratio:g} times)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeIncrease(StreakDetector):
     """Steps take {smallest_rise} times as long as usual.
 
     What it sees: {steps} steps in a row that each take more than {smallest_rise} times as long as usual. Single long
@@ -41,8 +56,8 @@ class StepTimeIncrease(Detector):
     check_by_hand = "Time 100 steps with torch.cuda.synchronize() before each reading of the clock."
     order = 260
     quantities = ("step_time",)
-    judged = "step_time"
     compared = ("step_time",)
+    in_a_row = "steps"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
@@ -50,20 +65,12 @@ class StepTimeIncrease(Detector):
         Remedy(Action.CHECK_CLOCK),
         Remedy(Action.LOOK_FOR_OTHER_PROCESSES),
     )
-    state_type = Streak
 
-    def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
-        """Look at the time of the next step."""
-        if not point.finite or not point.scale or point.center <= 0:
-            return state, None
-        bad = point.value > point.center * self.smallest_rise
-        if not state.reaches(self.steps, bad=bad):
-            return state, None
-        return state, finding(
-            self,
-            point,
-            Severity.INFO,
-            f"step time {point.value:.3g} s at step {point.step}, {point.value / point.center:.3g} times the usual "
-            f"{point.center:.3g} s (threshold {self.smallest_rise:g} times).",
-            {"step_time": point.value, "level": point.center},
-        )
+    def takes(self, _state: Streak, point: Point) -> bool:
+        """Whether the usual time is known."""
+        return point.finite and point.scale != 0 and point.center > 0
+
+    def facts(self, _state: Streak, point: Point) -> Facts | None:
+        """Whether the step took too long."""
+        slow = point.value > point.center * self.smallest_rise
+        return StepTimeFacts(point.value, point.center, self.smallest_rise) if slow else None

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import Streak
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class ThroughputDrop(Detector):
+class ThroughputFacts(Facts):
+    """A throughput below its usual value."""
+
+    kind: ClassVar[str] = "throughput_drop"
+
+    signal: str
+    """What is counted: ``tokens_per_second`` or ``samples_per_second``."""
+    value: float
+    """The throughput, in the unit of the signal."""
+    baseline: float
+    """The usual throughput, in the same unit."""
+    share: float
+    """The threshold, as a share of the baseline."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``samples_per_second 120 at step 400, 40% of the usual 300 (threshold 50%).``"""
+        return (
+            f"{self.signal} {self.value:.4g} at {unit} {step}, {self.value / self.baseline:.0%} of the usual "
+            f"{self.baseline:.4g} (threshold {self.share:.0%})."
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """The throughput by the name of its signal, and its usual value."""
+        return {self.signal: self.value, "level": self.baseline}
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputDrop(StreakDetector):
     """The throughput fell below {share:percent} of its usual value.
 
     What it sees: {steps} measurements in a row below {share:percent} of the usual throughput. The finding ends when it
@@ -41,6 +68,7 @@ class ThroughputDrop(Detector):
     order = 250
     quantities = ("tokens_per_second", "samples_per_second")
     compared = ("tokens_per_second", "samples_per_second")
+    in_a_row = "steps"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
@@ -48,20 +76,12 @@ class ThroughputDrop(Detector):
         Remedy(Action.CHECK_CLOCK),
         Remedy(Action.CHECK_NETWORK),
     )
-    state_type = Streak
 
-    def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
-        """Look at the next throughput."""
-        if not point.finite or not point.scale or point.center <= 0:
-            return state, None
-        bad = point.value < point.center * self.share
-        if not state.reaches(self.steps, bad=bad):
-            return state, None
-        return state, finding(
-            self,
-            point,
-            Severity.INFO,
-            f"{point.quantity} {point.value:.4g} at step {point.step}, {point.value / point.center:.0%} of the usual "
-            f"{point.center:.4g} (threshold {self.share:.0%}).",
-            {point.quantity: point.value, "level": point.center},
-        )
+    def takes(self, _state: Streak, point: Point) -> bool:
+        """Whether the usual throughput is known."""
+        return point.finite and point.scale != 0 and point.center > 0
+
+    def facts(self, _state: Streak, point: Point) -> Facts | None:
+        """Whether the throughput is too low."""
+        low = point.value < point.center * self.share
+        return ThroughputFacts(point.quantity, point.value, point.center, self.share) if low else None

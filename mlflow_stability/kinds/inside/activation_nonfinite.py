@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import StreakByPlace
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Instability, Symptom
+from mlflow_stability.detectors.streak import StreakByPlace, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationNonfiniteFacts(Facts):
+    """A module whose outputs were finite and are not any more."""
+
+    kind: ClassVar[str] = "activation_nonfinite"
+    metrics: ClassVar = ("nonfinite_values",)
+
+    place: str
+    """The module."""
+    nonfinite_values: float
+    """Number of values that are not finite, among those that were sampled."""
+    last_finite_step: int
+    """The step of the last measurement in which all were finite."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``non-finite outputs of blocks.0 at step 400 (3 of the sampled values); all finite at step 300.``"""
+        return (
+            f"non-finite outputs of {self.place} at {unit} {step} ({self.nonfinite_values:.0f} of the sampled values); "
+            f"all finite at {unit} {self.last_finite_step}."
+        )
 
 
 @dataclass(slots=True)
-class ActivationNonfiniteState:
+class ActivationNonfiniteState(StreakByPlace):
     """What has been seen so far."""
 
     sound: dict[str, int] = field(default_factory=dict)
     """At which step the outputs of a place were all finite last."""
-    streaks: StreakByPlace = field(default_factory=StreakByPlace)
 
 
 @dataclass(frozen=True, slots=True)
-class ActivationNonfinite(Detector):
+class ActivationNonfinite(StreakDetector):
     """A module started to output NaN or infinity.
 
     What it sees: a module whose outputs are not finite and were finite in the measurement before. Of modules found
@@ -55,21 +76,10 @@ class ActivationNonfinite(Detector):
     )
     state_type = ActivationNonfiniteState
 
-    def step(self, state: ActivationNonfiniteState, point: Point) -> tuple[ActivationNonfiniteState, Event | None]:
-        """Look at how many values of a module's sample are not finite."""
-        if not point.finite:
-            return state, None
-        bad = point.value > 0
-        if not bad:
+    def facts(self, state: ActivationNonfiniteState, point: Point) -> Facts | None:
+        """Whether values of a module's sample are not finite any more."""
+        if not point.value > 0:
             state.sound[point.place] = point.step
+            return None
         known = state.sound.get(point.place)
-        if not state.streaks.reaches(point.place, 1, bad=bad and known is not None) or known is None:
-            return state, None
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"non-finite outputs of {point.place} at step {point.step} ({point.value:.0f} of the sampled values); all "
-            f"finite at step {known}.",
-            {"nonfinite_values": point.value},
-        )
+        return None if known is None else ActivationNonfiniteFacts(point.place, point.value, known)

@@ -6,16 +6,62 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import fmean, median
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.detectors.layer_values import Heads, and_others, heads_in_words
+from mlflow_stability.detectors.layer_values import Heads, and_others, head_of
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 _RECENT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCollapseFacts(Facts):
+    """A layer whose attention heads attend to a single position."""
+
+    kind: ClassVar[str] = "attention_collapse"
+
+    place: str
+    """The layer."""
+    entropy: float
+    """Mean entropy of these heads, as a share of its maximum."""
+    threshold: float
+    """Share of the maximum below which a head has collapsed."""
+    first: float
+    """Mean of the first values of these heads."""
+    heads: tuple[int, ...]
+    """Numbers of the heads."""
+    of_heads: int
+    """Number of heads that the layer has."""
+    layers: int
+    """Number of layers with such heads that were found together."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``attention entropy of blocks.0 0.01 of its maximum at step 400 (threshold 0.05; first value 0.8), in …``."""
+        return (
+            f"attention entropy of {self.place} {self.entropy:.2g} of its maximum at {unit} {step} (threshold "
+            f"{self.threshold:g}; first value {self.first:.2g}), in {len(self.heads)} of {self.of_heads} heads "
+            f"({_in_words(self.heads)}).{and_others(self.layers - 1)}"
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """Entropies, and how many heads and layers have collapsed."""
+        counts = {"heads": float(len(self.heads)), "layers": float(self.layers)}
+        return {"attention_entropy": self.entropy, "start": self.first, **counts}
+
+
+def _in_words(heads: tuple[int, ...]) -> str:
+    """``head 3``, ``heads 0, 1 and 3``."""
+    if len(heads) == 1:
+        return f"head {heads[0]}"
+    if len(heads) > 8:
+        return f"{len(heads)} heads"
+    return f"heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
 
 
 @dataclass(slots=True)
@@ -109,16 +155,16 @@ class AttentionCollapse(Detector):
             return None
         layer = min(told, key=lambda each: fmean(head.value for head in narrow[each]))
         heads = narrow[layer]
-        entropy, start = fmean(each.value for each in heads), fmean(state.starts[each.place] for each in heads)
-        return finding(
-            self,
-            heads[0]._replace(place=layer),
-            self.severities[-1],
-            f"attention entropy of {layer} {entropy:.2g} of its maximum at step {heads[0].step} (threshold "
-            f"{self.lowest:g}; first value {start:.2g}), in {len(heads)} of {len(layers[layer])} heads "
-            f"({heads_in_words(each.place for each in heads)}).{and_others(len(told) - 1)}",
-            {"attention_entropy": entropy, "start": start, "heads": float(len(heads)), "layers": float(len(told))},
+        facts = AttentionCollapseFacts(
+            layer,
+            fmean(head.value for head in heads),
+            self.lowest,
+            fmean(state.starts[head.place] for head in heads),
+            tuple(sorted(head_of(head.place) for head in heads)),
+            len(layers[layer]),
+            len(told),
         )
+        return finding(self, heads[0]._replace(place=layer), self.severities[-1], facts)
 
     def _learns(self, looks: AttentionCollapseState) -> bool:
         """Whether the loss has fallen, or nobody can tell yet."""

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.layer_values import Heads, and_others, head_of
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.vocabulary.facts import FollowedFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLogitGrowthFacts(FollowedFacts):
+    """A layer whose attention logits have grown too large."""
+
+    kind: ClassVar[str] = "attention_logit_growth"
+    metrics: ClassVar = {"attention_max_logit": "value", "start": "first", "layers": "layers"}
+
+    place: str
+    """The layer."""
+    head: int
+    """Number of its head with the largest logit."""
+    value: float
+    """The largest logit of that head."""
+    threshold: float
+    """The logit above which it is too large."""
+    first: float
+    """The largest logit of that head in the first measurement."""
+    layers: int
+    """Number of layers with such heads that were found together."""
+
+    def statement(self, step: int, unit: str, /) -> str:
+        """``largest attention logit of blocks.0, head 1: 130 at step 400 (threshold 100; first value 5.1).``"""
+        return (
+            f"largest attention logit of {self.place}, head {self.head}: {self.value:.3g} at {unit} {step} "
+            f"(threshold {self.threshold:g}; first value {self.first:.3g}).{and_others(self.layers - 1)}"
+        )
 
 
 @dataclass(slots=True)
@@ -73,10 +103,10 @@ class AttentionLogitGrowth(JudgedByProgress):
         """Whether a place is still bad."""
         return bool(state.heads.well)
 
-    def look(self, found: AttentionLogitGrowthState, point: Point) -> tuple[AttentionLogitGrowthState, Event | None]:
+    def look(self, state: AttentionLogitGrowthState, point: Point) -> Event | None:
         """Look at the next largest score of a head; layers are judged when the step is complete."""
-        layers = found.heads.take(point, "attention_max_logit")
-        return found, self._judged(found.heads, layers) if layers else None
+        layers = state.heads.take(point, "attention_max_logit")
+        return self._judged(state.heads, layers) if layers else None
 
     def _judged(self, state: Heads, layers: dict[str, list[Point]]) -> Event | None:
         largest = {layer: max(heads, key=lambda each: each.value) for layer, heads in layers.items()}
@@ -86,15 +116,9 @@ class AttentionLogitGrowth(JudgedByProgress):
             return None
         layer = max(told, key=lambda each: largest[each].value)
         head = max((each for each in layers[layer] if self._grown(state, each)), key=lambda each: each.value)
-        start = state.starts[head.place]
-        return finding(
-            self,
-            head._replace(place=layer),
-            self.severities[-1],
-            f"largest attention logit of {layer}, head {head_of(head.place)}: {head.value:.3g} at step {head.step} "
-            f"(threshold {self.limit:g}; first value {start:.3g}).{and_others(len(told) - 1)}",
-            {"attention_max_logit": head.value, "start": start, "layers": float(len(told))},
-        )
+        first = state.starts[head.place]
+        facts = AttentionLogitGrowthFacts(layer, head_of(head.place), head.value, self.limit, first, len(told))
+        return finding(self, head._replace(place=layer), self.severities[-1], facts)
 
     def _grown(self, state: Heads, head: Point) -> bool:
         start = max(state.starts[head.place], 0.0)

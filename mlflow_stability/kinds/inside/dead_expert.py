@@ -4,15 +4,55 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.layer_values import LayerRound, and_others
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.facts.limits import times_beyond
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 _EXPERT = ".expert_"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadExpertFacts(Facts):
+    """Experts of a router that get no tokens."""
+
+    kind: ClassVar[str] = "dead_expert"
+
+    place: str
+    """The router."""
+    dead: tuple[str, ...]
+    """Numbers of these experts."""
+    experts: float
+    """Number of experts that there are."""
+    threshold: float
+    """The share of an even load below which an expert is dead."""
+    first_step: int
+    """The step of the first of the measurements that are taken together."""
+    routers: int
+    """Number of routers with such experts."""
+
+    @property
+    def exceeds(self) -> float | None:
+        """How sure it is; the more experts, the surer."""
+        return times_beyond(len(self.dead), self.threshold)
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``2 of 8 experts of moe got less than 2% of an even share from step 100 to step 400: 3, 5.``"""
+        named = ", ".join(self.dead[:8]) + (f" and {len(self.dead) - 8} more" if len(self.dead) > 8 else "")
+        return (
+            f"{len(self.dead)} of {self.experts:.0f} experts of {self.place} got less than {self.threshold:.0%} of an "
+            f"even share from {unit} {self.first_step} to {unit} {step}: {named}.{and_others(self.routers - 1)}"
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """How many experts are dead, of how many."""
+        return {"dead_experts": float(len(self.dead)), "experts": self.experts, "limit": self.threshold}
 
 
 @dataclass(slots=True)
@@ -68,7 +108,6 @@ class DeadExpert(Detector):
     symptom = Symptom.INSIDE
     order = 364
     quantities = ("loss", "router_tokens", "router_experts", "router_active", "router_share")
-    judged = "dead_experts"
     across_places = True
     severities = (Severity.INFO, Severity.WARNING)
     remedies = (
@@ -99,16 +138,10 @@ class DeadExpert(Detector):
         router = max(by_router, key=lambda name: len(by_router[name]))
         dead, experts = by_router[router], state.routers.get(router, {}).get("router_experts", 0.0)
         first = min(state.got[each][0][0] for each in dead)
-        numbers = [each.rpartition("_")[2] for each in dead]
-        named = ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-        return finding(
-            self,
-            shares[0]._replace(place=router),
-            self.severities[-1] if len(dead) >= self.many * experts else self.severities[0],
-            f"{len(dead)} of {experts:.0f} experts of {router} got less than {self.share:.0%} of an even share from "
-            f"step {first} to step {shares[0].step}: {named}.{and_others(len(by_router) - 1)}",
-            {"dead_experts": float(len(dead)), "experts": experts, "limit": self.share},
-        )
+        numbers = tuple(expert.rpartition("_")[2] for expert in dead)
+        severity = self.severities[-1] if len(dead) >= self.many * experts else self.severities[0]
+        facts = DeadExpertFacts(router, numbers, experts, self.share, first, len(by_router))
+        return finding(self, shares[0]._replace(place=router), severity, facts)
 
     def _count(self, state: DeadExpertState, share: Point) -> None:
         sizes = state.routers.get(share.place.rpartition(_EXPERT)[0], {})

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import StreakByPlace
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.detectors.loss_fall import LossFalls
-from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.detectors.streak import StreakWithLoss, StreakWithLossDetector
+from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class DeadUnitsFacts(FollowedFacts, LimitFacts):
+    """A layer with many dead units, as their share."""
+
+    kind: ClassVar[str] = "dead_units"
+    metrics: ClassVar = {"dead_share": "value", "limit": "threshold"}
+
+    def statement(self, step: int, unit: str, /) -> str:
+        """``62.5% of the units of 1 zero for the whole batch at step 400 (threshold 50%, in 3 measurements …``."""
+        return (
+            f"{self.value:.1%} of the units of {self.place} zero for the whole batch at {unit} {step} (threshold "
+            f"{self.threshold:.0%}, in {self.in_a_row} measurements in a row)."
+        )
 
 
 @dataclass(slots=True)
-class DeadUnitsState:
+class DeadUnitsState(StreakWithLoss):
     """What has been seen so far."""
 
-    streaks: StreakByPlace = field(default_factory=StreakByPlace)
-    falls: LossFalls = field(default_factory=LossFalls)
-    progress: Progress = field(default_factory=Progress)
     before: dict[str, deque[float]] = field(default_factory=dict)
     """The last shares of each layer, before the one that is looked at."""
     died: set[str] = field(default_factory=set)
@@ -31,7 +41,7 @@ class DeadUnitsState:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadUnits(JudgedByProgress):
+class DeadUnits(StreakWithLossDetector):
     """Most units of a layer are never active.
 
     What it sees: a ReLU layer of which more than {share:percent} of the units, or channels, are exactly zero for the
@@ -77,8 +87,7 @@ class DeadUnits(JudgedByProgress):
     symptom = Symptom.INSIDE
     order = 310
     quantities = ("loss", "activation_dead")
-    judged = "dead_share"
-    across_places = True
+    in_a_row = "rounds"
     remedies = (
         Remedy(Action.LOWER_RATE_OR_WARM_UP_LONGER),
         Remedy(Action.CHECK_INITIALISATION_AND_BIASES),
@@ -86,35 +95,23 @@ class DeadUnits(JudgedByProgress):
     )
     state_type = DeadUnitsState
 
-    def goes_on(self, state: DeadUnitsState) -> bool:
-        """Whether a place is still bad."""
-        return state.streaks.said is not None
-
-    def look(self, state: DeadUnitsState, point: Point) -> tuple[DeadUnitsState, Event | None]:
-        """Look at the next loss, or share of dead units of a layer."""
-        if not point.finite:
-            return state, None
-        if point.quantity == "loss":
-            state.falls.take(point.place, point.value)
+    def takes(self, state: DeadUnitsState, point: Point) -> bool:
+        """Take a loss in; whether it is a share of dead units instead."""
+        if point.quantity == "loss" and point.finite:
             state.signed = state.signed or point.value < 0 or not point.has_level
-            return state, None
-        limit = self.share
+        return StreakWithLossDetector.takes(self, state, point)
+
+    def facts(self, state: DeadUnitsState, point: Point) -> Facts | None:
+        """Whether too many units are dead for how far the loss has come."""
         self._remember(state, point)
-        bad = point.value > limit and not state.falls.learnt()
-        if bad and point.place not in state.died:
+        limit = self.share
+        if point.value <= limit or state.falls.learnt():
+            return None
+        if point.place not in state.died:
             left = 0.0 if state.signed else state.falls.share()
             limit = self.share if left is None or left > self.gained else self.share_of_learning
-            bad = point.value > limit
-        if not state.streaks.reaches(point.place, self.rounds, bad=bad):
-            return state, None
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"{point.value:.1%} of the units of {point.place} zero for the whole batch at step {point.step} (threshold "
-            f"{limit:.0%}, in {self.rounds} measurements in a row).",
-            {"dead_share": point.value, "limit": limit},
-        )
+        high = point.value > limit
+        return DeadUnitsFacts(point.value, limit, in_a_row=self.rounds, place=point.place) if high else None
 
     def _remember(self, state: DeadUnitsState, point: Point) -> None:
         before = state.before.setdefault(point.place, deque(maxlen=self.rounds))

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import StreakByPlace
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Symptom
+from mlflow_stability.detectors.streak import StreakByPlace, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class RepresentationCollapseFacts(Facts):
+    """Representations that span few directions, or are nearly identical."""
+
+    kind: ClassVar[str] = "representation_collapse"
+    metrics: ClassVar = ("effective_rank", "first", "mean_cosine")
+
+    effective_rank: float
+    """Number of directions that the outputs span."""
+    first: float
+    """The largest such number of the first measurements."""
+    share: float
+    """The threshold, as a share of `first`."""
+    mean_cosine: float
+    """Mean cosine similarity of the outputs, -1 to 1."""
+    cosine: float
+    """The threshold of that similarity."""
+    place: str
+    """The module."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``effective rank of head 1.2 at step 400 (threshold 10% of its start of 24.0); mean cosine …``."""
+        where = f" of {self.place}" if self.place else ""
+        return (
+            f"effective rank{where} {self.effective_rank:.1f} at {unit} {step} (threshold {self.share:.0%} of its "
+            f"start of {self.first:.1f}); mean cosine similarity {self.mean_cosine:.2f} (threshold {self.cosine:g})."
+        )
 
 
 @dataclass(slots=True)
-class RepresentationCollapseState:
+class RepresentationCollapseState(StreakByPlace):
     """What has been seen so far of one module."""
 
     starts: list[float] = field(default_factory=list)
@@ -21,21 +50,15 @@ class RepresentationCollapseState:
     rank: float = 0.0
     begins: bool = True
     """Whether that is still one of the first measurements."""
-    streak: StreakByPlace = field(default_factory=StreakByPlace)
-
-    @property
-    def start(self) -> float:
-        """The rank that it began with."""
-        return max(self.starts, default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class RepresentationCollapse(Detector):
+class RepresentationCollapse(StreakDetector):
     """The representations span few directions, or are nearly identical.
 
     What it sees: a module given in `representations=` whose effective rank is below {share:percent} of the largest of
     its first {starts} measurements, or whose outputs have a mean cosine similarity above {cosine}; in {rounds} later
-    measurements in a row. The finding ends after {debounce.OVER_AFTER} normal measurements.
+    measurements in a row. The finding ends after {streak.OVER_AFTER} normal measurements.
 
     Why it matters: few directions distinguish few inputs. Self-supervised training that collapses still shows a good
     loss.
@@ -68,35 +91,25 @@ class RepresentationCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 380
     quantities = ("effective_rank", "mean_cosine")
+    in_a_row = "rounds"
     remedies = (
         Remedy(Action.CHECK_TERMS_AGAINST_COLLAPSE),
         LOWER_RATE,
     )
     state_type = RepresentationCollapseState
 
-    def step(
-        self, state: RepresentationCollapseState, point: Point
-    ) -> tuple[RepresentationCollapseState, Event | None]:
-        """Look at the next rank or similarity; they are judged when the second is known."""
-        if not point.finite:
-            return state, None
-        if point.quantity == "effective_rank":
+    def takes(self, state: RepresentationCollapseState, point: Point) -> bool:
+        """Take a rank in; whether it is the similarity of a measurement whose rank is known."""
+        if point.quantity == "effective_rank" and point.finite:
             state.step, state.rank = point.step, point.value
             state.begins = len(state.starts) < self.starts
             if state.begins:
                 state.starts.append(point.value)
-            return state, None
-        if point.step != state.step or state.begins:
-            return state, None
-        shrunk = state.rank < self.share * state.start
-        if not state.streak.reaches(point.place, self.rounds, bad=shrunk or point.value > self.cosine):
-            return state, None
-        where = f" of {point.place}" if point.place else ""
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"effective rank{where} {state.rank:.1f} at step {point.step} (threshold {self.share:.0%} of its start of "
-            f"{state.start:.1f}); mean cosine similarity {point.value:.2f} (threshold {self.cosine:g}).",
-            {"effective_rank": state.rank, "first": state.start, "mean_cosine": point.value},
-        )
+        return point.quantity == "mean_cosine" and point.finite and point.step == state.step and not state.begins
+
+    def facts(self, state: RepresentationCollapseState, point: Point) -> Facts | None:
+        """Whether the rank is low, or the similarity high."""
+        first = max(state.starts, default=0.0)
+        if state.rank >= self.share * first and point.value <= self.cosine:
+            return None
+        return RepresentationCollapseFacts(state.rank, first, self.share, point.value, self.cosine, point.place)

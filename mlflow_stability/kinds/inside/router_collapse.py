@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import Streak
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Symptom
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class RouterCollapseFacts(LimitFacts):
+    """A router that uses few experts, as their effective number."""
+
+    kind: ClassVar[str] = "router_collapse"
+    metrics: ClassVar = {
+        "effective_experts": "value",
+        "limit": "threshold",
+        "experts": "experts",
+        "router_max_share": "largest_share",
+    }
+
+    experts: float
+    """Number of experts that there are."""
+    largest_share: float
+    """Share of the tokens that goes to one expert."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``router moe uses 1.1 of 8 experts at step 400 (threshold 3.3, in 3 measurements in a row); …``."""
+        return (
+            f"router {self.place} uses {self.value:.1f} of {self.experts:.0f} experts at {unit} {step} (threshold "
+            f"{self.threshold:.1f}, in {self.in_a_row} measurements in a row); the largest share is "
+            f"{self.largest_share:.0%}."
+        )
 
 
 @dataclass(slots=True)
-class RouterCollapseState:
+class RouterCollapseState(Streak):
     """What has been seen so far of one router."""
 
     values: dict[str, float] = field(default_factory=dict)
     """The numbers of the measurement that is being seen."""
-    streak: Streak = field(default_factory=Streak)
 
 
 @dataclass(frozen=True, slots=True)
-class RouterCollapse(Detector):
+class RouterCollapse(StreakDetector):
     """A router sends nearly all tokens to the same experts.
 
     What it sees: the effective number of experts in use, which is exp of the entropy of their shares. With E experts of
@@ -58,7 +83,7 @@ class RouterCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 362
     quantities = ("router_tokens", "router_experts", "router_active", "router_load_entropy", "router_max_share")
-    judged = "effective_experts"
+    in_a_row = "rounds"
     remedies = (
         Remedy(Action.ADD_BALANCING_LOSS),
         Remedy(Action.ADD_ROUTER_NOISE),
@@ -66,25 +91,24 @@ class RouterCollapse(Detector):
     )
     state_type = RouterCollapseState
 
-    def step(self, state: RouterCollapseState, point: Point) -> tuple[RouterCollapseState, Event | None]:
-        """Look at the next number of a router; it is judged by the last one of a measurement."""
+    def takes(self, state: RouterCollapseState, point: Point) -> bool:
+        """Take a number of a router in; whether it is the last one of a measurement that can be judged."""
         if point.quantity != self.quantities[-1]:
             state.values[point.quantity] = point.value
-            return state, None
-        tokens, experts, active, load = (state.values.get(each, 0.0) for each in self.quantities[:-1])
-        if not (point.finite and tokens >= self.fewest and experts >= 2 and 0 <= load <= 1.001):
-            return state, None
+            return False
+        tokens, experts, _, load = self._numbers(state)
+        return point.finite and tokens >= self.fewest and experts >= 2 and 0 <= load <= 1.001
+
+    def facts(self, state: RouterCollapseState, point: Point) -> Facts | None:
+        """Whether few experts are in use."""
+        _, experts, active, load = self._numbers(state)
         # A soft mixture uses all experts for every token, and can collapse to one. Where tokens are dropped, those that
         # are left may go to less than one on average.
         least = max(active, 1.0) if active < experts else 1.0
         effective, limit = experts**load, least + self.share * (experts - least)
-        if not state.streak.reaches(self.rounds, bad=effective < limit):
-            return state, None
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"router {point.place} uses {effective:.1f} of {experts:.0f} experts at step {point.step} (threshold "
-            f"{limit:.1f}, in {self.rounds} measurements in a row); the largest share is {point.value:.0%}.",
-            {"effective_experts": effective, "limit": limit, "experts": experts, "router_max_share": point.value},
-        )
+        if not effective < limit:
+            return None
+        return RouterCollapseFacts(effective, limit, experts, point.value, in_a_row=self.rounds, place=point.place)
+
+    def _numbers(self, state: RouterCollapseState) -> list[float]:
+        return [state.values.get(quantity, 0.0) for quantity in self.quantities[:-1]]

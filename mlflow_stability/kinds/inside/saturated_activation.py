@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import StreakByPlace
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.detectors.loss_fall import LossFalls
-from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.detectors.streak import StreakWithLoss, StreakWithLossDetector
+from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
-
-
-@dataclass(slots=True)
-class SaturatedActivationState:
-    """What has been seen so far."""
-
-    streaks: StreakByPlace = field(default_factory=StreakByPlace)
-    falls: LossFalls = field(default_factory=LossFalls)
-    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
-class SaturatedActivation(JudgedByProgress):
+class SaturatedActivationFacts(FollowedFacts, LimitFacts):
+    """A module with many saturated outputs, as their share."""
+
+    kind: ClassVar[str] = "saturated_activation"
+    metrics: ClassVar = {"pinned_share": "value", "limit": "threshold"}
+
+    def statement(self, step: int, unit: str, /) -> str:
+        """``80.0% of the outputs of 1 saturated at step 400 (threshold 50%, in 3 measurements in a row).``"""
+        return (
+            f"{self.value:.1%} of the outputs of {self.place} saturated at {unit} {step} (threshold "
+            f"{self.threshold:.0%}, in {self.in_a_row} measurements in a row)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SaturatedActivation(StreakWithLossDetector):
     """Most outputs of a tanh or sigmoid are saturated.
 
     What it sees: a tanh, a sigmoid, or their hard variants with more than {share:percent} of the values in the flat
@@ -58,34 +62,15 @@ class SaturatedActivation(JudgedByProgress):
     symptom = Symptom.INSIDE
     order = 320
     quantities = ("loss", "activation_saturation")
-    judged = "pinned_share"
-    across_places = True
+    in_a_row = "rounds"
     remedies = (
         Remedy(Action.CHECK_SCALE_BEFORE),
         LOWER_RATE,
         Remedy(Action.NORMALISE_BEFORE_ACTIVATION),
     )
-    state_type = SaturatedActivationState
 
-    def goes_on(self, state: SaturatedActivationState) -> bool:
-        """Whether a place is still bad."""
-        return state.streaks.said is not None
-
-    def look(self, state: SaturatedActivationState, point: Point) -> tuple[SaturatedActivationState, Event | None]:
-        """Look at the next loss, or share of pinned values of a module."""
-        if not point.finite:
-            return state, None
-        if point.quantity == "loss":
-            state.falls.take(point.place, point.value)
-            return state, None
-        bad = point.value > self.share and not state.falls.learnt()
-        if not state.streaks.reaches(point.place, self.rounds, bad=bad):
-            return state, None
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"{point.value:.1%} of the outputs of {point.place} saturated at step {point.step} (threshold "
-            f"{self.share:.0%}, in {self.rounds} measurements in a row).",
-            {"pinned_share": point.value, "limit": self.share},
-        )
+    def facts(self, state: StreakWithLoss, point: Point) -> Facts | None:
+        """Whether too many values of a module are pinned."""
+        if point.value <= self.share or state.falls.learnt():
+            return None
+        return SaturatedActivationFacts(point.value, self.share, in_a_row=self.rounds, place=point.place)

@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from mlflow_stability.detectors.code_reading import CodeReading
-from mlflow_stability.detectors.debounce import Streak
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.code_reading import CodeCounts, CodeReading
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
-
-
-@dataclass(slots=True)
-class SdrBitUsageState:
-    """What has been seen so far of one module."""
-
-    reading: CodeReading = field(default_factory=CodeReading)
-    streak: Streak = field(default_factory=Streak)
 
 
 @dataclass(frozen=True, slots=True)
-class SdrBitUsage(Detector):
+class SdrBitUsageFacts(Facts):
+    """Sparse codes of which most bits are unused, or used unevenly."""
+
+    kind: ClassVar[str] = "sdr_bit_usage"
+    metrics: ClassVar = ("sdr_bit_usage", "unevenness")
+
+    sdr_bit_usage: float
+    """Share of the bits that are on for any input of the batch."""
+    used: float
+    """The threshold of that share."""
+    unevenness: float
+    """Standard deviation of the duty cycles of bits, as a ratio to their mean."""
+    uneven: float
+    """The threshold of that ratio."""
+    codes: CodeCounts
+    """The codes of the batch."""
+    place: str
+    """The module."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``12.5% of the 512 bits of codes ever on at step 400 (threshold 50%); standard deviation of …``."""
+        where = f" of {self.place}" if self.place else ""
+        return (
+            f"{self.sdr_bit_usage:.1%} of the {self.codes.width:.0f} bits{where} ever on at {unit} {step} (threshold "
+            f"{self.used:.0%}); standard deviation of their duty cycles {self.unevenness:.1f} times their mean "
+            f"(threshold {self.uneven:g}). {self.codes.active_in_words}"
+        )
+
+
+@dataclass(slots=True)
+class SdrBitUsageState(Streak):
+    """What has been seen so far of one module."""
+
+    reading: CodeReading = field(default_factory=CodeReading)
+
+
+@dataclass(frozen=True, slots=True)
+class SdrBitUsage(StreakDetector):
     """Most bits of the sparse codes are unused.
 
     What it sees: a module with sparse binary codes of which fewer than {used:percent} of the bits are ever on in the
@@ -64,32 +93,26 @@ class SdrBitUsage(Detector):
         "sdr_bit_usage",
         "sdr_duty_std",
     )
+    in_a_row = "rounds"
     remedies = (
         Remedy(Action.BOOST_DUTY_CYCLES),
         Remedy(Action.CHECK_ACTIVE_BITS),
     )
     state_type = SdrBitUsageState
 
-    def step(self, state: SdrBitUsageState, point: Point) -> tuple[SdrBitUsageState, Event | None]:
-        """Look at the next number of a module's codes; they are judged when all are known."""
-        state.reading.take(point)
-        values = state.reading.values
-        width, active = values.get("sdr_width", 0.0), values.get("sdr_active_bits", 0.0)
-        if point.quantity != "sdr_duty_std" or not point.finite or not 0 < active <= width:
-            return state, None
-        mean = active / width
-        if 1 - (1 - mean) ** state.reading.different_inputs < self.reached:
-            return state, None
-        usage, spread = values.get("sdr_bit_usage", 1.0), point.value / mean
-        if not state.streak.reaches(self.rounds, bad=usage < self.used or spread > self.uneven):
-            return state, None
-        where = f" of {point.place}" if point.place else ""
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"{usage:.1%} of the {width:.0f} bits{where} ever on at step {point.step} (threshold {self.used:.0%}); "
-            f"standard deviation of their duty cycles {spread:.1f} times their mean (threshold {self.uneven:g}). "
-            f"{state.reading.active_bits}",
-            {"sdr_bit_usage": usage, "unevenness": spread},
-        )
+    def takes(self, state: SdrBitUsageState, point: Point) -> bool:
+        """Take a number of a module's codes in; they are judged when all are known."""
+        reading = state.reading
+        reading.take(point)
+        if point.quantity != "sdr_duty_std" or not point.finite:
+            return False
+        mean = reading.counts.active_share
+        return 0 < mean <= 1 and 1 - (1 - mean) ** reading.different_inputs >= self.reached
+
+    def facts(self, state: SdrBitUsageState, point: Point) -> Facts | None:
+        """Whether few bits are used, or bits unevenly."""
+        codes, usage = state.reading.counts, state.reading.values.get("sdr_bit_usage", 1.0)
+        spread = point.value / codes.active_share
+        if usage >= self.used and spread <= self.uneven:
+            return None
+        return SdrBitUsageFacts(usage, self.used, spread, self.uneven, codes, point.place)

@@ -6,14 +6,33 @@ Says when sparse codes become more alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from mlflow_stability.detectors.code_reading import QUANTITIES, CodeReading
-from mlflow_stability.detectors.debounce import EpisodeFilter, Streak
+from mlflow_stability.detectors.code_reading import QUANTITIES, CodeCounts, CodeReading
+from mlflow_stability.detectors.debounce import EpisodeFilter
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding, severity_of
 from mlflow_stability.detectors.finding_type import Symptom
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 from mlflow_stability.vocabulary.result import RAISE_TEMPERATURE_2_TO_3, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class SdrCollapseFacts(LimitFacts):
+    """Sparse codes of which few are unique, as a share of the different inputs."""
+
+    kind: ClassVar[str] = "sdr_collapse"
+    metrics: ClassVar = {"sdr_unique_ratio": "value", "limit": "threshold", "active_bits": "codes.active_bits"}
+
+    codes: CodeCounts
+    """The codes of the batch."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``12.5% unique codes of codes at step 400 (threshold 30%): 8 codes for 64 different inputs. …``."""
+        where = f" of {self.place}" if self.place else ""
+        return f"{self.value:.1%} unique codes{where} at {unit} {step} (threshold {self.threshold:.0%}){self.codes}"
 
 
 @dataclass(slots=True)
@@ -62,7 +81,6 @@ class SdrCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 340
     quantities = QUANTITIES
-    judged = "sdr_unique_ratio"
     severities = (Severity.WARNING, Severity.CRITICAL)
     remedies = (
         RAISE_TEMPERATURE_2_TO_3,
@@ -73,43 +91,59 @@ class SdrCollapse(Detector):
 
     def step(self, state: SdrCollapseState, point: Point) -> tuple[SdrCollapseState, Event | None]:
         """Look at the next number of a module's codes; they are judged when the unique patterns are known."""
-        reading = state.reading
-        reading.take(point)
-        if point.quantity != QUANTITIES[-1] or not point.finite or not reading.can_be_judged(self.fewest):
+        if not state.reading.is_complete(point, self.fewest):
             return state, None
-        share = reading.unique_share
+        share = state.reading.unique_share
         if not share < self.unique:
             state.row = 0
             state.episode_filter.quiet(1)
             return state, None
         state.row += 1
-        bits = reading.values.get("sdr_active_bits", 0.0)
-        evidence = {"sdr_unique_ratio": share, "limit": self.unique, "active_bits": bits}
-        severity = severity_of(self, evidence)
+        facts = SdrCollapseFacts(share, self.unique, state.reading.counts, in_a_row=self.rounds, place=point.place)
+        severity = severity_of(self, facts)
         if state.row < self.rounds or not state.episode_filter.speaks(severity):
             return state, None
-        where = f" of {point.place}" if point.place else ""
-        return state, finding(
-            self,
-            point,
-            severity,
-            f"{share:.1%} unique codes{where} at step {point.step} (threshold {self.unique:.0%}){reading.counts}",
-            evidence,
+        return state, finding(self, point, severity, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class SdrLowDiversityFacts(Facts):
+    """Sparse codes of which fewer are unique than before, as a share of the different inputs."""
+
+    kind: ClassVar[str] = "sdr_low_diversity"
+    metrics: ClassVar = ("sdr_unique_ratio", "best")
+
+    sdr_unique_ratio: float
+    """Number of unique codes, as a share of the different inputs."""
+    best: float
+    """The largest such share so far."""
+    threshold: float
+    """The share above which there are enough."""
+    codes: CodeCounts
+    """The codes of the batch."""
+    place: str
+    """The module."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``45.0% unique codes of codes at step 400 (threshold 60%), down from 90.0%: 29 codes for 64 …``."""
+        where = f" of {self.place}" if self.place else ""
+        return (
+            f"{self.sdr_unique_ratio:.1%} unique codes{where} at {unit} {step} (threshold {self.threshold:.0%}), down "
+            f"from {self.best:.1%}{self.codes}"
         )
 
 
 @dataclass(slots=True)
-class SdrLowDiversityState:
+class SdrLowDiversityState(Streak):
     """What has been seen so far of one module."""
 
     reading: CodeReading = field(default_factory=CodeReading)
-    streak: Streak = field(default_factory=Streak)
     best: float = 0.0
     """The largest share so far."""
 
 
 @dataclass(frozen=True, slots=True)
-class SdrLowDiversity(Detector):
+class SdrLowDiversity(StreakDetector):
     """Fewer inputs get a sparse code of their own.
 
     What it sees: a module with sparse binary codes whose share of unique codes is between {lowest:percent} and
@@ -144,6 +178,7 @@ class SdrLowDiversity(Detector):
     check_by_hand = "Plot unique codes over inputs for the last 10 measurements; a steady fall ends in a collapse."
     order = 350
     quantities = QUANTITIES
+    in_a_row = "rounds"
     remedies = (
         Remedy(Action.RAISE_TEMPERATURE),
         Remedy(Action.SEPARATE_TOKENS),
@@ -151,23 +186,14 @@ class SdrLowDiversity(Detector):
     )
     state_type = SdrLowDiversityState
 
-    def step(self, state: SdrLowDiversityState, point: Point) -> tuple[SdrLowDiversityState, Event | None]:
-        """Look at the next number of a module's codes; they are judged when the unique patterns are known."""
-        reading = state.reading
-        reading.take(point)
-        if point.quantity != QUANTITIES[-1] or not point.finite or not reading.can_be_judged(self.fewest):
-            return state, None
-        share = reading.unique_share
+    def takes(self, state: SdrLowDiversityState, point: Point) -> bool:
+        """Take a number of a module's codes in; they are judged when the unique patterns are known."""
+        return state.reading.is_complete(point, self.fewest)
+
+    def facts(self, state: SdrLowDiversityState, point: Point) -> Facts | None:
+        """Whether fewer codes are unique than before."""
+        share = state.reading.unique_share
         state.best = max(state.best, share)
-        low = self.lowest <= share < self.highest and share <= state.best - self.fallen
-        if not state.streak.reaches(self.rounds, bad=low):
-            return state, None
-        where = f" of {point.place}" if point.place else ""
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"{share:.1%} unique codes{where} at step {point.step} (threshold {self.highest:.0%}), down from "
-            f"{state.best:.1%}{reading.counts}",
-            {"sdr_unique_ratio": share, "best": state.best},
-        )
+        if not (self.lowest <= share < self.highest and share <= state.best - self.fallen):
+            return None
+        return SdrLowDiversityFacts(share, state.best, self.highest, state.reading.counts, point.place)

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import Streak
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
-
-
-@dataclass(slots=True)
-class SdrTemperatureState:
-    """What has been seen so far of one module."""
-
-    first: float | None = None
-    streak: Streak = field(default_factory=Streak)
 
 
 @dataclass(frozen=True, slots=True)
-class SdrTemperature(Detector):
+class SdrTemperatureFacts(Facts):
+    """A temperature of sparse codes that is out of range."""
+
+    kind: ClassVar[str] = "sdr_temperature"
+    metrics: ClassVar = ("temperature", "first")
+
+    temperature: float
+    """The temperature."""
+    first: float
+    """Its first value."""
+    lowest: float
+    """The lowest one that is allowed."""
+    highest: float
+    """The highest one that is allowed."""
+    place: str
+    """The module."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``temperature of codes 0.0001 at step 400 (allowed 0.001 to 100; first value 1).``"""
+        where = f" of {self.place}" if self.place else ""
+        limits = f"allowed {self.lowest:g} to {self.highest:g}"
+        return f"temperature{where} {self.temperature:.3g} at {unit} {step} ({limits}; first value {self.first:.3g})."
+
+
+@dataclass(slots=True)
+class SdrTemperatureState(Streak):
+    """What has been seen so far of one module."""
+
+    first: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SdrTemperature(StreakDetector):
     """The temperature of the sparse codes is out of range.
 
     What it sees: the temperature of a module with sparse binary codes below {lowest} or above {highest}, or more than
@@ -56,22 +80,10 @@ class SdrTemperature(Detector):
     )
     state_type = SdrTemperatureState
 
-    def step(self, state: SdrTemperatureState, point: Point) -> tuple[SdrTemperatureState, Event | None]:
-        """Look at the next temperature."""
-        if not point.finite:
-            return state, None
-        if state.first is None:
-            state.first = point.value
-        outside = not self.lowest <= point.value <= self.highest
-        drifted = state.first > 0 and not state.first / self.drift <= point.value <= state.first * self.drift
-        if not state.streak.reaches(1, bad=outside or drifted):
-            return state, None
-        where = f" of {point.place}" if point.place else ""
-        limits = f"allowed {self.lowest:g} to {self.highest:g}"
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"temperature{where} {point.value:.3g} at step {point.step} ({limits}; first value {state.first:.3g}).",
-            {"temperature": point.value, "first": state.first},
-        )
+    def facts(self, state: SdrTemperatureState, point: Point) -> Facts | None:
+        """Whether the temperature is out of range, or far from its first value."""
+        first = state.first = point.value if state.first is None else state.first
+        drifted = first > 0 and not first / self.drift <= point.value <= first * self.drift
+        if self.lowest <= point.value <= self.highest and not drifted:
+            return None
+        return SdrTemperatureFacts(point.value, first, self.lowest, self.highest, point.place)

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import Streak
-from mlflow_stability.detectors.detector import WHOLE, Detector, Point
-from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.detector import WHOLE, Point
 from mlflow_stability.detectors.finding_type import Instability
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_BETA2, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts, RiseFacts
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_BETA2, Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class AdamRmsHigh(Detector):
+class AdamRmsFacts(RiseFacts):
+    """A high AdamW RMS: the root mean square of the gradient divided by its second-moment estimate."""
+
+    kind: ClassVar[str] = "adam_rms_high"
+    metrics: ClassVar = {"adam_rms": "value", "level": "baseline"}
+
+    threshold: float
+    """The AdamW RMS above which it is high."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``AdamW RMS 2.4 at step 400 (threshold 1); baseline 0.6.``"""
+        limit = f"threshold {self.threshold:g}"
+        return f"AdamW RMS {self.value:.3g} at {unit} {step} ({limit}); baseline {self.baseline:.3g}."
+
+
+@dataclass(frozen=True, slots=True)
+class AdamRmsHigh(StreakDetector):
     """The gradients are larger than Adam's second moment expects.
 
     What it sees: an AdamW RMS (root mean square of the gradient divided by its second-moment estimate) above {highest}
@@ -48,8 +64,8 @@ class AdamRmsHigh(Detector):
     )
     order = 200
     quantities = ("adam_rms",)
-    judged = "adam_rms"
     compared = ("adam_rms",)
+    in_a_row = "steps"
     places = WHOLE
     severities = (Severity.INFO,)
     experimental = True
@@ -58,20 +74,12 @@ class AdamRmsHigh(Detector):
         Remedy(Action.CLIP_UPDATES),
         CLIP_AT_1,
     )
-    state_type = Streak
 
-    def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
-        """Look at the next RMS."""
-        if not point.finite or not point.scale:
-            return state, None
-        bad = point.value > self.highest and point.value >= point.center * self.smallest_rise
-        if not state.reaches(self.steps, bad=bad):
-            return state, None
-        return state, finding(
-            self,
-            point,
-            Severity.INFO,
-            f"AdamW RMS {point.value:.3g} at step {point.step} (threshold {self.highest:g}); baseline "
-            f"{point.center:.3g}.",
-            {"adam_rms": point.value, "level": point.center},
-        )
+    def takes(self, _state: Streak, point: Point) -> bool:
+        """Whether the baseline is known."""
+        return point.finite and point.scale != 0
+
+    def facts(self, _state: Streak, point: Point) -> Facts | None:
+        """Whether the RMS is high."""
+        high = point.value > self.highest and point.value >= point.center * self.smallest_rise
+        return AdamRmsFacts(point.value, point.center, self.smallest_rise, self.highest) if high else None

@@ -7,20 +7,67 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.detectors.debounce import StreakByPlace
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
-from mlflow_stability.detectors.loss_fall import LossFalls
-from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.detectors.progress import Progress
+from mlflow_stability.detectors.streak import StreakByPlace, StreakWithLoss, StreakWithLossDetector
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result import LOWER_RATE_5_TO_10, RAISE_RATE_5_TO_10, Action, Episode, Remedy, Severity
-from mlflow_stability.vocabulary.result.event import Event
+
+
+class Phase(TextEnum):
+    """The phase of a training, as its learning rates show it."""
+
+    WARM_UP = "in the warm-up"
+    AFTER_WARM_UP = "after the warm-up"
+    DECAY = "in the decay of the learning rate"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRatioFacts(FollowedFacts, LimitFacts):
+    """Updates that are too large or too small, as a share of the weight norm."""
+
+    metrics: ClassVar = {"update_ratio": "value", "limit": "threshold"}
+
+    def statement(self, step: int, unit: str, /) -> str:
+        """``update ratio of 0.weight 1e-08 at step 400 (threshold 1e-07).``"""
+        where = "" if of_the_whole(self.place) else f" of {self.place}"
+        limit = f"threshold {self.threshold:g}{self._why(step, unit)}"
+        return f"update ratio{where} {self.value:.2g} at {unit} {step} ({limit})."
+
+    def _why(self, step: int, unit: str) -> str:  # noqa: ARG002 - for those that depend on it
+        """What the threshold depends on."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class LargeUpdateFacts(UpdateRatioFacts):
+    """Updates that are a large share of the weight norm."""
+
+    kind: ClassVar[str] = "update_ratio_high"
+
+    phase: Phase
+    """The phase of the training, which sets the threshold."""
+
+    def _why(self, step: int, unit: str) -> str:
+        """``in the warm-up; 1e-3 to 1e-2 is common at this step``."""
+        low, high = ("1e-3", "1e-2") if step <= 1000 else ("1e-4", "1e-3") if step <= 10_000 else ("1e-5", "1e-4")
+        return f" {self.phase}; {low} to {high} is common at this {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class TinyUpdateFacts(UpdateRatioFacts):
+    """Updates that are too small a share of the weight norm."""
+
+    kind: ClassVar[str] = "update_ratio_low"
 
 
 @dataclass(slots=True)
@@ -37,6 +84,17 @@ class UpdateRatioHighState:
     risen_at: dict[str, int] = field(default_factory=dict)
     """... and the step of that."""
     progress: Progress = field(default_factory=Progress)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there is a finding that is not over."""
+        return self.whole.is_found or self.layers.is_found
+
+    def reaches(self, place: str, needed: int, *, bad: bool) -> bool:
+        """Count one more value; what is found of the whole model is not found of a layer again."""
+        if of_the_whole(place):
+            return self.whole.reaches(place, needed, bad=bad)
+        return self.layers.reaches(place, needed, bad=bad) and not self.whole.is_found
 
     def take_rate(self, point: Point) -> None:
         """Take a learning rate in."""
@@ -55,7 +113,7 @@ class UpdateRatioHighState:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRatioHigh(JudgedByProgress):
+class UpdateRatioHigh(StreakWithLossDetector):
     """The updates are large relative to the weights.
 
     What it sees: updates that are a large share of the weight norm, of the whole model in {rounds} measurements in a
@@ -104,78 +162,56 @@ class UpdateRatioHigh(JudgedByProgress):
     symptom = Symptom.LARGE_UPDATES
     order = 180
     quantities = ("loss", "learning_rate", "update_ratio")
-    judged = "update_ratio"
-    across_places = True
     remedies = (
         LOWER_RATE_5_TO_10,
         Remedy(Action.LENGTHEN_WARM_UP),
     )
     state_type = UpdateRatioHighState
 
-    def goes_on(self, state: UpdateRatioHighState) -> bool:
-        """Whether a place is still bad."""
-        return state.whole.said is not None or state.layers.said is not None
-
-    def look(self, state: UpdateRatioHighState, point: Point) -> tuple[UpdateRatioHighState, Event | None]:
-        """Look at the next learning rate or ratio."""
-        if point.quantity == "loss":
-            return state, None
-        if point.quantity == "learning_rate":
-            if point.finite:
-                state.take_rate(point)
-            return state, None
+    def takes(self, state: UpdateRatioHighState, point: Point) -> bool:
+        """Take a learning rate in; whether it is a ratio instead, and not one of the first steps."""
+        if point.quantity == "learning_rate" and point.finite:
+            state.take_rate(point)
+        if point.quantity != "update_ratio":
+            return False
         if state.first_step is None:
             state.first_step = point.step
-        if not point.finite or point.step < state.first_step + self.first_steps:
-            return state, None
-        whole = of_the_whole(point.place)
-        streaks, rounds = (state.whole, self.rounds) if whole else (state.layers, self.rounds_of_layer)
-        limit, when = self._limit(state, point)
-        if not streaks.reaches(point.place, rounds, bad=point.value > limit):
-            return state, None
-        if not whole and state.whole.said is not None:
-            return state, None  # of the whole model it was said already
-        where = "" if whole else f" of {point.place}"
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"update ratio{where} {point.value:.2g} at step {point.step} (threshold {limit:g} {when}; "
-            f"{_usual(point.step)}).",
-            {"update_ratio": point.value, "limit": limit},
-        )
+        return point.finite and point.step >= state.first_step + self.first_steps
 
-    def _limit(self, state: UpdateRatioHighState, point: Point) -> tuple[float, str]:
-        """The threshold of the phase, and the phase in words."""
+    def needed(self, point: Point) -> int:
+        """More of a layer than of the whole model."""
+        return self.rounds if of_the_whole(point.place) else self.rounds_of_layer
+
+    def facts(self, state: UpdateRatioHighState, point: Point) -> Facts | None:
+        """Whether the updates are large for the phase of the training."""
+        limit, phase = self._limit(state, point)
+        if point.value <= limit:
+            return None
+        return LargeUpdateFacts(point.value, limit, phase, in_a_row=self.needed(point), place=point.place)
+
+    def _limit(self, state: UpdateRatioHighState, point: Point) -> tuple[float, Phase]:
+        """The threshold of the phase, and the phase."""
         if state.decaying(self.decay):
-            return self.highest_in_decay, "in the decay of the learning rate"
+            return self.highest_in_decay, Phase.DECAY
         if state.warming_up(point.step, self.warm_up, self.risen):
-            return self.highest, "in the warm-up"
-        return self.highest_after_warm_up, "after the warm-up"
-
-
-def _usual(step: int) -> str:
-    low, high = ("1e-3", "1e-2") if step <= 1000 else ("1e-4", "1e-3") if step <= 10_000 else ("1e-5", "1e-4")
-    return f"{low} to {high} is common at this step"
+            return self.highest, Phase.WARM_UP
+        return self.highest_after_warm_up, Phase.AFTER_WARM_UP
 
 
 @dataclass(slots=True)
-class UpdateRatioLowState:
+class UpdateRatioLowState(StreakWithLoss):
     """What has been seen so far."""
 
-    small: StreakByPlace = field(default_factory=StreakByPlace)
     step: int = -1
     """The step whose learning rates have been seen."""
     time: float = 0.0
     """And when; those of another training in that step come later."""
     rate: float = 0.0
     highest_rate: float = 0.0
-    falls: LossFalls = field(default_factory=LossFalls)
-    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRatioLow(JudgedByProgress):
+class UpdateRatioLow(StreakWithLossDetector):
     """The updates are too small to change the weights.
 
     What it sees: updates below {lowest} of the weight norm, of the whole model or of a layer, in {rounds} measurements
@@ -209,8 +245,7 @@ class UpdateRatioLow(JudgedByProgress):
     )
     order = 190
     quantities = ("loss", "learning_rate", "update_ratio")
-    judged = "update_ratio"
-    across_places = True
+    in_a_row = "rounds"
     remedies = (
         RAISE_RATE_5_TO_10,
         Remedy(Action.KEEP_WEIGHTS_IN_FP32),
@@ -218,37 +253,23 @@ class UpdateRatioLow(JudgedByProgress):
     )
     state_type = UpdateRatioLowState
 
-    def goes_on(self, state: UpdateRatioLowState) -> bool:
-        """Whether a place is still bad."""
-        return state.small.said is not None
-
-    def look(self, state: UpdateRatioLowState, point: Point) -> tuple[UpdateRatioLowState, Event | None]:
-        """Look at the next loss, learning rate or ratio."""
-        if not point.finite:
-            return state, None
-        if point.quantity == "loss":
-            state.falls.take(point.place, point.value)
-            return state, None
-        if point.quantity == "learning_rate":
+    def takes(self, state: UpdateRatioLowState, point: Point) -> bool:
+        """Take a loss or a learning rate in; whether it is a ratio instead, of a layer that took part."""
+        finite = StreakWithLossDetector.takes(self, state, point)
+        if finite and point.quantity == "learning_rate":
             # The highest of the step's groups counts, but of trainings side by side each for itself.
             is_same = point.step == state.step and not point.time > state.time
             state.rate = max(state.rate, point.value) if is_same else point.value
             state.step, state.time, state.highest_rate = point.step, point.time, max(state.highest_rate, point.value)
-            return state, None
-        if point.value == 0.0 and not of_the_whole(point.place):
-            return state, None  # a layer that took no part
+            return False
+        return finite and (point.value != 0.0 or of_the_whole(point.place))
+
+    def facts(self, state: UpdateRatioLowState, point: Point) -> Facts | None:
+        """Whether the updates are small without being meant to be."""
         meant = state.rate < state.highest_rate * self.share_of_rate or (state.step >= 0 and state.rate == 0)
-        low = point.value < self.lowest and not meant and not state.falls.learnt()
-        if not state.small.reaches(point.place, self.rounds, bad=low):
-            return state, None
-        where = "" if of_the_whole(point.place) else f" of {point.place}"
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"update ratio{where} {point.value:.2g} at step {point.step} (threshold {self.lowest:g}).",
-            {"update_ratio": point.value, "limit": self.lowest},
-        )
+        if point.value >= self.lowest or meant or state.falls.learnt():
+            return None
+        return TinyUpdateFacts(point.value, self.lowest, in_a_row=self.rounds, place=point.place)
 
 
 LATE_FALL = "late_fall"

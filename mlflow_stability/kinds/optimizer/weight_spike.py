@@ -8,26 +8,40 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import StreakByPlace
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
+from mlflow_stability.detectors.streak import StreakByPlace, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts, RiseFacts
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpikeFacts(RiseFacts):
+    """A norm of weights that jumped."""
+
+    kind: ClassVar[str] = "weight_spike"
+    metrics: ClassVar = {"param_norm": "value", "level": "baseline"}
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``norm of the weights 120 at step 400, 12 times its baseline of 10 (threshold 10 times).``"""
+        whose = "the weights" if of_the_whole(self.place) else f"the weights of {self.place}"
+        return (
+            f"norm of {whose} {self.value:.4g} at {unit} {step}, {self.value / self.baseline:.3g} times its "
+            f"baseline of {self.baseline:.4g} (threshold {self.ratio:g} times)."
+        )
 
 
 @dataclass(slots=True)
-class WeightSpikeState:
+class WeightSpikeState(StreakByPlace):
     """What has been seen so far."""
 
-    streak: StreakByPlace = field(default_factory=StreakByPlace)
     last: dict[str, deque[float]] = field(default_factory=dict)
     """Of each place the last norms that were no spike, until there is a baseline."""
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSpike(Detector):
+class WeightSpike(StreakDetector):
     """The weight norm jumped above its baseline.
 
     What it sees: a weight norm, of the whole model or of a layer, at {smallest_rise} times its baseline. Before there
@@ -67,7 +81,6 @@ class WeightSpike(Detector):
     symptom = Symptom.LARGE_UPDATES
     order = 210
     quantities = ("param_norm",)
-    judged = "param_norm"
     compared = ("param_norm",)
     across_places = True
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
@@ -78,25 +91,14 @@ class WeightSpike(Detector):
     )
     state_type = WeightSpikeState
 
-    def step(self, state: WeightSpikeState, point: Point) -> tuple[WeightSpikeState, Event | None]:
-        """Look at the next norm."""
-        if not point.finite:
-            return state, None
+    def facts(self, state: WeightSpikeState, point: Point) -> Facts | None:
+        """Whether the norm is far above its baseline."""
         level = self._level(state, point)
-        bad = level > 0 and point.value >= level * self.smallest_rise
-        if not bad and not point.scale:
+        if level > 0 and point.value >= level * self.smallest_rise:
+            return WeightSpikeFacts(point.value, level, self.smallest_rise, place=point.place)
+        if not point.scale:
             state.last.setdefault(point.place, deque(maxlen=self.window)).append(point.value)
-        if not state.streak.reaches(point.place, 1, bad=bad):
-            return state, None
-        whose = "the weights" if of_the_whole(point.place) else f"the weights of {point.place}"
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"norm of {whose} {point.value:.4g} at step {point.step}, {point.value / level:.3g} times its "
-            f"baseline of {level:.4g} (threshold {self.smallest_rise:g} times).",
-            {"param_norm": point.value, "level": level},
-        )
+        return None
 
     def _level(self, state: WeightSpikeState, point: Point) -> float:
         """What is usual; 0 where nobody knows yet."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
-from mlflow_stability.vocabulary.facts import facts_of_event
+from mlflow_stability.kinds.old_events import facts_of_event
 from mlflow_stability.vocabulary.result import Event, Severity, read_remedies
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset
 

@@ -25,15 +25,14 @@ from mlflow_stability.vocabulary.facts.batch import (
 )
 from mlflow_stability.vocabulary.facts.divergence import (
     DivergenceFacts,
-    GradientSpikeFacts,
     LastingRiseFacts,
     SlowRiseFacts,
 )
 from mlflow_stability.vocabulary.facts.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
+from mlflow_stability.vocabulary.facts.limits import FollowedFacts, LimitFacts, LossTrouble, RiseFacts
 from mlflow_stability.vocabulary.facts.log import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SeenBy, SpikeFacts
 from mlflow_stability.vocabulary.facts.nan_origin import NanOriginFacts, NanSource, TensorFacts, TokenFacts
-from mlflow_stability.vocabulary.facts.old_events import facts_of_event, facts_of_old_event
 from mlflow_stability.vocabulary.facts.process import EndFacts, RestartFacts, StallEnd, StallFacts
 from mlflow_stability.vocabulary.facts.ranks import (
     RankDiedFacts,
@@ -68,14 +67,16 @@ __all__ = [
     "EndFacts",
     "EvaluationModeFacts",
     "Facts",
+    "FollowedFacts",
     "GaveUp",
     "GiveUpFacts",
-    "GradientSpikeFacts",
     "HeldRate",
     "LastingRiseFacts",
+    "LimitFacts",
     "LintFacts",
     "LogLineFacts",
     "LogSays",
+    "LossTrouble",
     "NanOriginFacts",
     "NanSource",
     "NonFiniteFacts",
@@ -88,6 +89,7 @@ __all__ = [
     "RankSpikeFacts",
     "Rerun",
     "RestartFacts",
+    "RiseFacts",
     "RollbackFacts",
     "SeenBy",
     "Setting",
@@ -108,7 +110,5 @@ __all__ = [
     "Unmeasured",
     "classes_of_facts",
     "facts_from_json",
-    "facts_of_event",
-    "facts_of_old_event",
     "first_and_broken",
 ]

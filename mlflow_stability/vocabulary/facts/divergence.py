@@ -98,38 +98,3 @@ class LastingRiseFacts(Facts):
             f"{self.signal} rose from {unit} {self.first_step} on: {ended}{times} {self.best:.4g} at "
             f"{unit} {self.best_step}{limit}."
         )
-
-
-@dataclass(frozen=True, slots=True)
-class GradientSpikeFacts(Facts):
-    """A gradient norm that jumped above what was normal."""
-
-    kind: ClassVar[str] = "gradient_explosion"
-
-    value: float
-    """The gradient norm."""
-    baseline: float
-    """The gradient norm that was normal before."""
-    sigmas: float
-    """How far the norm is above that, in σ of its noise."""
-    threshold: float
-    """From how many σ on it is too high."""
-    steps_in_a_row: int | None = None
-    """Number of high norms in a row, where that made it a finding."""
-    number: int | None = None
-    """Number of such findings up to this one in a short time; None where they are rare."""
-    number_since: int | None = None
-    """The step of the first of them."""
-
-    def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``gradient norm 57 at step 400, 30 times its baseline of 1.9; 12.4σ above it (threshold 10σ).``"""
-        times = "above"
-        if self.baseline > 0:
-            ratio = self.value / self.baseline
-            times = f"{ratio:,.0f} times" if ratio >= 3 else f"{ratio:.2g} times"
-        row = "" if self.steps_in_a_row is None else f" for {self.steps_in_a_row} {unit}s in a row"
-        again = "" if self.number is None else f"; number {self.number} since {unit} {self.number_since}"
-        return (
-            f"gradient norm {self.value:.4g} at {unit} {step}, {times} its baseline of {self.baseline:.4g}; "
-            f"{sigmas(self.sigmas)} above it (threshold {self.threshold:.3g}σ){row}{again}."
-        )

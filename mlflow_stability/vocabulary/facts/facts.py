@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -21,8 +22,8 @@ class Facts:
     kind: ClassVar[str] = ""
     """The name by which they are read back: the type of finding, where they are about one type."""
 
-    metrics: ClassVar[tuple[str, ...]] = ()
-    """The fields that are metrics of the finding; empty: all numbers."""
+    metrics: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
+    """The fields that are metrics of the finding, or name and field of each metric; empty: all numbers."""
 
     def __init_subclass__(cls) -> None:
         # Not super(): `slots=True` makes a second class, of which the first one's `super()` knows nothing.
@@ -35,8 +36,16 @@ class Facts:
 
     def numbers(self) -> dict[str, float]:
         """The metrics of the finding, by name; those of a nested dataclass as ``name.field``."""
-        found = _numbers_in(self)
-        return {name: found[name] for name in self.metrics if name in found} if self.metrics else found
+        found, metrics = _numbers_in(self), self.metrics
+        if not metrics:
+            return found
+        fields_by_name = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics}
+        return {name: found[field] for name, field in fields_by_name.items() if field in found}
+
+    @property
+    def exceeds(self) -> float | None:
+        """By how many times the threshold is exceeded; None where nothing is compared with one."""
+        return None
 
     def as_json(self) -> dict[str, Any]:
         """The kind and the fields as JSON has them; `facts_from_json` reads them back."""

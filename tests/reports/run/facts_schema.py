@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import mlflow_stability.kinds.catalog  # noqa: F401 - its import registers the facts of all kinds
 from mlflow_stability.vocabulary.facts import classes_of_facts
 
 PACKAGE = "mlflow_stability."

@@ -1,6 +1,7 @@
-"""Facts of events that were recorded before events had facts, read from their sentences and numbers.
+"""Facts of recorded events, of every kind of finding: importing this package registers the facts of all of them.
 
-This is the only module that reads sentences of this package: those of recordings made before.
+Those of events that were recorded before events had facts are read from their sentences and numbers. This is the only
+module that reads sentences of this package: those of recordings made before.
 """
 
 from __future__ import annotations

@@ -1,0 +1,138 @@
+"""Detectors of values that are bad several times in a row, and how such values are counted.
+
+So many bad values in a row are one finding. Of a detector that sees one place it is over with the first good value.
+Trouble that many places share is one finding as well, at the place where it was found first: it is over when no place
+has it and that place has been well for some values in a row, so that trouble that comes and goes is one finding.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.loss_fall import LossFalls
+from mlflow_stability.detectors.progress import JudgedByProgress, Progress
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result.event import Event
+
+OVER_AFTER = 10
+"""After how many good values in a row at the place where it was found the trouble is over."""
+
+
+@dataclass(slots=True)
+class Streak:
+    """How many values in a row have been bad."""
+
+    length: int = 0
+    is_found: bool = False
+    """Whether that was a finding that is not over."""
+
+    def reaches(self, _place: str, needed: int, *, bad: bool) -> bool:
+        """Count one more value; True once, when the streak has reached its length."""
+        if not bad:
+            self.length, self.is_found = 0, False
+            return False
+        self.length += 1
+        if self.is_found or self.length < needed:
+            return False
+        self.is_found = True
+        return True
+
+
+@dataclass(slots=True)
+class StreakByPlace:
+    """How many values in a row have been bad, by place."""
+
+    lengths: dict[str, int] = field(default_factory=dict)
+    """Places without any are left out."""
+    found_at: str | None = None
+    """The place of the finding that is not over."""
+    calm: int = 0
+    """How many values in a row have been good there since."""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there is a finding that is not over."""
+        return self.found_at is not None
+
+    def reaches(self, place: str, needed: int, *, bad: bool) -> bool:
+        """Count one more value of a place; True once, when the first place has reached the length."""
+        if not bad:
+            self.lengths.pop(place, 0)
+            if place == self.found_at:
+                self.calm += 1
+                if self.calm >= OVER_AFTER and all(length < needed for length in self.lengths.values()):
+                    self.found_at = None
+            return False
+        self.lengths[place] = length = self.lengths.get(place, 0) + 1
+        if place == self.found_at:
+            self.calm = 0
+        if self.found_at is not None or length < needed:
+            return False
+        self.found_at, self.calm = place, 0
+        return True
+
+
+@dataclass(slots=True)
+class StreakWithLoss(StreakByPlace):
+    """The same, with the losses of the training."""
+
+    falls: LossFalls = field(default_factory=LossFalls)
+    progress: Progress = field(default_factory=Progress)
+
+
+@dataclass(frozen=True, slots=True)
+class StreakDetector(Detector):
+    """A detector of values that are bad several times in a row. Its state is a streak of either sort."""
+
+    in_a_row: ClassVar[str] = ""
+    """The threshold that says how many bad values in a row are a finding; empty: the first one is."""
+    state_type: ClassVar[type[Any]] = Streak
+
+    def takes(self, state: Any, point: Point) -> bool:  # noqa: ARG002 - for those that keep some of the points
+        """Take a point in; whether it is a value to be judged."""
+        return point.finite
+
+    @abstractmethod
+    def facts(self, state: Any, point: Point) -> Facts | None:
+        """What is bad about a value; None for a good one."""
+
+    def needed(self, point: Point) -> int:  # noqa: ARG002 - for those in which it depends on the place
+        """How many bad values in a row are a finding."""
+        return int(getattr(self, self.in_a_row)) if self.in_a_row else 1
+
+    def look(self, state: Any, point: Point) -> Event | None:
+        """Look at the next point."""
+        if not self.takes(state, point):
+            return None
+        facts = self.facts(state, point)
+        reached = state.reaches(point.place, self.needed(point), bad=facts is not None)
+        return finding(self, point, self.severities[-1], facts) if reached and facts is not None else None
+
+    def step(self, state: Any, point: Point) -> tuple[Any, Event | None]:
+        """Look at the next point."""
+        return state, self.look(state, point)
+
+
+@dataclass(frozen=True, slots=True)
+class StreakWithLossDetector(JudgedByProgress, StreakDetector):
+    """One whose findings are information while the loss falls; its state is a `StreakWithLoss`, or a subclass."""
+
+    across_places: ClassVar[bool] = True
+    state_type: ClassVar[type[Any]] = StreakWithLoss
+    look = StreakDetector.look
+
+    def takes(self, state: Any, point: Point) -> bool:
+        """Take a loss in; whether it is a value to be judged instead."""
+        if point.quantity != "loss":
+            return point.finite
+        if point.finite:
+            state.falls.take(point.place, point.value)
+        return False
+
+    def goes_on(self, state: Any) -> bool:
+        """Whether the finding is not over."""
+        return bool(state.is_found)
