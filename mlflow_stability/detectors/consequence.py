@@ -13,8 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.vocabulary.facts import SpikeFacts
-from mlflow_stability.vocabulary.facts.limits import SINCE
+from mlflow_stability.vocabulary.facts import SINCE, SpikeFacts
 
 
 @dataclass(slots=True)

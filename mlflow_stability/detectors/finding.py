@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.sensitivity import factor_of
-from mlflow_stability.vocabulary.facts.facts import Facts
-from mlflow_stability.vocabulary.facts.limits import rises_beyond, times_beyond
+from mlflow_stability.vocabulary.facts import Facts, rises_beyond, times_beyond
 from mlflow_stability.vocabulary.result.event import Event, Severity, most_severe
 from mlflow_stability.vocabulary.sensitivity import MOST, SCORE
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.loss_fall import began_at
-from mlflow_stability.vocabulary.facts.limits import SINCE, FollowedFacts, LossTrouble
+from mlflow_stability.vocabulary.facts import SINCE, FollowedFacts, LossTrouble
 from mlflow_stability.vocabulary.result import Event, Severity
 
 FIRST_LOSSES = 20

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlflow_stability.vocabulary.facts import Facts, OtherFacts, facts_from_json
 from mlflow_stability.vocabulary.facts.autopilot import (
     DataChangedFacts,
     EarlyStopFacts,
@@ -19,7 +20,6 @@ from mlflow_stability.vocabulary.facts.autopilot import (
     RollbackFacts,
 )
 from mlflow_stability.vocabulary.facts.batch import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
-from mlflow_stability.vocabulary.facts.facts import Facts, OtherFacts, facts_from_json
 from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SpikeFacts
 from mlflow_stability.vocabulary.facts.nan_origin import NanOriginFacts, NanSource, TensorFacts
 from mlflow_stability.vocabulary.facts.setup import (

@@ -12,8 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from mlflow_stability.detectors.consequence import SINCE
-from mlflow_stability.vocabulary.facts import Facts, NanOriginFacts, NonFiniteFacts
+from mlflow_stability.vocabulary.facts import SINCE, Facts, NanOriginFacts, NonFiniteFacts
 from mlflow_stability.vocabulary.result import Episode, Event, Statement, Text
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted

@@ -24,8 +24,7 @@ from mlflow_stability.detectors.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.loss_level import GRADIENT_RISE, RISE
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.facts import FollowedFacts, LimitFacts
-from mlflow_stability.vocabulary.facts.limits import times_beyond
+from mlflow_stability.vocabulary.facts import FollowedFacts, LimitFacts, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Episode, Remedy, Severity
 from mlflow_stability.vocabulary.result.event import Event

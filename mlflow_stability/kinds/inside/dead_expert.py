@@ -10,8 +10,7 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.layer_values import LayerRound, and_others
-from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.facts.limits import times_beyond
+from mlflow_stability.vocabulary.facts import Facts, times_beyond
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 

@@ -17,8 +17,7 @@ from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.detectors.streak import StreakByPlace, StreakWithLoss, StreakWithLossDetector
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts
-from mlflow_stability.vocabulary.facts.text_enum import TextEnum
+from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, TextEnum
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result import LOWER_RATE_5_TO_10, RAISE_RATE_5_TO_10, Action, Episode, Remedy, Severity
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.recovery.nan_origin import CapturedBatch
 from mlflow_stability.session.broken_batch.batch_report import PART, BatchReport
-from mlflow_stability.vocabulary.facts.limits import SINCE
+from mlflow_stability.vocabulary.facts import SINCE
 from mlflow_stability.vocabulary.measured import Signal
 from mlflow_stability.vocabulary.result import Event
 

@@ -29,7 +29,15 @@ from mlflow_stability.vocabulary.facts.divergence import (
     SlowRiseFacts,
 )
 from mlflow_stability.vocabulary.facts.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
-from mlflow_stability.vocabulary.facts.limits import FollowedFacts, LimitFacts, LossTrouble, RiseFacts
+from mlflow_stability.vocabulary.facts.limits import (
+    SINCE,
+    FollowedFacts,
+    LimitFacts,
+    LossTrouble,
+    RiseFacts,
+    rises_beyond,
+    times_beyond,
+)
 from mlflow_stability.vocabulary.facts.log import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SeenBy, SpikeFacts
 from mlflow_stability.vocabulary.facts.nan_origin import NanOriginFacts, NanSource, TensorFacts, TokenFacts
@@ -53,8 +61,10 @@ from mlflow_stability.vocabulary.facts.setup import (
     UnclearedFacts,
     Unmeasured,
 )
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 
 __all__ = [
+    "SINCE",
     "BatchFacts",
     "BrokenBatchFacts",
     "CheckpointFailedFacts",
@@ -105,10 +115,13 @@ __all__ = [
     "StallFacts",
     "StragglerFacts",
     "TensorFacts",
+    "TextEnum",
     "TokenFacts",
     "UnclearedFacts",
     "Unmeasured",
     "classes_of_facts",
     "facts_from_json",
     "first_and_broken",
+    "rises_beyond",
+    "times_beyond",
 ]

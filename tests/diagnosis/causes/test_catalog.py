@@ -82,6 +82,7 @@ def test_every_name_of_a_finding_or_a_rule_can_be_explained(name: str, capsys: p
 
 FACTS_OF_SEVERAL_KINDS = {
     "example",
+    "gradient_above_limit",
     "lasting_rise",
     "log_line",
     "non_finite",
