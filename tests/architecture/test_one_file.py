@@ -46,6 +46,8 @@ class UnluckyLoss(Detector):
     noun = "an unlucky loss"
     plural = "unlucky losses"
     quantities = ("loss",)
+    question = "Was the loss unlucky?"
+    check_by_hand = "Look for {number} in the log."
     symptom = Symptom.RISING
     instability = Instability.HARMFUL
     remedies = (Remedy(Action.IN_WORDS, text="Cross your fingers."),)
@@ -285,6 +287,15 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
     declared, own = done.out.splitlines()
     assert declared == "unlucky_loss 7 an unlucky loss 3 unlucky losses Cross your fingers."
     assert own == "<Episode WARNING unlucky_loss: loss is 14 at step 200 (unlucky number 14).>"
+
+
+@pytest.mark.slow
+def test_a_checklist_asks_the_question_that_a_detector_declares(package: Path, log: Path) -> None:
+    assert "1. Was the loss unlucky? manual check: Look for 13 in the log." in typed(
+        package, "checklist", "unlucky_loss"
+    )
+    answered = typed(package, "checklist", "unlucky_loss", "--run", str(log))
+    assert "1. bad Was the loss unlucky? Loss is 13 at step 200 (unlucky number 13)." in answered
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.diagnosis.causes.gradient import explosion_check
 from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_check, rate_too_low_check
+from mlflow_stability.diagnosis.causes.numeric import overflow_check
 from mlflow_stability.diagnosis.checklist.question import Question, ask
 from mlflow_stability.diagnosis.checklist.run_answers import (
     NON_FINITE,
@@ -138,7 +139,7 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
     "inputs": ask("Are the inputs of that step finite and in range?", batch_finite).by_hand(
         "Test inputs and targets with torch.isfinite; look for empty targets, divisions by zero, logarithms of zero."
     ),
-    "overflow": ask("Did numbers overflow before they became NaN?", overflow).by_hand(
+    "overflow": ask("Did numbers overflow before they became NaN?", finite, overflow, checked(overflow_check)).by_hand(
         "Look for an infinity before the first NaN; try bf16 or fp32; bound exponentials and divisions."
     ),
     "numerics": ask("Are all values finite, and is the loss scale steady?", seen(*NON_FINITE), loss_scale).by_hand(

@@ -19,7 +19,7 @@ from mlflow_stability.diagnosis.causes.nan_origin import (
     overflowed,
     range_of,
 )
-from mlflow_stability.diagnosis.causes.numeric import loss_scale_check, overflow_check
+from mlflow_stability.diagnosis.causes.numeric import loss_scale_check
 from mlflow_stability.diagnosis.checklist.question import Answer, Case, no_data
 from mlflow_stability.diagnosis.checklist.sources import change_of, checked
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
@@ -51,9 +51,11 @@ NO_LOSS = no_data("no loss was logged")
 NO_RATE = no_data("the learning rate was not logged")
 
 
-def finite(case: Case) -> Answer:
-    """Whether all points of the loss are finite."""
+def finite(case: Case) -> Answer | None:
+    """Whether all points of the loss are finite; nothing where a finding says that they are not."""
     loss = case.around.whole_loss
+    if case.findings(*NON_FINITE):
+        return None
     if loss is None:
         return NO_LOSS
     count, points = int((~loss.finite).sum()), len(loss.values)
@@ -93,28 +95,26 @@ def batch_finite(case: Case) -> Answer:
 
 
 def overflow(case: Case) -> Answer | None:
-    """Whether numbers overflowed where the first non-finite one appeared."""
-    if not case.findings(*NON_FINITE):
-        return finite(case)
+    """Whether numbers overflowed where the first non-finite one appeared; nothing where that was not looked for."""
     origin = origin_near(case.around)
-    facts = None if origin is None else origin_of(origin)
-    if origin is not None and facts is not None:
-        ranges = f" Its inputs range {range_of(facts)}." if range_of(facts) else ""
-        if facts.source is NanSource.INPUT:
-            return Answer("No: the batch itself was non-finite.", "ok")
-        if facts.source in (NanSource.FORWARD, NanSource.BACKWARD) and overflowed(facts):
-            return Answer(f"Yes, in {origin.place or 'the model'} at step {origin.step}.{ranges}", "bad")
-        if facts.source in (NanSource.FORWARD, NanSource.BACKWARD):
-            return Answer(f"No: the operation is undefined for its inputs.{ranges}", "ok")
-    return checked(overflow_check)(case)
+    if origin is None:
+        return None
+    facts = origin_of(origin)
+    if facts.source is NanSource.INPUT:
+        return Answer("No: the batch itself was non-finite.", "ok")
+    if facts.source not in (NanSource.FORWARD, NanSource.BACKWARD):
+        return None
+    inputs = f" Its inputs range {range_of(facts)}." if facts.value_range is not None else ""
+    if overflowed(facts):
+        return Answer(f"Yes, in {origin.place or 'the model'} at step {origin.step}.{inputs}", "bad")
+    return Answer(f"No: the operation is undefined for its inputs.{inputs}", "ok")
 
 
 def loss_scale(case: Case) -> Answer | None:
     """Whether the loss scale is a cause; else whether the loss is finite."""
-    result = loss_scale_check(case.around)
-    if result.cause is not None:
-        return Answer(result.cause.statement, "bad")
-    answer = finite(case)
+    result, answer = loss_scale_check(case.around), finite(case)
+    if result.cause is not None or answer is None:
+        return checked(loss_scale_check)(case)
     steady = f" {sentence(result.ruled_out)}" if result.ruled_out else ""
     return Answer(f"{answer.text}{steady}", answer.state, answer.has_data)
 
