@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.kinds.reported.endings import WAYS_TO_END
-from mlflow_stability.vocabulary.facts import EndFacts
+from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import Closing
 

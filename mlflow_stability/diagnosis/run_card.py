@@ -16,7 +16,7 @@ from mlflow_stability.curves.levels import levels_of
 from mlflow_stability.curves.resumes import joined, resumed_in
 from mlflow_stability.curves.sketch import sketch_of
 from mlflow_stability.diagnosis.verdict import definite_noun_of, final_loss, last_part
-from mlflow_stability.vocabulary.facts import RollbackFacts
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.run import LOST, OF_THE_PROCESS, LossLevels, Mark, RunCard, RunHistory
 

@@ -11,24 +11,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
+from mlflow_stability.kinds.reported.batches import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
+from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource, TensorFacts
+from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
+from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
 from mlflow_stability.vocabulary.facts import Facts, OtherFacts, facts_from_json
-from mlflow_stability.vocabulary.facts.autopilot import (
-    DataChangedFacts,
-    EarlyStopFacts,
-    GaveUp,
-    GiveUpFacts,
-    RollbackFacts,
-)
-from mlflow_stability.vocabulary.facts.batch import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
 from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SpikeFacts
-from mlflow_stability.vocabulary.facts.nan_origin import NanOriginFacts, NanSource, TensorFacts
-from mlflow_stability.vocabulary.facts.setup import (
-    ConfigurationFacts,
-    LintFacts,
-    Setting,
-    SettingName,
-    UnclearedFacts,
-)
 
 Numbers = Mapping[str, float]
 

@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import math
 
-from mlflow_stability.kinds.reported.autopilot import DataChanged
+from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, DataChanged, DataChangedFacts
+from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
+from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, HeldRate, RollbackFacts
 from mlflow_stability.probes.objects import ZERO
 from mlflow_stability.recovery.rollback_decisions import UNDONE_AT_MOST
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.rollback_triggers import ABSURD_RISE
-from mlflow_stability.vocabulary.facts import (
-    CheckpointFailedFacts,
-    DataChangedFacts,
-    GaveUp,
-    GiveUpFacts,
-    HeldRate,
-    NanOriginFacts,
-    NanSource,
-    RollbackFacts,
-)
 from mlflow_stability.vocabulary.result import LOWER_RATE_3_TO_10_OR_WARM_UP, Action, Event, Remedy, Severity
 
 ROLLBACK = "rollback"

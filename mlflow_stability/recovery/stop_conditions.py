@@ -16,7 +16,7 @@ from statistics import median
 from typing import Literal
 
 from mlflow_stability.errors import SettingsError, TrainingDiverged
-from mlflow_stability.vocabulary.facts import EarlyStopFacts
+from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.vocabulary.measured import Condition, Signal, StepReading, condition_in
 
 BEFORE_STEP = ("loss", "grad_norm", "learning_rate", "loss_scale")

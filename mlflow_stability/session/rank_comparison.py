@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from mlflow_stability.kinds.reported.ranks import RankNonfinite, RankSlowStep, RankSpike, Straggler
-from mlflow_stability.probes.ranks import EVERY, RankTable, z_of_all
-from mlflow_stability.session.recording import Recording
-from mlflow_stability.vocabulary.facts import (
+from mlflow_stability.kinds.reported.ranks import (
     RankFacts,
+    RankNonfinite,
     RankNonfiniteFacts,
+    RankSlowStep,
     RankSlowStepFacts,
+    RankSpike,
     RankSpikeFacts,
+    Straggler,
     StragglerFacts,
 )
+from mlflow_stability.probes.ranks import EVERY, RankTable, z_of_all
+from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result import Event, Severity
 
 MOST_NAMED = 8

@@ -25,6 +25,7 @@ from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.launched_job import launched_job
 from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.kinds.catalog import described
+from mlflow_stability.kinds.reported.endings import RestartFacts
 from mlflow_stability.kinds.reported.ranks import JobRestarted
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.earlier_recordings import EARLIER
@@ -49,7 +50,6 @@ from mlflow_stability.tracking.in_process import (
 )
 from mlflow_stability.tracking.store import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.tag_names import last_step
-from mlflow_stability.vocabulary.facts import RestartFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings

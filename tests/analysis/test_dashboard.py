@@ -9,8 +9,8 @@ from figures.drawings import cut_off, texts
 from mlflow_stability.analysis.dashboard import board_of, dashboard
 from mlflow_stability.analysis.diagnose import diagnose, history_of
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary import Event, Series, Severity, Signal
-from mlflow_stability.vocabulary.facts import RollbackFacts
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning

@@ -11,8 +11,8 @@ from diagnosis.histories import falling, metric_of, run_of
 from mlflow_stability.diagnosis.cohort.spike_rate import spike_rate_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card import run_card_of
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary import Event, Severity
-from mlflow_stability.vocabulary.facts import RollbackFacts
 from mlflow_stability.vocabulary.run.run_card import Mark
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from mlflow_stability.kinds.reported.rollback import HeldRate
 from mlflow_stability.recovery.rollback_events import data_changed_event, give_up_event, rollback_event
 from mlflow_stability.recovery.rollback_state import Decision
-from mlflow_stability.vocabulary.facts import HeldRate
 from mlflow_stability.vocabulary.result.event import Severity
 
 

@@ -24,7 +24,7 @@ from scenarios.flying import flying
 from torch import nn
 
 import mlflow_stability
-from mlflow_stability.vocabulary.facts import NanOriginFacts
+from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
 
 pytestmark = pytest.mark.scenario
 AFTER = 3

@@ -8,30 +8,14 @@ import math
 import pytest
 
 from mlflow_stability import Severity
+from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
+from mlflow_stability.kinds.reported.batches import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
+from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource, TensorFacts
+from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
+from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
 from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
 from mlflow_stability.vocabulary import Event
-from mlflow_stability.vocabulary.facts import (
-    BatchFacts,
-    BrokenBatchFacts,
-    ConfigurationFacts,
-    DataChangedFacts,
-    EarlyStopFacts,
-    Facts,
-    GaveUp,
-    GiveUpFacts,
-    LintFacts,
-    NanOriginFacts,
-    NanSource,
-    NonFiniteFacts,
-    OtherFacts,
-    Rerun,
-    RollbackFacts,
-    Setting,
-    SettingName,
-    SpikeBatchFacts,
-    TensorFacts,
-    UnclearedFacts,
-)
+from mlflow_stability.vocabulary.facts import Facts, NonFiniteFacts, OtherFacts
 
 CHANGED = "The weights of step 3 give 5.2: the data changed at about step 9."
 DECAY = SettingName(Setting.GROUP_OPTION, "weight_decay", "group 0 of AdamW")

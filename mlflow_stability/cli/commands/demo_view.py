@@ -20,10 +20,11 @@ from mlflow_stability.cli.commands.demo_trainings import Trainings
 from mlflow_stability.demo.failure_steps import TOO_HIGH, FailureSteps
 from mlflow_stability.demo.processes import Training
 from mlflow_stability.diagnosis.verdict import final_loss, last_part
+from mlflow_stability.kinds.reported.autopilot import SkippedStepFacts
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.reports.run.terminal import show_gist
 from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
 from mlflow_stability.tracking.store.run_page import RunPage
-from mlflow_stability.vocabulary.facts import RollbackFacts, SkippedStepFacts
 from mlflow_stability.vocabulary.result import Diagnosis, Event
 from mlflow_stability.vocabulary.text import counted, times
 

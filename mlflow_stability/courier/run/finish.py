@@ -11,8 +11,7 @@ from datetime import datetime, timezone
 
 from mlflow_stability.courier.process.rank_processes import RankEnd
 from mlflow_stability.courier.streams.run_summary import RunSummary
-from mlflow_stability.kinds.reported.ranks import RankDied
-from mlflow_stability.vocabulary.facts import RankDiedFacts
+from mlflow_stability.kinds.reported.ranks import RankDied, RankDiedFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 

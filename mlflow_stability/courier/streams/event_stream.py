@@ -20,10 +20,9 @@ from mlflow_stability.courier.streams.run_summary import RunSummary
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.kinds.reported.endings import Stall
+from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
 from mlflow_stability.tracking.write import RunWriter
-from mlflow_stability.vocabulary.facts import StallEnd, StallFacts
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Reset, Returned

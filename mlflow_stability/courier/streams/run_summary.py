@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlflow_stability.journal.record import Record
-from mlflow_stability.kinds.reported.autopilot import Rollback
+from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Returned

@@ -16,9 +16,8 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.kinds.progress.overfitting import Overfitting
 from mlflow_stability.kinds.progress.plateau import Plateau
 from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, RepeatedData
-from mlflow_stability.kinds.reported.autopilot import DataChanged
+from mlflow_stability.kinds.reported.autopilot import DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
-from mlflow_stability.vocabulary.facts import DataChangedFacts
 
 ONSET_WITHIN = 64
 """A divergence is found to begin at most so many steps before or after the change that made it: twice as many as a

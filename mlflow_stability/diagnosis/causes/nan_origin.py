@@ -18,7 +18,8 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.one_batch import sudden_check, unsound_before, value_at
-from mlflow_stability.vocabulary.facts import BrokenBatchFacts, NanOriginFacts, NanSource, Rerun
+from mlflow_stability.kinds.reported.batches import BrokenBatchFacts, Rerun
+from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
 from mlflow_stability.vocabulary.result import Action, Episode, Event, Remedy
 
 KIND = "nan_origin"

@@ -11,7 +11,7 @@ from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, C
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.causes.nan_origin import origin_near, origin_of, overflowed, range_of
 from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
-from mlflow_stability.vocabulary.facts import NanSource
+from mlflow_stability.kinds.reported.nan_origin import NanSource
 from mlflow_stability.vocabulary.result import Action, Event, Remedy
 
 HALVINGS = 3

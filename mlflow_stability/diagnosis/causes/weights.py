@@ -12,7 +12,8 @@ from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, C
 from mlflow_stability.diagnosis.causes.context import BETWEEN_LOOKS, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights, value_at
 from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
-from mlflow_stability.vocabulary.facts import LintFacts, RollbackFacts, Setting
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.kinds.reported.setup import LintFacts, Setting
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Action, Event, Remedy
 from mlflow_stability.vocabulary.text import factor

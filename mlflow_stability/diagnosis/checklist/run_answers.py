@@ -23,7 +23,8 @@ from mlflow_stability.diagnosis.causes.numeric import loss_scale_check
 from mlflow_stability.diagnosis.checklist.question import Answer, Case, no_data
 from mlflow_stability.diagnosis.checklist.sources import change_of, checked
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
-from mlflow_stability.vocabulary.facts import BrokenBatchFacts, NanSource
+from mlflow_stability.kinds.reported.batches import BrokenBatchFacts
+from mlflow_stability.kinds.reported.nan_origin import NanSource
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.text import counted, process_ended, sentence

@@ -14,8 +14,8 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.findings.notes import statement_of
-from mlflow_stability.kinds.reported.setup import MissingZeroGrad
-from mlflow_stability.vocabulary.facts import SINCE, ConfigurationFacts, Facts
+from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad
+from mlflow_stability.vocabulary.facts import SINCE, Facts
 from mlflow_stability.vocabulary.result import Episode, Event, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.sensitivity import with_highest_score

@@ -19,9 +19,9 @@ from mlflow_stability.diagnosis.findings.notes import CountRose, SaidAgainNote, 
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.kinds.optimizer.step_skipped import SkippedEndRule, StepSkipped
-from mlflow_stability.kinds.reported.autopilot import Rollback
-from mlflow_stability.kinds.reported.endings import WAYS_TO_END
-from mlflow_stability.vocabulary.facts import EndFacts, LogLineFacts, LogSays
+from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts
+from mlflow_stability.kinds.reported.log_line import LogLineFacts, LogSays
+from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.vocabulary.result import Episode, Event, Severity, Statement
 from mlflow_stability.vocabulary.run import RunHistory
 

@@ -12,7 +12,8 @@ from enum import Enum
 
 import numpy as np
 
-from mlflow_stability.vocabulary.facts import SINCE, Facts, NanOriginFacts, NonFiniteFacts
+from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
+from mlflow_stability.vocabulary.facts import SINCE, Facts, NonFiniteFacts
 from mlflow_stability.vocabulary.result import Episode, Event, Statement, Text
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted

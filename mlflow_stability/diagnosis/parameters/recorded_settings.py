@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.parameters.half_precision import in_half_precision
-from mlflow_stability.vocabulary.facts import ConfigurationFacts, Setting
+from mlflow_stability.kinds.reported.setup import ConfigurationFacts, Setting
 from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.run import RunHistory
 

@@ -16,14 +16,9 @@ from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import origin_of
 from mlflow_stability.diagnosis.findings.episodes import persists
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
-from mlflow_stability.kinds.reported.autopilot import EarlyStopping, GiveUp, Rollback
-from mlflow_stability.vocabulary.facts import (
-    DataChangedFacts,
-    EarlyStopFacts,
-    GiveUpFacts,
-    NonFiniteFacts,
-    RollbackFacts,
-)
+from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts, EarlyStopping
+from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts
+from mlflow_stability.vocabulary.facts import NonFiniteFacts
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.run import OF_THE_PROCESS
 from mlflow_stability.vocabulary.text import counted, factor, times

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlflow_stability.vocabulary.facts import RollbackFacts
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 
 MOST_PER_KIND = 500

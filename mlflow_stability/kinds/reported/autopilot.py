@@ -1,39 +1,235 @@
-"""Findings that the autopilot reports: rollbacks, broken batches, the origin of a NaN, failed checkpoints.
-
-They are reported, not detected; each is documented here in the same sections as every detector.
-"""
+"""Findings that the autopilot reports beside rollbacks: smaller steps, changed data, skipped steps, checkpoints."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from mlflow_stability.detectors.finding_type import FindingType, Instability
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy
+from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class Rollback(FindingType):
-    """The training was rolled back to an earlier state and continued.
+class DataChangedFacts(Facts):
+    """The data or the loss function changed: the weights were not to blame for a rollback."""
 
-    What it sees: every rollback of `autolog(rollback=True)`, with its reason, the step it returned to, the lost steps
-    and the time it took.
+    kind: ClassVar[str] = "data_changed"
 
-    Why it matters: the steps in between are lost, and their cause may return.
+    reason: str
+    """How that is known, in a sentence."""
+    onset: int
+    """The step at about which the data changed."""
+    rollbacks: int
+    """Number of rollbacks of this training."""
+    loss: float
+    """The first loss of the restored weights, in the unit of the loss."""
+    level: float
+    """Median of the losses that they gave before, in the unit of the loss."""
+    target: int | None = None
+    """The step whose weights are used again; None where the training continues from the restored ones."""
 
-    What to try: watch the next 1000 steps; fix the cause that the diagnosis names.
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``The weights of step 380 give a loss of 5.2 where they gave 0.3: …``."""
+        after = "The training continues from the restored weights."
+        if self.target is not None:
+            after = f"Going back to the weights of step {self.target}, as they were before the rollback."
+        return f"{self.reason} {after} The present loss becomes the baseline."
 
-    When it is wrong: a false alarm causes a rollback, too; the policy defines which findings do.
 
-    Reference: Chowdhery et al., PaLM (arXiv:2204.02311, 5.1)
-    """
+@dataclass(frozen=True, slots=True)
+class EarlyStopFacts(Facts):
+    """A condition of `stop_on` ended the training."""
 
-    kind = "rollback"
-    noun = "a rollback"
-    plural = "rollbacks"
-    order = 1050
-    severities = (Severity.INFO,)
-    remedies = (Remedy(Action.WATCH_LOSS), Remedy(Action.FIX_CAUSE))
+    kind: ClassVar[str] = "early_stopping"
+
+    condition: str
+    """The condition, as it was written: ``loss>50``."""
+    reason: str
+    """How it was met: ``loss is 60``."""
+    before_step: bool = False
+    """Whether the step was not taken."""
+
+    def statement(self, step: int) -> str:
+        """``before step 74 was taken: loss is 60 (stop_on=loss>50).``"""
+        when = f"before step {step} was taken" if self.before_step else f"after step {step}"
+        return f"{when}: {self.reason} (stop_on={self.condition})."
+
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
+        """``Training stopped before step 74 was taken: loss is 60 (stop_on=loss>50). …``"""
+        weights = f"from before step {step}" if self.before_step else "those of this step"
+        return (
+            f"Training stopped {self.statement(step)} The weights are {weights}; restore() loads the last good state, "
+            "if one exists."
+        )
+
+
+class SkipNews(TextEnum):
+    """What is new about skipped steps."""
+
+    FIRST = "first"
+    """A step was skipped after one that was taken."""
+    SCALE_LOWERED = "scale lowered"
+    """The loss scale was lowered because several were."""
+    NO_HELP = "no help"
+    """So many were skipped in a row that a rollback is due."""
+    NO_PROGRESS = "no progress"
+    """So many were skipped in a row that the training makes no progress."""
+    OFTEN = "often"
+    """A large share of the last steps was skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedStepFacts(Facts):
+    """The autopilot, or a loss scaler that it watches, skipped a step."""
+
+    kind: ClassVar[str] = "skipped_step"
+    metrics: ClassVar[tuple[str, ...]] = ("skips_in_a_row", "skipped_steps", "loss_scale", "share")
+
+    news: SkipNews
+    """What is new about it."""
+    skips_in_a_row: int
+    """Number of steps up to this one that were skipped in a row."""
+    skipped_steps: int
+    """Number of all steps skipped so far."""
+    by_scaler: bool
+    """Whether a loss scaler skipped it, because of the gradients."""
+    loss_scale: float | None = None
+    """The loss scale of the step; None without a loss scaler."""
+    new_loss_scale: float | None = None
+    """The loss scale from the next step on, where it was lowered."""
+    share: float | None = None
+    """Share of the last steps that were skipped, where that is a large one."""
+    of_steps: int = 0
+    """The number of these last steps."""
+    buffers_not_restored: bool = False
+    """Whether buffers are not finite, and no earlier copy of them exists."""
+
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
+        """``Skipped step 320: non-finite or extremely large loss or gradients. …``"""
+        lost = "Buffers (batch-norm statistics) are not finite and were not restored: no earlier copy of them exists."
+        return f"{self._news(step)} {lost}" if self.buffers_not_restored else self._news(step)
+
+    def _news(self, step: int) -> str:
+        row = f"{self.skips_in_a_row} consecutive steps skipped"
+        if self.news is SkipNews.NO_PROGRESS:
+            return f"{row} up to step {step}: training makes no progress."
+        if self.news is SkipNews.NO_HELP:
+            return f"{row} up to step {step}: skipping does not help."
+        if self.news is SkipNews.OFTEN and self.share is not None:
+            many = round(self.share * self.of_steps)
+            return f"{many} of the last {self.of_steps} steps were skipped, up to step {step}."
+        if self.news is SkipNews.SCALE_LOWERED:
+            return f"{row}; loss scale lowered from {self.loss_scale:g} to {self.new_loss_scale:g}."
+        found = "non-finite or extremely large loss or gradients"
+        found = "non-finite gradients, found by the loss scaler" if self.by_scaler else found
+        return f"Skipped step {step}: {found}. Weights and optimizer state are unchanged."
+
+
+class Smaller(TextEnum):
+    """How the autopilot made steps smaller without a rollback."""
+
+    CUT = "cut_learning_rate"
+    """The learning rate is limited for the rest of the training."""
+    RESET = "reset_at_spike"
+    """The moments of the optimizers were reset, and the learning rate is warmed up."""
+    AHEAD = "act_ahead"
+    """A divergence may follow: the learning rate is eased, or a checkpoint was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallerStepsFacts(Facts):
+    """The autopilot made the next steps smaller without a rollback."""
+
+    kind: ClassVar[str] = "smaller_steps"
+    metrics: ClassVar[tuple[str, ...]] = ("factor", "steps", "tensors")
+
+    how: Smaller
+    """The option that asked for it."""
+    factor: float | None = None
+    """Factor on the learning rate of the next step; None where it is not reduced."""
+    steps: int | None = None
+    """Number of steps until it is as scheduled; None for the rest of the training."""
+    tensors: int | None = None
+    """Number of tensors of moments that were reset."""
+    checkpoint: str = ""
+    """What is said of a checkpoint that was written."""
+    value: str = ""
+    """The value of the option `act_ahead`."""
+
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
+        """``Learning rate limited to 0.5 times its scheduled value for the rest of the training, …``"""
+        if self.how is Smaller.CUT:
+            return (
+                f"Learning rate limited to {self.factor:g} times its scheduled value for the rest of the training, "
+                f"after the first broken step (cut_learning_rate={self.factor:g})."
+            )
+        eased = ""
+        if self.factor is not None:
+            eased = (
+                f"Learning rate starts at {self.factor:g} times its scheduled value and returns to it over "
+                f"{self.steps} steps"
+            )
+        if self.how is Smaller.RESET:
+            reset = f"Reset {self.tensors} tensors of optimizer moments after a spike, behind step {step}."
+            return f"{reset} {eased} (reset_at_spike=True)."
+        done = " ".join(filter(None, (self.checkpoint, f"{eased}." if eased else "")))
+        return f"{done} A divergence may follow (act_ahead={self.value!r})."
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailedFacts(Facts):
+    """A checkpoint could not be written."""
+
+    kind: ClassVar[str] = "checkpoint_failed"
+
+    reason: str = ""
+    """The error of the system; empty where the state is split over processes."""
+    folder: str = ""
+    """Where it was to be written."""
+    newest: int | None = None
+    """The step of the newest checkpoint there; None where there is none."""
+    split_by: str = ""
+    """What splits the state over processes; empty where it is not split."""
+
+    def numbers(self) -> dict[str, float]:
+        """None: the sentence has them."""
+        return {}
+
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
+        """``Checkpoint of step 400 not written to /a (No space left on device). …``"""
+        if self.split_by:
+            return (
+                f"No checkpoints written: the state is split over processes ({self.split_by}), and one file would "
+                "hold only a part of it. Rollbacks to snapshots in memory still work."
+            )
+        last = "no checkpoint there yet" if self.newest is None else f"newest checkpoint there: step {self.newest}"
+        return f"Checkpoint of step {step} not written to {self.folder} ({self.reason}). Training continues; {last}."
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointNotFiniteFacts(Facts):
+    """A checkpoint was not written because the state is not finite."""
+
+    kind: ClassVar[str] = "checkpoint_not_finite"
+
+    tensors: int
+    """Number of tensors that are not finite."""
+    first: str
+    """The first of them."""
+
+    def numbers(self) -> dict[str, float]:
+        """None: the sentence has them."""
+        return {}
+
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
+        """``Checkpoint of step 400 not written: 3 non-finite tensors (such as net.0.weight). …``"""
+        return (
+            f"Checkpoint of step {step} not written: {self.tensors} non-finite tensors (such as {self.first}). Earlier "
+            "checkpoints are kept."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,120 +287,6 @@ class SmallerSteps(FindingType):
     order = 1055
     severities = (Severity.INFO,)
     remedies = (Remedy(Action.COMPARE_WITHOUT_OPTION), Remedy(Action.FIX_CAUSE))
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp(FindingType):
-    """The autopilot stopped rolling back.
-
-    What it sees: trouble that returned after as many rollbacks as the policy allows, or without a good state before it.
-    Or a rollback that failed, here or in another process of the training: then all processes keep their weights, and
-    none tries again. It is a warning where only one trouble is not answered: there is no state, or the loss rises at
-    equal distances and two rollbacks did not prevent it. It is INFO where a loss that rises triggers no rollback any
-    more, because two rollbacks gave no lower loss and were reverted.
-
-    Why it matters: the training will not recover by itself. It goes on, and broken steps are skipped. It is stopped
-    where weights are not finite and no finite state is left, after 100 consecutive skipped steps
-    (`raise_after_skips`), and with `on_give_up="raise"`.
-
-    What to try: stop it; fix the cause, most often the learning rate; restart from the last good checkpoint. After a
-    failed rollback: build models and optimizers once, and give all processes the same ones.
-
-    When it is wrong: a cause that ends by itself a little later than the policy waits.
-
-    Reference: the fields `max_rollbacks` and `on_give_up` of `RollbackPolicy`
-    """
-
-    kind = "give_up"
-    noun = "the end of the rollbacks"
-    order = 1060
-    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
-    remedies = (
-        LOWER_RATE_2_TO_5,
-        Remedy(Action.RESTART_FROM_LAST_GOOD),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenBatch(FindingType):
-    """The batch of a skipped step was inspected and run again.
-
-    What it sees: shapes, ranges, non-finite values and token statistics of the batch, and whether the same batch gives
-    a finite result the second time.
-
-    Why it matters: a finite result the second time indicates the hardware; a non-finite one indicates data or numerics.
-
-    What to try: open the saved batch; inspect rows with non-finite or out-of-range values.
-
-    When it is wrong: labels that only the script's own loss function receives are not in the recorded batch.
-
-    Reference: Megatron-LM's rerun state machine
-    """
-
-    kind = "broken_batch"
-    instability = Instability.SIGN
-    noun = "a broken batch"
-    plural = "broken batches"
-    order = 1070
-    severities = (Severity.INFO,)
-    remedies = (Remedy(Action.OPEN_SAVED_BATCH),)
-
-
-@dataclass(frozen=True, slots=True)
-class SpikeBatch(FindingType):
-    """The batch of a loss spike was kept.
-
-    What it sees: shapes, ranges and token statistics of the batch of a spike whose loss is finite, with its tensors in
-    a file. Of 64 steps in a row at most one batch is kept, that of the highest loss; in one training 10, of 256 MiB.
-
-    Why it matters: a spike that recovers by itself is mostly that of one batch, which later is hard to find again.
-
-    What to try: open the saved batch; compare its ranges with those of other batches.
-
-    When it is wrong: labels that only the script's own loss function receives are not in the batch. Batches that the
-    script overwrites in place are not kept, nor are those on an accelerator without the guard.
-
-    Reference: PaLM (arXiv 2204.02311), section 5.1, which skipped the batches of loss spikes
-    """
-
-    kind = "spike_batch"
-    instability = Instability.SIGN
-    noun = "a kept batch"
-    plural = "kept batches"
-    order = 1075
-    severities = (Severity.INFO,)
-    remedies = (Remedy(Action.OPEN_SAVED_BATCH),)
-
-
-@dataclass(frozen=True, slots=True)
-class NanOrigin(FindingType):
-    """The operation that produced the first non-finite value was found.
-
-    What it sees: the batch of the broken step is run again, forward, and backward where the forward pass is finite, and
-    every operation is checked. The result is an input, a weight, the optimizer, an operation with its source line and
-    input range, or the loss function. With the guard, each series of broken steps is checked; without it, the first
-    broken step of a training on the CPU.
-
-    Why it matters: a NaN spreads to the whole model within one step, which hides its origin.
-
-    What to try: keep the inputs of that operation within its range; inspect the saved batch.
-
-    When it is wrong: computations outside the model are seen only through what they return, so the operation of a loss
-    function is inferred. A model with random generators of its own runs differently the second time.
-
-    Reference: torch.autograd.detect_anomaly, which finds the operation of a backward pass by running it all slowly
-    """
-
-    kind = "nan_origin"
-    instability = Instability.SIGN
-    noun = "a first NaN that was traced"
-    plural = "first NaNs that were traced"
-    order = 1080
-    severities = (Severity.INFO,)
-    remedies = (
-        Remedy(Action.KEEP_INPUTS_IN_RANGE),
-        Remedy(Action.OPEN_SAVED_BATCH),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.kinds.reported.setup import NotMeasuredFacts, Unmeasured
 from mlflow_stability.probes.objects.model_discovery import parameters_in
 from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
-from mlflow_stability.vocabulary.facts import NotMeasuredFacts, Unmeasured
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 

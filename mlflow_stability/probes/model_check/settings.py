@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.kinds.reported.setup import LintFacts
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.facts import LintFacts
 from mlflow_stability.vocabulary.result import Action, Event, ModelFinding, Remedy, Severity
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")

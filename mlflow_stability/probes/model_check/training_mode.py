@@ -11,12 +11,11 @@ from collections.abc import Container, Iterator, Sequence
 from torch.nn import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout, Module
 from torch.optim import Optimizer
 
-from mlflow_stability.kinds.reported.setup import EvaluationMode
+from mlflow_stability.kinds.reported.setup import EvaluationMode, EvaluationModeFacts
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_check.settings import count_of, lint_event
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.facts import EvaluationModeFacts
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 FEWEST_ROWS = 4

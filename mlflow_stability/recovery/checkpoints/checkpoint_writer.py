@@ -16,11 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, CheckpointNotFiniteFacts
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.rank_store import RankStore
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy
-from mlflow_stability.vocabulary.facts import CheckpointFailedFacts, CheckpointNotFiniteFacts, Facts
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 IsFinite = Callable[[StateCopy], bool]

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mlflow_stability.kinds.reported.nan_origin import TensorFacts, TokenFacts
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch
 from mlflow_stability.recovery.nan_origin.nested_tensors import named_tensors
-from mlflow_stability.vocabulary.facts import TensorFacts, TokenFacts
 
 MOST_VALUES = 2**22
 """Tokens are counted among so many values at most."""

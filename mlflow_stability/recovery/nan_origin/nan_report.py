@@ -6,9 +6,9 @@ user's line and its inputs; remedies, most useful first, by operation where it i
 
 from __future__ import annotations
 
+from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin
 from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
-from mlflow_stability.vocabulary.facts import NanOriginFacts, NanSource
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
 
 REMEDIES = {

@@ -20,12 +20,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from mlflow_stability.kinds.reported.nan_origin import TensorFacts
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.rerun import WrittenTensors, storage_of
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
 from mlflow_stability.recovery.nan_origin.code_location import ModulePath, user_line
 from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
-from mlflow_stability.vocabulary.facts import TensorFacts
 
 Source: TypeAlias = Literal["input", "weight", "buffer", "optimizer", "forward", "backward", "loss", "elsewhere"]
 """Where it comes from: it was in the batch, in a weight, in a buffer; the optimizer wrote it into a weight; an

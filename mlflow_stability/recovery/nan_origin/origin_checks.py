@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.kinds.reported.nan_origin import TensorFacts
 from mlflow_stability.probes.objects import state_of
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, is_finite, word_of
-from mlflow_stability.vocabulary.facts import TensorFacts
 
 MOST_BYTES = 64 * 2**20
 """What an optimizer would do to a larger weight is not tried."""

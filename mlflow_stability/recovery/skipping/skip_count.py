@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from mlflow_stability.kinds.reported.autopilot import SkipNews, SkippedStepFacts
 from mlflow_stability.recovery.extras import GROWTH_FACTOR, GROWTH_INTERVAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.vocabulary.facts import SkipNews, SkippedStepFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Event, Remedy, Severity
 
 KIND = "step_skipped"

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.errors import RestoreRefused, TrainingDiverged
 from mlflow_stability.kinds.catalog import of_instability
+from mlflow_stability.kinds.reported.rollback import HeldRate
 from mlflow_stability.recovery.easing import EasingPlan, held_rates, rates_of, reset_momentum
 from mlflow_stability.recovery.restored_losses import LossHistory
 from mlflow_stability.recovery.rollback_decisions import carried_out, decide
@@ -42,7 +43,6 @@ from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsen
 from mlflow_stability.session.autopilot.snapshot_manager import MissingStateError, SnapshotManager
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.recording import Recording
-from mlflow_stability.vocabulary.facts import HeldRate
 from mlflow_stability.vocabulary.result import Event, Severity
 
 OR_GO_ON = 'To continue all the same: rollback=RollbackPolicy(on_give_up="continue").'

@@ -13,14 +13,13 @@ from dataclasses import replace
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.kinds.reported.autopilot import SmallerSteps
+from mlflow_stability.kinds.reported.autopilot import Smaller, SmallerSteps, SmallerStepsFacts
 from mlflow_stability.recovery.easing import reset_moments
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import StepOutcome
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
-from mlflow_stability.vocabulary.facts import Smaller, SmallerStepsFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 
 SPIKES = (LossSpike.kind, GradientExplosion.kind)

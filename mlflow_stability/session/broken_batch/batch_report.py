@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.kinds.reported.autopilot import SpikeBatch
+from mlflow_stability.kinds.reported.batches import (
+    BrokenBatchFacts,
+    Rerun,
+    SpikeBatch,
+    SpikeBatchFacts,
+    first_and_broken,
+)
+from mlflow_stability.kinds.reported.nan_origin import TensorFacts
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.objects import models_of, names_of_modules
 from mlflow_stability.probes.probe import Guard
@@ -30,13 +37,6 @@ from mlflow_stability.recovery.nan_origin import (
     origin_event,
     replay_step,
     save_batch,
-)
-from mlflow_stability.vocabulary.facts import (
-    BrokenBatchFacts,
-    Rerun,
-    SpikeBatchFacts,
-    TensorFacts,
-    first_and_broken,
 )
 from mlflow_stability.vocabulary.result import Event, Severity
 

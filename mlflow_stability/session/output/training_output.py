@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from threading import RLock, Timer
 from typing import Any
 
-from mlflow_stability.kinds.reported.autopilot import DataChanged, NanOrigin
-from mlflow_stability.kinds.reported.setup import MissingZeroGrad
+from mlflow_stability.kinds.reported.autopilot import DataChanged
+from mlflow_stability.kinds.reported.nan_origin import NanOrigin
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad
 from mlflow_stability.session.output.log_line import write_line
 from mlflow_stability.session.output.troubles import Troubles
-from mlflow_stability.vocabulary.facts import ConfigurationFacts, RollbackFacts
 from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.run import Closing
 from mlflow_stability.vocabulary.text import counted

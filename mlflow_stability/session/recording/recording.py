@@ -19,7 +19,7 @@ from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.slow_writes import SlowWrites
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.kinds.reported.setup import BatchDiscarded
+from mlflow_stability.kinds.reported.setup import BatchDiscarded, DiscardedBatchFacts, NotMeasuredFacts, Unmeasured
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.step import RollingStatistics
@@ -30,7 +30,6 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import DeferredDetection
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
-from mlflow_stability.vocabulary.facts import DiscardedBatchFacts, NotMeasuredFacts, Unmeasured
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, StepReading, one_layout
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity

@@ -17,7 +17,15 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mlflow_stability.kinds.reported.setup import ConfigurationChanged, MissingZeroGrad, NotMeasured
+from mlflow_stability.kinds.reported.setup import (
+    ConfigurationChanged,
+    ConfigurationFacts,
+    MissingZeroGrad,
+    NotMeasured,
+    Setting,
+    SettingName,
+    UnclearedFacts,
+)
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.objects import Kind, covering, outermost, places_of, remembered
 from mlflow_stability.probes.performance import FlopTotals, batch_shape, batch_words, plain_batch
@@ -27,7 +35,6 @@ from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
-from mlflow_stability.vocabulary.facts import ConfigurationFacts, Setting, SettingName, UnclearedFacts
 from mlflow_stability.vocabulary.result import Event, Severity
 
 FIRST_STEPS = 32

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from mlflow_stability.kinds.reported.setup import ConfigurationChanged
+from mlflow_stability.kinds.reported.setup import ConfigurationChanged, ConfigurationFacts, Setting, SettingName
 from mlflow_stability.probes.forward import unseen_parts
 from mlflow_stability.probes.model_check import evaluation_mode, few_rows, model_lint
 from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings
 from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.session.run_facts.training_facts import TrainingView
-from mlflow_stability.vocabulary.facts import ConfigurationFacts, Setting, SettingName
 from mlflow_stability.vocabulary.result import Event, Severity
 
 LOOK_EVERY = 10

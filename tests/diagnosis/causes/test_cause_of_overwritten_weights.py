@@ -7,7 +7,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.facts import ConfigurationFacts, Setting, SettingName
+from mlflow_stability.kinds.reported.setup import ConfigurationFacts, Setting, SettingName
 from mlflow_stability.vocabulary.result import Event, Severity
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.run.run_history import RunHistory

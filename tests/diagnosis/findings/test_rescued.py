@@ -9,7 +9,8 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict.verdict import outcome_of, verdict_of
-from mlflow_stability.vocabulary.facts import EarlyStopFacts, RollbackFacts
+from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Event, Severity

@@ -12,10 +12,10 @@ import pytest
 from session.output.given_clock import GivenClock
 from waiting import wait_until
 
-from mlflow_stability.kinds.reported.setup import MissingZeroGrad
+from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad, Setting, SettingName
 from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, training_output
 from mlflow_stability.session.output.training_output import HELD_SECONDS, MOST_ENDS
-from mlflow_stability.vocabulary.facts import ConfigurationFacts, RollbackFacts, Setting, SettingName
 from mlflow_stability.vocabulary.result import read_remedies
 from mlflow_stability.vocabulary.result.event import Event, Severity
 

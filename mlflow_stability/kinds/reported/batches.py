@@ -1,4 +1,4 @@
-"""Facts about a batch that was inspected or kept."""
+"""Findings about single batches: of broken steps and of spikes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mlflow_stability.detectors.finding_type import FindingType, Instability
+from mlflow_stability.kinds.reported.nan_origin import TensorFacts
 from mlflow_stability.vocabulary.facts.facts import Facts
-from mlflow_stability.vocabulary.facts.nan_origin import TensorFacts
 from mlflow_stability.vocabulary.facts.text_enum import TextEnum
+from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary.result.event import Severity
 
 MAX_TENSORS = 8
 """Number of tensors that the sentence describes."""
@@ -120,3 +123,54 @@ def _tensor_words(tensor: TensorFacts) -> str:
     tokens = tensor.tokens
     most = f"{tokens.its_share:.0%} of them {tokens.most_frequent}"
     return f"{tensor.name} {tensor.words}, {tokens.different} different, {most}"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenBatch(FindingType):
+    """The batch of a skipped step was inspected and run again.
+
+    What it sees: shapes, ranges, non-finite values and token statistics of the batch, and whether the same batch gives
+    a finite result the second time.
+
+    Why it matters: a finite result the second time indicates the hardware; a non-finite one indicates data or numerics.
+
+    What to try: open the saved batch; inspect rows with non-finite or out-of-range values.
+
+    When it is wrong: labels that only the script's own loss function receives are not in the recorded batch.
+
+    Reference: Megatron-LM's rerun state machine
+    """
+
+    kind = "broken_batch"
+    instability = Instability.SIGN
+    noun = "a broken batch"
+    plural = "broken batches"
+    order = 1070
+    severities = (Severity.INFO,)
+    remedies = (Remedy(Action.OPEN_SAVED_BATCH),)
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeBatch(FindingType):
+    """The batch of a loss spike was kept.
+
+    What it sees: shapes, ranges and token statistics of the batch of a spike whose loss is finite, with its tensors in
+    a file. Of 64 steps in a row at most one batch is kept, that of the highest loss; in one training 10, of 256 MiB.
+
+    Why it matters: a spike that recovers by itself is mostly that of one batch, which later is hard to find again.
+
+    What to try: open the saved batch; compare its ranges with those of other batches.
+
+    When it is wrong: labels that only the script's own loss function receives are not in the batch. Batches that the
+    script overwrites in place are not kept, nor are those on an accelerator without the guard.
+
+    Reference: PaLM (arXiv 2204.02311), section 5.1, which skipped the batches of loss spikes
+    """
+
+    kind = "spike_batch"
+    instability = Instability.SIGN
+    noun = "a kept batch"
+    plural = "kept batches"
+    order = 1075
+    severities = (Severity.INFO,)
+    remedies = (Remedy(Action.OPEN_SAVED_BATCH),)

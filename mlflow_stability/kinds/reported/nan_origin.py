@@ -1,12 +1,15 @@
-"""Facts about tensors, and about the operation that made the first value that is not finite."""
+"""Where the first number that is not finite comes from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mlflow_stability.detectors.finding_type import FindingType, Instability
 from mlflow_stability.vocabulary.facts.facts import Facts
 from mlflow_stability.vocabulary.facts.text_enum import TextEnum
+from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.text.phrases import capitalised
 
 _LARGEST = {"float16": "65504", "bfloat16": "3.4e38", "float32": "3.4e38", "float64": "1.8e308"}
@@ -210,3 +213,34 @@ class NanOriginFacts(Facts):
         said = what.get(self.name, "the gradient from the loss is non-finite")
         of = f": possible source {self.operation}" if self.operations else ""
         return f"the first non-finite value comes from the loss function, not from the model{gave}; {said}{of}."
+
+
+@dataclass(frozen=True, slots=True)
+class NanOrigin(FindingType):
+    """The operation that produced the first non-finite value was found.
+
+    What it sees: the batch of the broken step is run again, forward, and backward where the forward pass is finite, and
+    every operation is checked. The result is an input, a weight, the optimizer, an operation with its source line and
+    input range, or the loss function. With the guard, each series of broken steps is checked; without it, the first
+    broken step of a training on the CPU.
+
+    Why it matters: a NaN spreads to the whole model within one step, which hides its origin.
+
+    What to try: keep the inputs of that operation within its range; inspect the saved batch.
+
+    When it is wrong: computations outside the model are seen only through what they return, so the operation of a loss
+    function is inferred. A model with random generators of its own runs differently the second time.
+
+    Reference: torch.autograd.detect_anomaly, which finds the operation of a backward pass by running it all slowly
+    """
+
+    kind = "nan_origin"
+    instability = Instability.SIGN
+    noun = "a first NaN that was traced"
+    plural = "first NaNs that were traced"
+    order = 1080
+    severities = (Severity.INFO,)
+    remedies = (
+        Remedy(Action.KEEP_INPUTS_IN_RANGE),
+        Remedy(Action.OPEN_SAVED_BATCH),
+    )

@@ -1,0 +1,214 @@
+"""Findings about rollbacks, and about the end of rollbacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRate:
+    """A learning rate that had jumped, and is held down to that of the restored state."""
+
+    scheduled: float
+    """The learning rate that the script has set."""
+    limit: float
+    """The highest learning rate that is used."""
+    doubles_in: int
+    """Number of steps in which the limit doubles."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackFacts(Facts):
+    """The training was rolled back, or a rollback was reverted."""
+
+    kind: ClassVar[str] = "rollback"
+    metrics: ClassVar[tuple[str, ...]] = (
+        "target",
+        "onset",
+        "steps_lost",
+        "seconds",
+        "rollbacks",
+        "learning_rate_share",
+        "steps_regained",
+        "learning_rate",
+    )
+
+    reason: str
+    """Why, in a sentence."""
+    target: int
+    """The step whose state was restored."""
+    onset: int
+    """The step at which the trouble began at the earliest."""
+    steps_lost: int
+    """Number of steps between that state and the step of the rollback."""
+    seconds: float
+    """Time that it took, in seconds."""
+    rollbacks: int
+    """Number of rollbacks of this training, this one included."""
+    steps_regained: int | None = None
+    """Where a rollback was reverted: number of steps that are no longer lost; else None."""
+    learning_rate: float | None = None
+    """Learning rate of the next step; None where it is not known."""
+    learning_rate_of: str = ""
+    """The optimizer that it belongs to, where there are several."""
+    learning_rate_share: float | None = None
+    """Factor on the learning rate for the rest of the training; None where there is none."""
+    easing_factor: float = 1.0
+    """Factor on the learning rate of the next step."""
+    easing_steps: int = 0
+    """Number of steps until the learning rate is as scheduled."""
+    held: HeldRate | None = None
+    """The limit of a learning rate that had jumped."""
+    copies_left: int = 0
+    """Number of frozen copies of the model that are not in the restored state."""
+    finding: str = ""
+    """Type of the finding that it answers; empty where no finding was."""
+    finding_step: int | None = None
+    """The step of that finding."""
+
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
+        """``Rolled back from step 402 to step 380 (22 steps lost): …``."""
+        done = f"Rolled back from step {step} to step {self.target} ({self.steps_lost} steps lost)"
+        if self.steps_regained is not None:
+            regained = f"({self.steps_regained} steps regained)"
+            done = f"Reverted the rollback: weights of step {self.target} restored {regained}"
+        copies = f" Not restored: frozen copies of the model made after step {self.target} ({self.copies_left})."
+        return f"{done}: {self.reason}{self._eased()}{copies if self.copies_left else ''}"
+
+    def _eased(self) -> str:
+        whose = f" of {self.learning_rate_of}" if self.learning_rate_of else ""
+        now = "" if self.learning_rate is None else f" now {self.learning_rate:.4g}: it"
+        rate = f" Learning rate{whose}{now}"
+        share = self.learning_rate_share
+        if share is not None:
+            return (
+                f"{rate} is limited to {share:g} times its scheduled value from now on, after a ramp from "
+                f"{share * self.easing_factor:g} times over {self.easing_steps} steps."
+            )
+        if self.easing_factor >= 1:
+            return ""
+        held, beside, more = self.held, "", ""
+        if held is not None:
+            beside = f" of step {self.target}, {held.limit:.4g} (the present {held.scheduled:.4g} is a jump),"
+            more = f" That limit doubles every {held.doubles_in} steps."
+        return (
+            f"{rate} starts at {self.easing_factor:g} times its scheduled value{beside} and returns to it over "
+            f"{self.easing_steps} steps.{more}"
+        )
+
+
+class GaveUp(TextEnum):
+    """How the autopilot stopped rolling back."""
+
+    NO_ROLLBACK = "no rollback"
+    """A trouble is not answered."""
+    NOT_RESTORED = "not restored"
+    """A rollback failed."""
+    LEVEL_IGNORED = "level ignored"
+    """A loss that rises triggers no rollback any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpFacts(Facts):
+    """The autopilot stopped rolling back."""
+
+    kind: ClassVar[str] = "give_up"
+    metrics: ClassVar[tuple[str, ...]] = ("onset", "rollbacks")
+
+    gave_up: GaveUp
+    """What it stopped doing."""
+    reason: str
+    """Why a rollback was wanted and why there is none, in a sentence or two."""
+    onset: int
+    """The step at which the trouble began at the earliest."""
+    rollbacks: int
+    """Number of rollbacks of this training."""
+    final: bool = True
+    """Whether there are no further rollbacks."""
+    ended_training: bool = False
+    """Whether the training was ended with `TrainingDiverged`."""
+    target: int | None = None
+    """Where a rollback failed: the step whose state was to be restored."""
+    failure: str = ""
+    """Where a rollback failed: why."""
+    not_restored: str = ""
+    """Where a rollback failed: what is neither as it was nor as it should be."""
+
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
+        """``No rollback at step 402: …``."""
+        if self.gave_up is GaveUp.LEVEL_IGNORED:
+            return self.reason
+        if self.gave_up is GaveUp.NOT_RESTORED:
+            unchanged = f"Nothing was changed: weights, buffers and optimizer state are those of step {step}."
+            return (
+                f"Rollback from step {step} to step {self.target} failed ({self.failure}). "
+                f"{self.not_restored or unchanged} No further rollbacks; broken steps are still skipped. Reason for "
+                f"the rollback: {self.reason}"
+            )
+        after = " No further rollbacks; broken steps are still skipped." if self.final else ""
+        if self.ended_training:
+            after = " Training stopped with TrainingDiverged."
+        return f"No rollback at step {step}: {self.reason}{after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback(FindingType):
+    """The training was rolled back to an earlier state and continued.
+
+    What it sees: every rollback of `autolog(rollback=True)`, with its reason, the step it returned to, the lost steps
+    and the time it took.
+
+    Why it matters: the steps in between are lost, and their cause may return.
+
+    What to try: watch the next 1000 steps; fix the cause that the diagnosis names.
+
+    When it is wrong: a false alarm causes a rollback, too; the policy defines which findings do.
+
+    Reference: Chowdhery et al., PaLM (arXiv:2204.02311, 5.1)
+    """
+
+    kind = "rollback"
+    noun = "a rollback"
+    plural = "rollbacks"
+    order = 1050
+    severities = (Severity.INFO,)
+    remedies = (Remedy(Action.WATCH_LOSS), Remedy(Action.FIX_CAUSE))
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp(FindingType):
+    """The autopilot stopped rolling back.
+
+    What it sees: trouble that returned after as many rollbacks as the policy allows, or without a good state before it.
+    Or a rollback that failed, here or in another process of the training: then all processes keep their weights, and
+    none tries again. It is a warning where only one trouble is not answered: there is no state, or the loss rises at
+    equal distances and two rollbacks did not prevent it. It is INFO where a loss that rises triggers no rollback any
+    more, because two rollbacks gave no lower loss and were reverted.
+
+    Why it matters: the training will not recover by itself. It goes on, and broken steps are skipped. It is stopped
+    where weights are not finite and no finite state is left, after 100 consecutive skipped steps
+    (`raise_after_skips`), and with `on_give_up="raise"`.
+
+    What to try: stop it; fix the cause, most often the learning rate; restart from the last good checkpoint. After a
+    failed rollback: build models and optimizers once, and give all processes the same ones.
+
+    When it is wrong: a cause that ends by itself a little later than the policy waits.
+
+    Reference: the fields `max_rollbacks` and `on_give_up` of `RollbackPolicy`
+    """
+
+    kind = "give_up"
+    noun = "the end of the rollbacks"
+    order = 1060
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+    remedies = (
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.RESTART_FROM_LAST_GOOD),
+    )
