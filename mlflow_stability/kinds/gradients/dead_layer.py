@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.loss_fall import LossFalls
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLayerFacts(Facts):
+    """A layer that gets no gradient."""
+
+    kind: ClassVar[str] = "dead_layer"
+    metrics: ClassVar = ("grad_norm", "measurements")
+
+    place: str
+    """The layer."""
+    grad_norm: float
+    """Its gradient norm, which is 0."""
+    measurements: int
+    """Number of measurements in a row without a gradient."""
+    first_step: int
+    """The step of the first of them."""
+    rounds: int
+    """The threshold of their number."""
+    steps: int
+    """The threshold of the steps between the first and the last of them."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``gradient norm of 0 0 in 5 measurements, step 100 to step 500 (threshold 5 …``."""
+        return (
+            f"gradient norm of {self.place} 0 in {self.measurements} measurements, {unit} {self.first_step} to {unit} "
+            f"{step} (threshold {self.rounds} measurements over {self.steps} {unit}s)."
+        )
 
 
 @dataclass(slots=True)
@@ -111,14 +141,8 @@ class DeadLayer(Detector):
         state.dead.add(point.place)
         if len(state.dead) > 1:
             return state, None
-        return state, finding(
-            self,
-            point,
-            self.severities[-1],
-            f"gradient norm of {point.place} 0 in {layer.rounds} measurements, step {layer.since} to step {point.step} "
-            f"(threshold {self.rounds} measurements over {self.steps} steps).",
-            {"grad_norm": point.value, "measurements": float(layer.rounds)},
-        )
+        facts = DeadLayerFacts(point.place, point.value, layer.rounds, layer.since, self.rounds, self.steps)
+        return state, finding(self, point, self.severities[-1], facts)
 
     def _learnt(self, layer: LayerWithoutGradient, weights: float) -> bool:
         """Whether the weights have moved otherwise than by an even decay."""

@@ -4,13 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.loss_fall import FIRST, FirstValues, LossFall
+from mlflow_stability.vocabulary.facts import LimitFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class GradientVanishingFacts(LimitFacts):
+    """A gradient norm that is close to zero, in several steps in a row."""
+
+    kind: ClassVar[str] = "gradient_vanishing"
+    metrics: ClassVar = {
+        "grad_norm": "value",
+        "limit": "threshold",
+        "start": "start_norm",
+        "share_of_loss": "share_of_loss",
+    }
+
+    start_norm: float | None
+    """The gradient norm at the start, where it is below a share of that; None where it is below the threshold."""
+    share_of_start: float
+    """That share."""
+    share_of_loss: float | None
+    """The loss, as a share of its start; None where that is not known."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``gradient norm 1e-07 at step 400, below the threshold of 1e-05 for 10 steps; loss at 99% of its start.``"""
+        below = f"the threshold of {self.threshold:g}"
+        if self.start_norm is not None:
+            below = f"{self.share_of_start:.0%} of its start ({self.start_norm:.3g})"
+        loss = "" if self.share_of_loss is None else f"; loss at {self.share_of_loss:.0%} of its start"
+        norm = f"gradient norm {self.value:.3g} at {unit} {step}"
+        return f"{norm}, below {below} for {self.in_a_row} {unit}s{loss}."
 
 
 @dataclass(slots=True)
@@ -70,7 +101,6 @@ class GradientVanishing(Detector):
     symptom = Symptom.VANISHING
     order = 70
     quantities = ("loss", "grad_norm")
-    judged = "grad_norm"
     places = WHOLE
     remedies = (
         Remedy(Action.CHECK_INITIALISATION),
@@ -118,16 +148,13 @@ class GradientVanishing(Detector):
         return state.tiny >= self.faded_steps and share is not None and share >= self.stuck
 
     def _vanished(self, state: GradientVanishingState, point: Point) -> Event:
-        evidence = {"grad_norm": point.value, "limit": self.smallest}
-        since = f"below the threshold of {self.smallest:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
-        if not since and state.start_norm is not None:
-            evidence["start"] = state.start_norm
-            since = f"below {self.share_of_start:.0%} of its start ({state.start_norm:.3g})"
-            since += f" for {state.faded} steps"
-        share = state.fall.share()
-        if share is not None:
-            evidence["share_of_loss"] = share
-            since += f"; loss at {share:.0%} of its start"
-        return finding(
-            self, point, Severity.WARNING, f"gradient norm {point.value:.3g} at step {point.step}, {since}.", evidence
+        is_tiny = state.tiny >= self.steps
+        facts = GradientVanishingFacts(
+            point.value,
+            self.smallest,
+            None if is_tiny else state.start_norm,
+            self.share_of_start,
+            state.fall.share(),
+            in_a_row=state.tiny if is_tiny else state.faded,
         )
+        return finding(self, point, Severity.WARNING, facts)

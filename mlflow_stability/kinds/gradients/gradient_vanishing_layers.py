@@ -4,15 +4,82 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import FIRST, FirstValues, LossFall
 from mlflow_stability.detectors.streak import Streak
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class VanishingLayerFacts(Facts):
+    """A layer that gets almost no gradient, in several measurements in a row."""
+
+    kind: ClassVar[str] = "vanishing_layer"
+    metrics: ClassVar = ("grad_norm", "last", "share_of_loss")
+
+    place: str
+    """The layer."""
+    grad_norm: float
+    """Its gradient norm."""
+    last: float
+    """The gradient norm of the last layer."""
+    last_place: str
+    """That layer."""
+    threshold: float
+    """What the gradient norm is below: a norm, or a share of that of the last layer."""
+    of_last: bool
+    """Whether it is a share."""
+    share_of_loss: float
+    """The loss, as a share of its start."""
+    in_a_row: int
+    """Number of such measurements in a row."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``gradient norm of 0 1e-08 at step 400, below the threshold of 1e-07, in 5 measurements in …``."""
+        below = f"below the threshold of {self.threshold:g}"
+        if self.of_last:
+            share = self.grad_norm / self.last
+            below = f"{share:.2g} of that of {self.last_place} (threshold {self.threshold:g})"
+        return (
+            f"gradient norm of {self.place} {self.grad_norm:.2g} at {unit} {step}, {below}, in {self.in_a_row} "
+            f"measurements in a row; loss at {self.share_of_loss:.0%} of its start."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LostGradientFacts(Facts):
+    """First layers whose gradient is almost nothing beside the largest one."""
+
+    kind: ClassVar[str] = "lost_gradient"
+    metrics: ClassVar = ("grad_norm", "greatest", "share_of_loss")
+
+    place: str
+    """The first layer."""
+    grad_norm: float
+    """Its gradient norm."""
+    greatest: float
+    """The largest gradient norm of a layer."""
+    greatest_place: str
+    """That layer."""
+    threshold: float
+    """The share of the largest norm below which the gradient is lost."""
+    share_of_loss: float
+    """The loss, as a share of its start."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``gradient norm of 0 1e-09 at step 10, of 12 0.3 (threshold: a share of 0.0001); loss at …``."""
+        return (
+            f"gradient norm of {self.place} {self.grad_norm:.2g} at {unit} {step}, of {self.greatest_place} "
+            f"{self.greatest:.2g} (threshold: a share of {self.threshold:g}); loss at {self.share_of_loss:.0%} of its "
+            f"start."
+        )
 
 
 @dataclass(slots=True)
@@ -108,20 +175,11 @@ class GradientVanishingLayers(Detector):
             return self._of_the_lost(state, known, share)
         if not state.streak.reaches("", self.rounds, bad=(tiny or faded) and share >= self.stuck):
             return None
-        where = tiniest if tiny else first
-        what = (
-            f"below the threshold of {self.smallest:g}"
-            if tiny
-            else f"{first.value / last.value:.2g} of that of {last.place} (threshold {self.share_of_last:g})"
+        where, limit = (tiniest, self.smallest) if tiny else (first, self.share_of_last)
+        facts = VanishingLayerFacts(
+            where.place, where.value, last.value, last.place, limit, not tiny, share, self.rounds
         )
-        return finding(
-            self,
-            where,
-            self.severities[-1],
-            f"gradient norm of {where.place} {where.value:.2g} at step {where.step}, {what}, in {self.rounds} "
-            f"measurements in a row; loss at {share:.0%} of its start.",
-            {"grad_norm": where.value, "last": last.value, "share_of_loss": share},
-        )
+        return finding(self, where, self.severities[-1], facts)
 
     def _is_lost(self, known: list[Point]) -> bool:
         limit = self.lost * max(each.value for each in known)
@@ -132,14 +190,8 @@ class GradientVanishingLayers(Detector):
         if not state.streak.reaches("", 1, bad=True):
             return None
         first, most = known[0], max(known, key=lambda each: each.value)
-        return finding(
-            self,
-            first,
-            self.severities[-1],
-            f"gradient norm of {first.place} {first.value:.2g} at step {first.step}, of {most.place} {most.value:.2g} "
-            f"(threshold: a share of {self.lost:g}); loss at {share:.0%} of its start.",
-            {"grad_norm": first.value, "greatest": most.value, "share_of_loss": share},
-        )
+        facts = LostGradientFacts(first.place, first.value, most.value, most.place, self.lost, share)
+        return finding(self, first, self.severities[-1], facts)
 
 
 def _without_what_holds_them(layers: list[Point]) -> list[Point]:

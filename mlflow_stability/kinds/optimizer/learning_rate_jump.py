@@ -7,14 +7,53 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.learning_rate_restart import EXCUSES, LEAST_RISE, NOT_BEYOND
-from mlflow_stability.vocabulary.facts import SINCE
+from mlflow_stability.vocabulary.facts import SINCE, Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateJumpFacts(Facts):
+    """A learning rate that jumped above its highest value so far."""
+
+    kind: ClassVar[str] = "learning_rate_jump"
+    metrics: ClassVar = {
+        "learning_rate": "learning_rate",
+        "before": "before",
+        "highest_before": "highest_before",
+        "loss": "loss",
+        "level_of_loss": "loss_before",
+        SINCE: "found_first",
+    }
+
+    learning_rate: float
+    """The learning rate."""
+    before: float
+    """The one of the step before."""
+    highest_before: float
+    """The highest one before."""
+    loss: float | None = None
+    """Median of the losses since then, where that made it a warning."""
+    loss_before: float | None = None
+    """Median of the losses before."""
+    found_first: int | None = None
+    """The step of the jump, where the losses after it made it a warning."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``learning rate jumped from 0.001 to 0.03 at step 400; highest before: 0.001.``"""
+        at = step if self.found_first is None else self.found_first
+        jump = f"learning rate jumped from {self.before:.3g} to {self.learning_rate:.3g} at {unit} {at}"
+        jump += f"; highest before: {self.highest_before:.3g}."
+        if self.loss is None or self.loss_before is None:
+            return jump
+        ratio = self.loss / self.loss_before
+        return f"{jump} The loss is {self.loss:.3g} since then, {ratio:.3g} times its level before."
 
 
 @dataclass(slots=True)
@@ -55,8 +94,7 @@ class JumpInWarmUp:
     """A jump that may be the next stage of a warm-up, until the losses after it are known."""
 
     point: Point
-    message: str
-    evidence: Mapping[str, float]
+    facts: LearningRateJumpFacts
     before: Mapping[str, float]
     """The median of the last losses before it, by place."""
     after: dict[str, list[float]] = field(default_factory=dict)
@@ -190,18 +228,14 @@ class LearningRateJump(Detector):
         if state.said_at == point.step:
             return None
         state.said_at = point.step
-        message = (
-            f"learning rate jumped from {last:.3g} to {point.value:.3g} at step {point.step}; highest before: "
-            f"{highest:.3g}."
-        )
-        evidence = {"learning_rate": point.value, "before": last, "highest_before": highest}
+        facts = LearningRateJumpFacts(point.value, last, highest)
         before = {
             place: median(losses) for place, losses in state.losses.items() if len(losses) == self.compared_losses
         }
         if not group.stage or not before or min(before.values()) <= 0:
-            return finding(self, point, Severity.WARNING, message, evidence)
-        state.watched = JumpInWarmUp(point, message, evidence, before)
-        return finding(self, point, Severity.INFO, message, evidence)
+            return finding(self, point, Severity.WARNING, facts)
+        state.watched = JumpInWarmUp(point, facts, before)
+        return finding(self, point, Severity.INFO, facts)
 
     def _worse(self, state: LearningRateJumpState, point: Point) -> Event | None:
         """Take a loss in, and judge it where the rate has jumped in what may be a warm-up."""
@@ -216,13 +250,8 @@ class LearningRateJump(Detector):
         level, now = jump.before.get(point.place), median(after[-self.compared_losses :])
         if level is not None and len(after) >= self.compared_losses and now >= self.worse * level:
             state.watched = None
-            return finding(
-                self,
-                point._replace(quantity="learning_rate"),
-                Severity.WARNING,
-                f"{jump.message} The loss is {now:.3g} since then, {now / level:.3g} times its level before.",
-                {**jump.evidence, "loss": now, "level_of_loss": level, SINCE: float(jump.point.step)},
-            )
+            facts = replace(jump.facts, loss=now, loss_before=level, found_first=jump.point.step)
+            return finding(self, point._replace(quantity="learning_rate"), Severity.WARNING, facts)
         if len(after) >= self.watched_losses:
             state.watched = None
             losses.extend(value for value in after if math.isfinite(value))

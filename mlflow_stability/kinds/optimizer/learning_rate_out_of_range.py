@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.vocabulary.facts import LimitFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateRangeFacts(LimitFacts):
+    """A learning rate that is outside the usual range."""
+
+    kind: ClassVar[str] = "learning_rate_out_of_range"
+    metrics: ClassVar = {"learning_rate": "value", "limit": "threshold"}
+
+    is_high: bool
+    """Whether it was above the threshold in so many steps in a row; else it never was in so many first ones."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``learning rate 0.05 at step 400, above 0.01 for 20 steps.``"""
+        where = f"above {self.threshold:g} for" if self.is_high else f"never above {self.threshold:g} in"
+        return f"learning rate {self.value:.3g} at {unit} {step}, {where} {self.in_a_row} {unit}s."
 
 
 @dataclass(slots=True)
@@ -18,7 +36,7 @@ class LearningRateOutOfRangeState:
     highest: float = 0.0
     high: int = 0
     """For how many steps it has been too high."""
-    said: bool = field(default=False)
+    said: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +71,6 @@ class LearningRateOutOfRange(Detector):
     order = 420
     on_request = True
     quantities = ("learning_rate",)
-    judged = "learning_rate"
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
@@ -73,16 +90,10 @@ class LearningRateOutOfRange(Detector):
         state.highest = max(state.highest, rate)
         state.high = state.high + 1 if rate > self.highest else 0
         if state.high >= self.high_steps:
-            limit, what = self.highest, f"above {self.highest:g} for {state.high} steps"
+            facts = LearningRateRangeFacts(rate, self.highest, is_high=True, in_a_row=state.high)
         elif state.seen == self.low_steps and state.highest < self.lowest:
-            limit, what = self.lowest, f"never above {self.lowest:g} in {state.seen} steps"
+            facts = LearningRateRangeFacts(rate, self.lowest, is_high=False, in_a_row=state.seen)
         else:
             return state, None
         state.said = True
-        return state, finding(
-            self,
-            point,
-            Severity.INFO,
-            f"learning rate {rate:.3g} at step {point.step}, {what}.",
-            {"learning_rate": rate, "limit": limit},
-        )
+        return state, finding(self, point, Severity.INFO, facts)

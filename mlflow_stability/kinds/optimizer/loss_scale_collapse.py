@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_OR_CLIP, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaleFacts(Facts):
+    """A loss scale that fell to its minimum, or kept falling."""
+
+    kind: ClassVar[str] = "loss_scale_collapse"
+    metrics: ClassVar = ("loss_scale", "highest", "falls")
+
+    loss_scale: float
+    """The loss scale."""
+    highest: float
+    """The highest one so far."""
+    falls: int
+    """Number of times that it was lowered without growing in between."""
+    floor: float
+    """The threshold of the scale."""
+    most_falls: int
+    """The threshold of that number."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss scale 1 at step 400, at its minimum (threshold 1); highest before: 65536.``"""
+        why = f"lowered {self.falls} times without growing (threshold {self.most_falls})"
+        if self.loss_scale <= self.floor:
+            why = f"at its minimum (threshold {self.floor:g})"
+        return f"loss scale {self.loss_scale:g} at {unit} {step}, {why}; highest before: {self.highest:g}."
 
 
 @dataclass(slots=True)
@@ -87,19 +115,8 @@ class LossScaleCollapse(Detector):
             state.settled, state.falls, state.said = True, 0, False
             return state, None
         state.falls += state.settled
-        at_floor = scale <= self.floor
-        if state.said or not (at_floor or state.falls >= self.falls):
+        if state.said or not (scale <= self.floor or state.falls >= self.falls):
             return state, None
         state.said = True
-        why = (
-            f"at its minimum (threshold {self.floor:g})"
-            if at_floor
-            else f"lowered {state.falls} times without growing (threshold {self.falls})"
-        )
-        return state, finding(
-            self,
-            point,
-            Severity.CRITICAL,
-            f"loss scale {scale:g} at step {point.step}, {why}; highest before: {state.highest:g}.",
-            {"loss_scale": scale, "highest": state.highest, "falls": float(state.falls)},
-        )
+        facts = LossScaleFacts(scale, state.highest, state.falls, self.floor, self.falls)
+        return state, finding(self, point, Severity.CRITICAL, facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,9 +13,34 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Episode, Remedy, Severity
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.text.phrases import counted
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedStepsFacts(Facts):
+    """Optimizer steps that were skipped, among the last ones."""
+
+    kind: ClassVar[str] = "step_skipped"
+    metrics: ClassVar = {"skipped_of_recent": "recent", "skipped_steps": "skipped_steps"}
+
+    recent: int
+    """Number of skipped steps among the last ones."""
+    of_steps: int
+    """Number of these last steps."""
+    skipped_steps: float
+    """Number of skipped steps since the start of the training."""
+    threshold: int | None
+    """From how many on it is a finding; None without a loss scaler, where each is."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``5 of the last 300 optimizer steps skipped, the latest at step 400 (threshold 3).``"""
+        allowed = "" if self.threshold is None else f" (threshold {self.threshold})"
+        return (
+            f"{self.recent} of the last {self.of_steps} optimizer steps skipped, the latest at {unit} {step}{allowed}."
+        )
 
 
 @dataclass(slots=True)
@@ -112,14 +138,8 @@ class StepSkipped(Detector):
         if severity <= state.said:
             return state, None
         state.said = severity
-        allowed = f" (threshold {self.scaler_skips})" if state.scaled else ""
-        return state, finding(
-            self,
-            point,
-            severity,
-            f"{many} of the last {self.of_steps} optimizer steps skipped, the latest at step {point.step}{allowed}.",
-            {"skipped_of_recent": float(many), "skipped_steps": point.value},
-        )
+        allowed = self.scaler_skips if state.scaled else None
+        return state, finding(self, point, severity, SkippedStepsFacts(many, self.of_steps, point.value, allowed))
 
 
 @dataclass(frozen=True, slots=True)

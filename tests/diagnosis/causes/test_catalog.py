@@ -84,11 +84,13 @@ FACTS_OF_SEVERAL_KINDS = {
     "example",
     "gradient_above_limit",
     "lasting_rise",
+    "lost_gradient",
     "log_line",
     "non_finite",
     "process_end",
     "skipped_step",
     "slow_rise",
+    "vanishing_layer",
 }
 """Facts that go by another name than the finding, for others of its type have other facts."""
 
