@@ -9,6 +9,7 @@ called healthy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,7 +57,7 @@ MOST_CURVES = 12
 def diagnosis_of(history: RunHistory, *, detectors: Sequence[Detector] | None = None) -> Diagnosis:
     """The conclusion about one run; ``detectors``: other ones, or other thresholds, than the usual."""
     with np.errstate(all="ignore"):  # a log may hold any number; what overflows here is no finding of its own
-        return in_words_of_the_log(_concluded(history, detectors), history.step_unit)
+        return _concluded(history, detectors)
 
 
 def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diagnosis:
@@ -69,7 +70,9 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     resumed = resumed_in(curves.losses or curves.validations)
     drawn = (*curves.losses, *curves.validations)
     shown = sorted(drawn if resumed is None else joined(drawn), key=lambda curve: curve.part)[:MOST_CURVES]
-    readings = tuple(reading for curve in shown if (reading := reading_of(curve)) is not None)
+    readings = tuple(
+        replace(reading, unit=history.step_unit) for curve in shown if (reading := reading_of(curve)) is not None
+    )
     measured = any(curve.has_level for curve in drawn) or bool(drawn and curves.norms)
     silence = loss_that_stopped(history)
     levelled = {curve.name for curve in shown if curve.has_level}
@@ -82,7 +85,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         main=readings[0] if readings and readings[0].metric in levelled and not silence else None,
     )
     episodes = with_lines(with_affected_layers(episodes, history, starts_of(history)), history, starts_of(history))
-    episodes = with_sentences(episodes, history.step_unit)
+    episodes = in_words_of_the_log(with_sentences(episodes, history.step_unit), history.step_unit)
     episodes = with_fitting_remedies(with_causes(episodes, history, curves), history)
     cause, undecided = deciding_cause(outcome, episodes, history, curves)
     return Diagnosis(
@@ -110,6 +113,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         ended=history.outcome,
         steps=steps,
         points=history.points,
+        unit=history.step_unit,
     )
 
 

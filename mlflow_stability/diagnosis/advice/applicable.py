@@ -53,6 +53,8 @@ class Facts:
     tempered: bool
     """Whether a temperature was measured."""
     keeps_checkpoints: bool
+    unit: str
+    """What the log calls a step."""
 
     def meet(self, need: Need | None) -> bool | None:
         """Whether the run has what an action needs; None where it does not show that."""
@@ -67,7 +69,7 @@ def with_fitting_remedies(episodes: Sequence[Episode], history: RunHistory) -> t
     """The same episodes and causes, with remedies that fit this run."""
     tempered, keeps = bool(history.of("sdr_temperature")), CHECKPOINTS_TAG in history.tags
     attempts = attempts_of_run(history)
-    facts = Facts(settings_of(history), attempts, batches_of(history, attempts), tempered, keeps)
+    facts = Facts(settings_of(history), attempts, batches_of(history, attempts), tempered, keeps, history.step_unit)
 
     def fitted(episode: Episode) -> Episode:
         cause = episode.cause
@@ -87,7 +89,7 @@ def _against(cause: Cause) -> tuple[Remedy, ...]:
 def _fitting(remedies: Iterable[Remedy], episode: Episode, facts: Facts, at: int) -> tuple[Remedy, ...]:
     """Those that fit, with the numbers of this run; ``at``: the step that they are about."""
     fitted = (_fitted(remedy, episode, facts, at) for remedy in remedies)
-    return tuple(dict.fromkeys(remedy for remedy in fitted if remedy is not None))
+    return tuple(dict.fromkeys(replace(remedy, unit=facts.unit) for remedy in fitted if remedy is not None))
 
 
 def _fitted(remedy: Remedy, episode: Episode, facts: Facts, at: int) -> Remedy | None:

@@ -59,7 +59,9 @@ def deciding_cause(
     seen, unseen = [look.ruled_out for look in looks if look.ruled_out], [look.unseen for look in looks if look.unseen]
     said = [f"Ruled out: {'; '.join(seen)}."] if seen else []
     said += [f"Not checked: {'; '.join(dict.fromkeys(unseen))}."] if unseen else []
-    return None, (" ".join([f"No cause found for {noun_of(deciding.kind)} at step {deciding.start}.", *said]),)
+    return None, (
+        " ".join([f"No cause found for {noun_of(deciding.kind)} at {history.step_unit} {deciding.start}.", *said]),
+    )
 
 
 def explainable(episodes: Sequence[Episode]) -> list[Episode]:
@@ -132,7 +134,7 @@ def _with_birth(cause: Cause, around: EpisodeContext, explained: Episode) -> Cau
     if first is None or (KIND, first.step) in cause.repeats:
         return cause
     said = origin_of(first).statement
-    born = f"At step {first.step} {said[:1].lower()}{said[1:]}"
+    born = f"At {around.unit} {first.step} {said[:1].lower()}{said[1:]}"
     against = (*(cause.remedies or causes()[cause.name].remedies), *first.remedies)
     repeats = (*cause.repeats, (KIND, first.step))
     return replace(cause, evidence=(*cause.evidence, born), remedies=against, repeats=repeats)
@@ -192,6 +194,6 @@ def admitted(look: CheckResult, around: EpisodeContext, settings: RecordedSettin
     if excluding:
         return is_not(excluding)
     if cause.since is not None and cause.since > around.latest:
-        name = cause_phrase(cause.name)
-        return not_seen(f"{name}: first seen at step {cause.since}, after the start at step {around.episode.start}")
+        name, unit = cause_phrase(cause.name), around.unit
+        return not_seen(f"{name}: first seen at {unit} {cause.since}, after the start at {unit} {around.episode.start}")
     return look

@@ -76,6 +76,11 @@ class EpisodeContext:
     """The loss from the start of the training to its end, across rollbacks: fit for counting, not for comparing."""
 
     @property
+    def unit(self) -> str:
+        """What the log calls a step: ``step``, or ``epoch`` where it counts nothing else."""
+        return self.history.step_unit
+
+    @property
     def is_early(self) -> bool:
         """Whether it began while the training was starting."""
         if self.whole_loss is None or not self.span.begins_training:

@@ -64,8 +64,8 @@ def memorising_check(around: EpisodeContext) -> CheckResult:
         return is_it("overfitting", f"{said}: the validation loss rises while the training loss falls.", since=None)
     return is_it(
         "overfitting",
-        f"{said} since step {step:.0f}, the best validation loss.",
-        f"validation loss {shown(best)} at step {step:.0f}, {shown(last)} at the end",
+        f"{said} since {around.unit} {step:.0f}, the best validation loss.",
+        f"validation loss {shown(best)} at {around.unit} {step:.0f}, {shown(last)} at the end",
         since=None,
     )
 
@@ -99,7 +99,7 @@ def repeated_data_check(around: EpisodeContext) -> CheckResult:
     if float(smooth[-1]) < float(earlier[-100:].min()):
         return is_it(
             "repeated_data",
-            f"The same batch was repeated from about step {first} on: the loss lost its noise and fell to "
+            f"The same batch was repeated from about {around.unit} {first} on: the loss lost its noise and fell to "
             f"{shown(float(smooth[-1]))}, below all of the {min(100, len(earlier))} losses before. The model overfits "
             "one batch.",
             f"{row} losses in a row without noise from batch to batch; before, it was {usual:.1%} of the loss",
@@ -107,7 +107,7 @@ def repeated_data_check(around: EpisodeContext) -> CheckResult:
         )
     return is_not(
         f"repeated data: the loss lost its noise and did not fall, {shown(float(earlier[-1]))} before and "
-        f"{shown(float(smooth[-1]))} after {row} steps"
+        f"{shown(float(smooth[-1]))} after {row} {around.unit}s"
     )
 
 

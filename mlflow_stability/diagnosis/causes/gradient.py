@@ -41,7 +41,8 @@ def kept_gradients_check(around: EpisodeContext) -> CheckResult:
         return CheckResult()
     return is_it(
         "gradients_not_cleared",
-        f"Gradients were not cleared from step {said.step} on; each step used those of the steps before it as well.",
+        f"Gradients were not cleared from {around.unit} {said.step} on; each step used those of the steps "
+        "before it as well.",
         since=said.step,
         certainty="certain",
     )
@@ -92,10 +93,14 @@ def growth_check(around: EpisodeContext) -> CheckResult:
     grown = _growth(around)
     if grown is None:
         return is_not("slow growth of the gradient norm") if around.norm else not_seen("gradient norm: not logged")
-    what = "" if around.episode.kind == "gradient_explosion" else f"; the loss followed at step {around.episode.start}"
+    what = (
+        ""
+        if around.episode.kind == "gradient_explosion"
+        else f"; the loss followed at {around.unit} {around.episode.start}"
+    )
     return is_it(
         "gradient_explosion",
-        f"The gradient norm kept growing from step {grown.start} on, from {shown(grown.evidence['level'])} to "
+        f"The gradient norm kept growing from {around.unit} {grown.start} on, from {shown(grown.evidence['level'])} to "
         f"{shown(grown.evidence['last'])}{what}.",
         f"gradient norm x {grown.evidence['grown']:.3g}",
         since=grown.start,
@@ -207,9 +212,9 @@ def clipping_ended_check(around: EpisodeContext) -> CheckResult:
     first, last = int(norm.steps[end]), int(norm.steps[end - 1])
     return is_it(
         "clipping_ended",
-        f"Gradient clipping ended at step {first}: up to step {last} gradients were clipped to {shown(limit)}, which "
-        f"shortened {shortened:.0%} of them; since then the optimizer is given gradients with a norm of up to "
-        f"{shown(highest)}.".replace("%", " %"),
+        f"Gradient clipping ended at {around.unit} {first}: up to {around.unit} {last} gradients were clipped to "
+        f"{shown(limit)}, which shortened {shortened:.0%} of them; since then the optimizer is given gradients with a "
+        f"norm of up to {shown(highest)}.".replace("%", " %"),
         f"gradient norm before clipping {shown(float(np.median(taken[known])))} (median of the last {int(known.sum())} "
         "clipped steps)",
         since=first,

@@ -157,8 +157,9 @@ def inside_check(around: EpisodeContext) -> CheckResult:
     for sign in SIGNS:
         curves = _curves(around, sign.quantity)
         limits = [around.latest - sign.strictly for _ in curves]
-        found, ends = _worst(sign, [_ends(curve, until) for curve, until in zip(curves, limits, strict=True)], curves)
-        seen = seen or ends > 0
+        ends = [_ends(curve, until) for curve, until in zip(curves, limits, strict=True)]
+        found, known = _worst(around, sign, ends, curves)
+        seen = seen or known > 0
         if found is not None:
             return found
     never = _never_looked(around) if episode.kind in STANDS_STILL else None
@@ -222,7 +223,7 @@ def _right_after(around: EpisodeContext) -> CheckResult | None:
         curves = _curves(around, sign.quantity)
         nearest = [_next_if_nearer(curve, start) or _next_of_same_weights(sign, curve, around) for curve in curves]
         ends = [None if at is None else _ends(curve, at) for curve, at in zip(curves, nearest, strict=True)]
-        found, _ = _worst(sign, ends, curves, start)
+        found, _ = _worst(around, sign, ends, curves, late=True)
         if found is not None:
             return found
     return None
@@ -253,9 +254,12 @@ class Ends:
 
 
 def _worst(
-    sign: Sign, ends: Sequence[Ends | None], curves: Sequence[Curve], began: int | None = None
+    around: EpisodeContext, sign: Sign, ends: Sequence[Ends | None], curves: Sequence[Curve], *, late: bool = False
 ) -> tuple[CheckResult | None, int]:
-    """The place where it is worst, if it is anywhere, and of how many places it is known; ``began``: before it did."""
+    """The place where it is worst, if it is anywhere, and of how many places it is known.
+
+    ``late``: measured when the episode had begun.
+    """
     known = [(curve, pair) for curve, pair in zip(curves, ends, strict=True) if pair is not None]
     ill = [(curve, pair) for curve, pair in known if sign.ill(pair.first, pair.last)]
     if sign.of_heads:
@@ -264,15 +268,16 @@ def _worst(
     if not ill:
         return None, len(known)
     curve, worst = max(ill, key=lambda each: sign.far(each[1].first, each[1].last))
-    late = ""
-    if began is not None:
-        late = f"normal at step {worst.step_before}, changed at step {worst.step}; the loss rose from step {began} on"
+    unit, order = around.unit, ""
+    if late:
+        order = f"normal at {unit} {worst.step_before}, changed at {unit} {worst.step}; "
+        order += f"the loss rose from {unit} {around.episode.start} on"
     look = is_it(
         sign.name,
         sign.what.format(place=curve.place or "the model", first=shown(worst.first), last=shown(worst.last)),
         f"{len(ill)} of {len(known)} measured places show it" if len(known) > 1 else "",
-        late,
-        since=worst.step if began is None else worst.step_before,
+        order,
+        since=worst.step_before if late else worst.step,
         certainty="possible" if late else sign.certainty,
         place=curve.place,
     )

@@ -35,9 +35,8 @@ def exploding_layer(around: EpisodeContext) -> LayerBefore | None:
             continue
         usual, last = float(np.median(values[:-1])), float(values[-1])
         if last > STANDS_OUT * usual > 0:
-            said = (
-                f"largest increase in {curve.place}: {shown(last)} at step {int(steps[-1])} (baseline {shown(usual)})"
-            )
+            where = f"{shown(last)} at {around.unit} {int(steps[-1])}"
+            said = f"largest increase in {curve.place}: {where} (baseline {shown(usual)})"
             found.append((last / usual, curve.place, said))
     return None if not found else LayerBefore(*max(found)[1:])
 

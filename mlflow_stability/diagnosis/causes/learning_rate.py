@@ -27,6 +27,7 @@ from mlflow_stability.diagnosis.causes.step_size import first_updates_large, low
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, WARM_UP_LEARNING_RATE, Action, Remedy
+from mlflow_stability.vocabulary.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def learning_rate_check(around: EpisodeContext) -> CheckResult:
     if resumed is not None:
         return resumed
     if around.before_any_update:
-        return is_not(f"learning rate: no optimizer step was taken before step {around.episode.start}")
+        return is_not(f"learning rate: no optimizer step was taken before {around.unit} {around.episode.start}")
     jumped = _jumped(around)
     if jumped is not None:
         return jumped
@@ -216,8 +217,8 @@ def _since_the_resume(around: EpisodeContext) -> CheckResult | None:
         if before > 0 and after >= ACROSS_RESUME * before:
             return is_it(
                 "learning_rate_jump",
-                f"The learning rate changed at the resume at step {int(rate.steps[0])}: {shown(before)} before, "
-                f"{shown(after)} after.",
+                f"The learning rate changed at the resume at {around.unit} {int(rate.steps[0])}: {shown(before)} "
+                f"before, {shown(after)} after.",
                 f"learning rate x {after / before:.3g} across the resume",
                 since=int(rate.steps[0]),
             )
@@ -232,12 +233,12 @@ def _jumped(around: EpisodeContext) -> CheckResult | None:
         if near:
             jump = near[-1]
             earlier, factor = start - jump.step, jump.after / jump.before
-            since = f", {earlier} step{'s' if earlier > 1 else ''} before the first sign" if earlier > 0 else ""
+            since = f", {counted(earlier, around.unit)} before the first sign" if earlier > 0 else ""
             what = f"from {shown(jump.before)} to {shown(jump.after)}"
             whose = _name_of(rate, around.rates)
             return is_it(
                 "learning_rate_jump",
-                f"The learning rate{whose} jumped {what} at step {jump.step}{since}.",
+                f"The learning rate{whose} jumped {what} at {around.unit} {jump.step}{since}.",
                 f"learning rate x {factor:.3g} in one step",
                 since=jump.step,
             )
@@ -276,7 +277,7 @@ def _risen(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult |
     return is_it(
         "learning_rate_too_high",
         f"The learning rate was rising and had reached {shown(now)}, its highest so far, when it began.",
-        f"learning rate rose from {shown(float(values[begun]))} at step {int(finite[begun])} to {shown(now)}",
+        f"learning rate rose from {shown(float(values[begun]))} at {around.unit} {int(finite[begun])} to {shown(now)}",
         since=int(finite[begun]),
     )
 
@@ -313,7 +314,7 @@ def _too_high(around: EpisodeContext, rate: Curve, values: Values) -> CheckResul
             "learning_rate_too_high",
             f"The learning rate was {shown(now)} from the start, far too high: {limit.who} rarely tolerates learning "
             f"rates above {limit.rate:g}.",
-            f"learning rate {shown(now)} at step {episode.start}",
+            f"learning rate {shown(now)} at {around.unit} {episode.start}",
             since=first,
             remedies=(lower_by(now, now / limit.rate),),
         )
@@ -321,7 +322,8 @@ def _too_high(around: EpisodeContext, rate: Curve, values: Values) -> CheckResul
         return is_it(
             "no_warm_up",
             f"No warm-up: the learning rate was {shown(now)}, its highest, from the first step on.",
-            f"learning rate {shown(float(values[0]))} at the first step; the finding starts at step {episode.start}",
+            f"learning rate {shown(float(values[0]))} at the first step; the finding starts at "
+            f"{around.unit} {episode.start}",
             since=first,
             certainty="likely" if first_updates_large(around) else "possible",
         )
@@ -329,7 +331,7 @@ def _too_high(around: EpisodeContext, rate: Curve, values: Values) -> CheckResul
         return is_it(
             "learning_rate_too_high",
             f"The learning rate was {shown(now)}; {limit.who} rarely tolerates learning rates above {limit.rate:g}.",
-            f"learning rate {shown(now)} at step {episode.start}",
+            f"learning rate {shown(now)} at {around.unit} {episode.start}",
             since=first,
             certainty="possible",
             remedies=(lower_by(now, now / limit.rate),) if now >= 2 * limit.rate else (),
@@ -352,8 +354,8 @@ def _tolerated(around: EpisodeContext, rate: Curve, values: Values) -> CheckResu
     restart = restart_before(rate, around.episode.start)
     if restart is not None:
         return not_seen(
-            f"learning rate: restarted from {shown(restart.before)} to {shown(restart.after)} at step {restart.step}, "
-            "a rate it had before; the effect of the restart is unknown"
+            f"learning rate: restarted from {shown(restart.before)} to {shown(restart.after)} at {around.unit} "
+            f"{restart.step}, a rate it had before; the effect of the restart is unknown"
         )
     if around.loss is None:
         return not_seen(f"{said}; too few losses at this rate")

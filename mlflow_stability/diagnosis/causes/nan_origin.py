@@ -138,8 +138,8 @@ def from_the_start_check(around: EpisodeContext) -> CheckResult:
     batches = [each for each in around.said(BROKEN_BATCH) if near(around, each)]
     return is_it(
         "broken_from_start",
-        f"Not finite at step {step}, before any optimizer step was taken: the batch, the loss function or the initial "
-        "weights caused it. Learning rate and optimizer had no part in it.",
+        f"Not finite at {around.unit} {step}, before any optimizer step was taken: the batch, the loss function or "
+        "the initial weights caused it. Learning rate and optimizer had no part in it.",
         *(each.message for each in batches),
         since=step,
         repeats=tuple((BROKEN_BATCH, each.step) for each in batches),
@@ -156,8 +156,8 @@ def hardware_check(around: EpisodeContext) -> CheckResult:
     if rerun is Rerun.HARDWARE:
         return is_it(
             "hardware",
-            f"The batch of step {looked[0].step} was non-finite once and finite when run again with the same weights "
-            "and random numbers: a hardware fault, or a non-deterministic operation.",
+            f"The batch of {around.unit} {looked[0].step} was non-finite once and finite when run again with the "
+            "same weights and random numbers: a hardware fault, or a non-deterministic operation.",
             looked[0].message,
             since=looked[0].step,
             repeats=((BROKEN_BATCH, looked[0].step),),
@@ -172,7 +172,7 @@ def _of_the_forward_pass(around: EpisodeContext, origin: Event, sound: bool) -> 
     if sound and largest > ABSURD and given:
         return is_it(
             "damaged_weights",
-            f"The weights were corrupted at step {origin.step}: values up to {shown(largest)} reached "
+            f"The weights were corrupted at {around.unit} {origin.step}: values up to {shown(largest)} reached "
             f"{origin.place or 'the model'} from {given}; the step before was normal. Check what writes to the "
             "weights, and the device memory.",
             facts.statement,

@@ -38,14 +38,16 @@ def overflow_check(around: EpisodeContext) -> CheckResult:
                 first[word] = int(curve.steps[near[0]]), curve.name
     if "inf" in first and ("nan" not in first or first["inf"][0] <= first["nan"][0]):
         step, name = first["inf"]
-        said = f"Overflow: {name} was infinite at step {step}"
+        said = f"Overflow: {name} was infinite at {around.unit} {step}"
         if "nan" not in first:
             return is_it("overflow", f"{said}.", "nothing was NaN before it", since=step)
         later, where = first["nan"]
         what = f"{said}, before anything was NaN."
-        return is_it("overflow", what, f"NaN followed at step {later} in {where}", since=step)
+        return is_it("overflow", what, f"NaN followed at {around.unit} {later} in {where}", since=step)
     named = " and ".join(curve.name for curve in curves)
-    return is_not(f"overflow: no infinity in {named or 'the logged values'} before the first NaN at step {start}")
+    return is_not(
+        f"overflow: no infinity in {named or 'the logged values'} before the first NaN at {around.unit} {start}"
+    )
 
 
 def _where_it_was_born(origin: Event) -> CheckResult:
@@ -69,11 +71,11 @@ def gradient_first_check(around: EpisodeContext) -> CheckResult:
     if first is None or after is None:
         return is_not("non-finite gradient: its norm was finite as long as the loss")
     row = _row_of_broken(around.norm, first)
-    whole = f" up to step {after}" if after < int(around.loss.steps[-1]) else ""
-    every = f"{row} steps in a row, with different batches" if IN_A_ROW <= row < after - first else ""
+    whole = f" up to {around.unit} {after}" if after < int(around.loss.steps[-1]) else ""
+    every = f"{row} {around.unit}s in a row, with different batches" if IN_A_ROW <= row < after - first else ""
     return is_it(
         "gradient_non_finite",
-        f"The gradient was non-finite first: {around.norm.name} at step {first}, while the loss was still "
+        f"The gradient was non-finite first: {around.norm.name} at {around.unit} {first}, while the loss was still "
         f"finite{whole}.",
         "the forward pass was finite; the backward pass was not",
         every,

@@ -85,7 +85,7 @@ def bad_batch_check(around: EpisodeContext) -> CheckResult:
         return not_seen(f"bad batch: {len(loss.values)} logged points, so one point may stand for many batches")
     norm = f"the gradient norm of {episode.place}" if episode.place else "the gradient norm"
     what = norm if episode.kind == "gradient_explosion" else "the loss"
-    said = f"Bad batch at step {episode.start}: {what} jumped{jumped} and recovered."
+    said = f"Bad batch at {around.unit} {episode.start}: {what} jumped{jumped} and recovered."
     return is_it("bad_batch", said, *evidence, since=episode.start)
 
 
@@ -107,13 +107,17 @@ def returning_batch_check(around: EpisodeContext) -> CheckResult:
     if first is None or around.episode.start - first > LOOKED_AT:
         return CheckResult()
     apart = np.diff(steps)
-    every = f"every {apart[0]} steps" if apart.min() == apart.max() else f"on average every {apart.mean():.0f} steps"
+    every = (
+        f"every {apart[0]} {around.unit}s"
+        if apart.min() == apart.max()
+        else f"on average every {apart.mean():.0f} {around.unit}s"
+    )
     heights = loss.values[begins]
     return is_it(
         "bad_batch",
         f"Bad batches: {len(steps)} losses of {shown(float(heights.min()))} to {shown(float(heights.max()))} among "
         f"losses of about {shown(level)}, {every}. The same samples probably return in each epoch.",
-        f"steps {', '.join(map(str, steps[:MOST_IN_A_ROW]))}{', …' if len(steps) > MOST_IN_A_ROW else ''}",
+        f"{around.unit}s {', '.join(map(str, steps[:MOST_IN_A_ROW]))}{', …' if len(steps) > MOST_IN_A_ROW else ''}",
         since=first,
         remedies=(
             Remedy(Action.INSPECT_BATCH),
@@ -178,11 +182,11 @@ def _leap(around: EpisodeContext, value: float, usual: float, span: float) -> Ch
         return is_not("bad batch: the next losses are as high")
     if not around.episode.recovered and there is not None and before is not None and there <= WITH_IT * before:
         return is_not(
-            f"bad batch: gradient norm {shown(there)} at step {step} (baseline {shown(before)}), so its optimizer "
-            "step was no larger than others"
+            f"bad batch: gradient norm {shown(there)} at {around.unit} {step} (baseline {shown(before)}), so its "
+            "optimizer step was no larger than others"
         )
     last = _last_of_the_leap(around, usual, span)
-    which = f"Bad batch at step {step}" if last == step else f"Bad batches at steps {step} to {last}"
+    which = f"Bad batch at {around.unit} {step}" if last == step else f"Bad batches at {around.unit}s {step} to {last}"
     skipped = any(each.step == step for each in around.said("step_skipped"))
     after = "" if skipped or around.episode.recovered else " The optimizer step on it caused the rest."
     return is_it(
@@ -207,8 +211,8 @@ def _stayed(around: EpisodeContext, value: float, usual: float, evidence: list[s
     if _is_constant(later, value):
         return is_it(
             "constant_output",
-            f"From step {step} on the loss is {value:.4g} in every step: {leap}, and no batch changes it. The output, "
-            "or the loss, no longer depends on the input.",
+            f"From {around.unit} {step} on the loss is {value:.4g} in every step: {leap}, and no batch changes it. The "
+            "output, or the loss, no longer depends on the input.",
             *evidence,
             since=step,
         )
@@ -249,7 +253,7 @@ def _cleared(around: EpisodeContext, usual: float, span: float) -> CheckResult:
     what = f"its loss was {value}" if broken else "its gradients were non-finite or extremely large"
     return is_it(
         "bad_batch",
-        f"Bad batch at step {step}: {what}; the step was skipped, and the next batches were normal.",
+        f"Bad batch at {around.unit} {step}: {what}; the step was skipped, and the next batches were normal.",
         f"with the same weights the next batches gave normal losses, {shown(float(later.min()))} to "
         f"{shown(float(later.max()))}",
         f"the step before was normal: {of_the_step_before(around)}",
@@ -418,21 +422,21 @@ def changed_at_once_check(around: EpisodeContext) -> CheckResult:
         each for rate in there.rates for each in jumps_in(rate) if each.step <= jump.step < each.step + RATE_BEFORE
     ]
     if jumped:
-        return is_not(f"{name}: the learning rate jumped at step {jumped[0].step}")
+        return is_not(f"{name}: the learning rate jumped at {around.unit} {jumped[0].step}")
     if there.foreign_write(jump.step) is not None:
-        return is_not(f"{name}: other code wrote to the weights before step {jump.step}")
+        return is_not(f"{name}: other code wrote to the weights before {around.unit} {jump.step}")
     unsound = unsound_before(there)
     if unsound:
         return is_not(f"{name}: {unsound}")
     if shrunk_weights(there) is not None:
-        return is_not(f"{name}: the weight norm fell at step {jump.step}")
+        return is_not(f"{name}: the weight norm fell at {around.unit} {jump.step}")
     if not _is_as_high(jump.later, jump.usual, jump.value):
         return is_not(f"{name}: the next losses were not as high")
     return is_it(
         "data_changed",
-        f"The data or the loss function probably changed at step {jump.step}: the loss jumped from "
+        f"The data or the loss function probably changed at {around.unit} {jump.step}: the loss jumped from "
         f"{shown(jump.usual)} to {shown(jump.value)} in one step, before any optimizer step on what came then, and was "
-        f"{shown(float(jump.later[:3].min()))} to {shown(float(jump.later[:3].max()))} in the next 3 steps.",
+        f"{shown(float(jump.later[:3].min()))} to {shown(float(jump.later[:3].max()))} in the next 3 {around.unit}s.",
         f"the step before was normal: {of_the_step_before(there)}",
         since=jump.step,
         # Weights that something else wrote to look the same where they are not measured.

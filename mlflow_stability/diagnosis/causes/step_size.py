@@ -66,7 +66,7 @@ def too_high(around: EpisodeContext, update: float, step: int, *more: str) -> Ch
     """The learning rate is too high, as this update shows; ``more``: what else is to be said of it."""
     rate = rate_at(around, step)
     of = "" if rate is None else f" of {shown(rate)}"
-    moved = f"the update at step {step} changed the weights by {share_of_weights(update)}"
+    moved = f"the update at {around.unit} {step} changed the weights by {share_of_weights(update)}"
     sentence = f"The learning rate{of} is far too high: {moved}."
     return is_it(
         "learning_rate_too_high",

@@ -47,9 +47,9 @@ def decay_check(around: EpisodeContext) -> CheckResult:
         setting = f" {changed[0].message}" if changed else ""
         return is_it(
             "weight_decay",
-            f"The weight decay is far too strong: the weight norm fell from {shown(then)} at step "
-            f"{int(norms.steps[shrunk - 1])} to {shown(now)} at step {int(norms.steps[shrunk])}.{setting}",
-            f"weight norm x {now / then:.2g} in {int(norms.steps[shrunk] - norms.steps[shrunk - 1])} steps",
+            f"The weight decay is far too strong: the weight norm fell from {shown(then)} at {around.unit} "
+            f"{int(norms.steps[shrunk - 1])} to {shown(now)} at {around.unit} {int(norms.steps[shrunk])}.{setting}",
+            f"weight norm x {now / then:.2g} in {int(norms.steps[shrunk] - norms.steps[shrunk - 1])} {around.unit}s",
             since=int(norms.steps[shrunk - 1]),
         )
     after = int(np.searchsorted(norms.steps, start, side="left"))
@@ -69,12 +69,12 @@ def setting_check(around: EpisodeContext) -> CheckResult:
         return not_seen("changed settings: not recorded")
     if not changes:
         return is_not("changed settings: none just before")
-    said = " ".join(each.message for each in changes[:2])
+    start, said = around.episode.start, " ".join(each.message for each in changes[:2])
     frozen = any(is_of_setting(each, Setting.TRAINED_PARAMETERS) for each in changes)
     return is_it(
         "frozen_parameters" if frozen else "configuration_changed",
         f"A setting changed just before: {said}",
-        f"{max(0, around.episode.start - changes[0].step)} steps before the first sign at step {around.episode.start}",
+        f"{max(0, start - changes[0].step)} {around.unit}s before the first sign at {around.unit} {start}",
         since=changes[0].step - BETWEEN_LOOKS,
         certainty="possible",
     )
@@ -115,7 +115,8 @@ def damage_check(around: EpisodeContext) -> CheckResult:
     if row < IN_A_ROW:
         if row and place + row < len(loss.values):
             return is_not(
-                f"corrupted weights: the same weights gave a finite loss at step {int(loss.steps[place + row])}"
+                "corrupted weights: the same weights gave a finite loss at "
+                f"{around.unit} {int(loss.steps[place + row])}"
             )
         return not_seen(f"corrupted weights: visible only in {IN_A_ROW} non-finite losses in a row")
     before = around.before(loss)
@@ -127,16 +128,18 @@ def damage_check(around: EpisodeContext) -> CheckResult:
         there = whole.values[whole.steps > back.step][:1]
         target = back.facts.target if isinstance(back.facts, RollbackFacts) else 0
         if len(there) and not np.isfinite(there[0]):
-            return is_not(f"corrupted weights: the weights of step {target} gave a non-finite loss, too")
+            return is_not(f"corrupted weights: the weights of {around.unit} {target} gave a non-finite loss, too")
         back = back if len(there) else None  # it ended before the restored weights gave a loss
     healed = (
-        "" if back is None else f", and the weights of step {back.evidence.get('target', 0):.0f} gave normal losses"
+        ""
+        if back is None
+        else f", and the weights of {around.unit} {back.evidence.get('target', 0):.0f} gave normal losses"
     )
     return is_it(
         "damaged_weights",
-        f"The weights were corrupted between step {start - 1} and step {start}: {row} batches in a row gave a "
-        f"non-finite loss, the batch before {shown(float(before[-1]))}{healed}. No gradient caused it: check the "
-        "optimizer state, what writes to the weights, and the device memory.",
+        f"The weights were corrupted between {around.unit} {start - 1} and {around.unit} {start}: {row} batches in a "
+        f"row gave a non-finite loss, the batch before {shown(float(before[-1]))}{healed}. No gradient caused it: "
+        "check the optimizer state, what writes to the weights, and the device memory.",
         f"{row} non-finite steps in a row were skipped, so the weights did not change",
         since=start,
         certainty="possible" if back is None else "likely",
@@ -155,32 +158,31 @@ def replaced_check(around: EpisodeContext) -> CheckResult:
     if written is None or not len(before) or value is None or value <= float(before.max()):
         return CheckResult()
     about = "" if written.share is not None else "about "
-    again = "" if written.period is None else f" It repeats {about}every {written.period:,} steps."
-    jumped = (
-        f"the loss jumped from {shown(float(np.median(before)))} to {shown(value)} in step {step}, before any update"
-    )
+    again = "" if written.period is None else f" It repeats {about}every {written.period:,} {around.unit}s."
+    jumped = f"the loss jumped from {shown(float(np.median(before)))} to {shown(value)} in {around.unit} {step}"
+    jumped = f"{jumped}, before any update"
     if written.share is None:
-        what = f"Other code wrote to the weights before step {step}, and {jumped}.{again}"
-        return is_it("weights_replaced", what, *_when(written.steps), since=step)
+        what = f"Other code wrote to the weights before {around.unit} {step}, and {jumped}.{again}"
+        return is_it("weights_replaced", what, *_when(written.steps, around.unit), since=step)
     ratio = next((each for each in around.of("update_ratio") if each.place == loss.place), None)
     known = np.zeros(0) if ratio is None else there.before(ratio)
     update = f"; the last measured update of the optimizer changed them by {known[-1]:.2g}" if len(known) else ""
     return is_it(
         "weights_replaced",
-        f"The weights were replaced by other code between steps {step - 1} and {step}: they changed by "
+        f"The weights were replaced by other code between {around.unit}s {step - 1} and {step}: they changed by "
         f"{written.share:.2g} of their norm{update}.{again}",
         jumped[:1].upper() + jumped[1:],
-        *_when(written.steps),
+        *_when(written.steps, around.unit),
         since=step,
         certainty="certain" if not len(known) or written.share > BEYOND * float(known[-1]) else "likely",
     )
 
 
-def _when(steps: Sequence[int]) -> tuple[str, ...]:
+def _when(steps: Sequence[int], unit: str) -> tuple[str, ...]:
     """At which steps it was seen, where it was more than once."""
     if len(steps) < 2:
         return ()
-    return (f"seen at steps {', '.join(map(str, steps[:MAX_SHOWN]))}{', …' if len(steps) > MAX_SHOWN else ''}",)
+    return (f"seen at {unit}s {', '.join(map(str, steps[:MAX_SHOWN]))}{', …' if len(steps) > MAX_SHOWN else ''}",)
 
 
 def overwritten_check(around: EpisodeContext) -> CheckResult:
@@ -216,10 +218,10 @@ def overwritten_check(around: EpisodeContext) -> CheckResult:
     whose = "the weights" if of_the_whole(place) else f"the weights of {place}"
     return is_it(
         "damaged_weights",
-        f"The norm of {whose} jumped from {shown(then)} at step {first} to {shown(now)} at step {last}. Learning rate "
-        f"and gradients of these steps allow a change of at most {shown(bound)}: other code or the device probably "
-        "wrote to the weights.",
-        f"weight norm x {factor(now / then)} in {last - first} steps",
+        f"The norm of {whose} jumped from {shown(then)} at {around.unit} {first} to {shown(now)} at {around.unit} "
+        f"{last}. Learning rate and gradients of these steps allow a change of at most {shown(bound)}: other code or "
+        "the device probably wrote to the weights.",
+        f"weight norm x {factor(now / then)} in {last - first} {around.unit}s",
         since=first,
         place="" if of_the_whole(place) else place,
     )

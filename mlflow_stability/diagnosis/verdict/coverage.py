@@ -36,7 +36,7 @@ def loss_that_stopped(history: RunHistory) -> str:
     if not losses:
         return ""
     main = max(losses, key=_last)
-    attempt, last = _last(main)
+    (attempt, last), unit = _last(main), history.step_unit
     steps = main.series.steps[main.series.attempts == attempt]
     for other in history.metrics:
         mine = other.series.steps[other.series.attempts == attempt]
@@ -44,7 +44,9 @@ def loss_that_stopped(history: RunHistory) -> str:
             continue
         behind = int((mine > last).sum())
         if behind >= max(FEWEST, SHARE * len(mine)) and np.isin(steps, mine).mean() >= BESIDE:
-            return f"{main.name} has no value after step {last}, but {other.name} continues to step {int(mine.max())}"
+            return (
+                f"{main.name} has no value after {unit} {last}, but {other.name} continues to {unit} {int(mine.max())}"
+            )
     return ""
 
 
@@ -54,7 +56,7 @@ def single_loss(history: RunHistory) -> str:
     if not losses or any(len(each.series) > 1 for each in losses):
         return ""
     value = float(losses[0].series.values[0])
-    return f"{losses[0].name} has a single point, {value:.4g} at step {int(losses[0].series.steps[0])}"
+    return f"{losses[0].name} has a single point, {value:.4g} at {history.step_unit} {int(losses[0].series.steps[0])}"
 
 
 def _last(metric: Metric) -> tuple[int, int]:

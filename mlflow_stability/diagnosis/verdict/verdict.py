@@ -137,7 +137,7 @@ def end_on_purpose(episodes: Sequence[Episode]) -> str:
     """`` Stopped before step 74 was taken: loss is 0.0397 (stop_on=loss<0.05).``; empty where nothing stopped it."""
     ended = ended_by_autopilot(episodes)
     if ended is not None:
-        return f" TrainingDiverged ended the training at step {ended.end}: {reason_of_end(ended)}"
+        return f" TrainingDiverged ended the training at {ended.unit} {ended.end}: {reason_of_end(ended)}"
     stops = ((each.end, each.facts) for each in episodes if each.kind == EarlyStopping.kind)
     step, facts = next(stops, (0, None))
     return f" Stopped {facts.statement(step)}" if isinstance(facts, EarlyStopFacts) else ""
@@ -184,8 +184,8 @@ def _training_sentence(
     if outcome == "unstable" and (said := _new_data(bad)):
         return f"Unstable: {said}{_born(episodes)}"
     if outcome == "unstable":
-        first = min(each.start for each in bad)
-        where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
+        unit, first = bad[0].unit, min(each.start for each in bad)
+        where = f"at {unit} {first}" if all(each.start == first for each in bad) else f"from {unit} {first} on"
         return f"Unstable: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
     if outcome == RECOVERED:
         return f"Recovered: {back}; {course}{last}.{_born(episodes)}"
@@ -208,7 +208,7 @@ def _not_rescued(deciding: Episode, episodes: Sequence[Episode]) -> str:
     last, best = deciding.evidence.get("last"), deciding.evidence.get("best", 0.0)
     if last is None or best <= 0:
         return f"{message} {was}; the loss has not come down again."
-    after = f"{listed([deciding.kind])} at step {deciding.start}"
+    after = f"{listed([deciding.kind])} at {deciding.unit} {deciding.start}"
     return (
         f"{back} after {after}, but {deciding.metric or 'loss'} has not come down again: it ended at {last:.4g}, "
         f"{factor(last / best)} times its best level of {best:.4g}."
@@ -223,7 +223,7 @@ def _to_the_end(deciding: Episode) -> str:
     told = isinstance(facts, NonFiniteFacts) and facts.finite_afterwards is not None
     if not stayed or told:
         return deciding.message
-    return f"{first.rstrip('.')}; non-finite up to step {deciding.end}. {more}".rstrip()
+    return f"{first.rstrip('.')}; non-finite up to {deciding.unit} {deciding.end}. {more}".rstrip()
 
 
 def _rescued(episodes: Sequence[Episode]) -> bool:
@@ -263,9 +263,8 @@ def _back(episodes: Sequence[Episode]) -> str:
     target = only.target if isinstance(only, RollbackFacts) else None
     if target is None:
         return f"rolled back {times(count)}"
-    return (
-        f"rolled back to step {target:.0f}" if count == 1 else f"rolled back {times(count)}, last to step {target:.0f},"
-    )
+    state = f"{last.unit} {target:.0f}"
+    return f"rolled back to {state}" if count == 1 else f"rolled back {times(count)}, last to {state},"
 
 
 def _is_reverted(rollback: Episode) -> bool:
@@ -278,13 +277,15 @@ def _worst_of(bad: Sequence[Episode]) -> str:
     order = {kind: place for place, kind in enumerate(lost)}
     worst = min(bad, key=lambda each: (order.get(each.kind, len(order)), -each.severity, each.start))
     more = f" ({counted(len(bad) - 1, 'more finding')})" if len(bad) > 1 else ""
-    return f"{listed([worst.kind])} at step {worst.start}{more}"
+    return f"{listed([worst.kind])} at {worst.unit} {worst.start}{more}"
 
 
 def _born(episodes: Sequence[Episode]) -> str:
     """Where the first number that is not finite was born, where that was found: nothing tells more."""
     births = sorted((each for each in episodes if each.kind == BIRTH), key=lambda each: (each.attempt, each.start))
-    return f" Step {births[0].start}: {origin_of(births[0]).statement}" if births else ""
+    if not births:
+        return ""
+    return f" {births[0].unit.capitalize()} {births[0].start}: {origin_of(births[0]).statement}"
 
 
 def _gone(episode: Episode) -> bool:
@@ -316,7 +317,7 @@ def _new_data(bad: Sequence[Episode]) -> str:
     if lost is None or not isinstance(facts, DataChangedFacts):
         return ""
     return (
-        f"the data or the loss function changed at about step {facts.onset}; "
+        f"the data or the loss function changed at about {lost.unit} {facts.onset}; "
         f"{lost.metric or 'loss'} rose from {facts.level:.4g} to {facts.loss:.4g} "
         f"and has fallen to {lost.evidence['last']:.4g} since."
     )
@@ -334,7 +335,7 @@ def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) 
 def _size(reading: CurveReading) -> str:
     """The course of a loss that measures no progress: neither a first value nor a fall is told."""
     state = "finite" if math.isfinite(reading.last) else "not finite at the end"
-    return f"{reading.metric} {state}, last value {reading.last:.4g} after {_steps(reading):,} steps"
+    return f"{reading.metric} {state}, last value {reading.last:.4g} after {_steps(reading)}"
 
 
 def _is_noisy(reading: CurveReading) -> bool:
@@ -342,23 +343,24 @@ def _is_noisy(reading: CurveReading) -> bool:
 
 
 def _moved(reading: CurveReading) -> str:
-    steps = _steps(reading)
-    name, about, first, last = reading.metric, "", f"{reading.first:.4g}", f"{reading.last:.4g}"
+    steps, name, about, first, last = _steps(reading), reading.metric, "", f"{reading.first:.4g}", f"{reading.last:.4g}"
     if reading.points >= FEWEST_OF_LEVELS and reading.first_level is not None:
         first, last = f"{reading.first_level:.4g}", f"{reading.last_level:.4g}"  # one step may be any batch
     if _is_noisy(reading):
         name, about = f"{name} (noisy)", "about "
         first, last = f"{reading.first_level:.3g}", f"{reading.last_level:.3g}"
     if float(first) < float(last) < RISEN * float(first):
-        return f"{name} stayed between {about}{first} and {last} for {steps:,} steps"
+        return f"{name} stayed between {about}{first} and {last} for {steps}"
     if first == last:
-        return f"{name} stayed at {about}{last} for {steps:,} steps"
-    return f"{name} {'fell' if float(last) < float(first) else 'rose'} from {about}{first} to {last} in {steps:,} steps"
+        return f"{name} stayed at {about}{last} for {steps}"
+    return f"{name} {'fell' if float(last) < float(first) else 'rose'} from {about}{first} to {last} in {steps}"
 
 
-def _steps(reading: CurveReading) -> int:
+def _steps(reading: CurveReading) -> str:
+    """``1,000 steps``, or ``30 epochs``."""
     span = reading.last_step - reading.first_step
-    return span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
+    steps = span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
+    return f"{steps:,} {reading.unit}s"
 
 
 def _too_little(reading: CurveReading | None, points: int) -> str:

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import replace
+from pathlib import Path
 
 from diagnosis.histories import falling, run_named
 
+import mlflow_stability
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import FORMATS, render
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+
+PACKAGE = Path(mlflow_stability.__file__).parent
 
 
 def spiked(unit: str) -> Diagnosis:
@@ -36,3 +42,20 @@ def test_no_report_mixes_the_words() -> None:
             assert "epoch 40" in said
             assert "step 40" not in said
             assert "steps 0" not in said
+
+
+def texts_before_numbers(file: Path) -> list[str]:
+    """The constant parts of texts in a file that end in "step " before a number that is filled in."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
+            text = "".join(map(str, parts))
+            found += re.findall(r".{0,20}\bsteps? \0", text, re.IGNORECASE)
+    return found
+
+
+def test_causes_and_verdicts_take_the_word_for_a_step_from_the_run() -> None:
+    files = [file for room in ("causes", "verdict") for file in (PACKAGE / "diagnosis" / room).glob("*.py")]
+    assert len(files) > 10
+    assert {file.name: texts for file in files if (texts := texts_before_numbers(file))} == {}
