@@ -25,7 +25,7 @@ from mlflow_stability.diagnosis.checklist.sources import change_of, checked
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.kinds.reported.batches import BrokenBatchFacts
 from mlflow_stability.kinds.reported.nan_origin import NanSource
-from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.measured import UNCLIPPED, of_the_whole
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.text import counted, process_ended, sentence
 
@@ -189,7 +189,7 @@ def clipping(case: Case) -> Answer:
         share = _finite_values(case.around.of("clip_fraction"))
         clipped = f" {share[0].mean():.0%} of the steps were clipped." if share else ""
         return Answer(f"Yes, at a norm of {shown(limit)}.{clipped}", "ok")
-    if "no clipping" in case.around.history.tags.get("stability.grad_norm", ""):
+    if UNCLIPPED in case.around.history.tags.get("stability.grad_norm", ""):
         return Answer("Gradients were not clipped.", "bad")
     return no_data("clipping not recorded")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.parameters.per_optimizer import root_of_squares
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.vocabulary.measured import Signal, SignalType, one_layout, signal_types
+from mlflow_stability.vocabulary.measured import UNCLIPPED, Signal, SignalType, one_layout, signal_types
 
 SIGNALS = (
     SignalType(
@@ -77,7 +77,6 @@ SIGNALS = (
     ),
 )
 
-UNCLIPPED = "no clipping seen"
 COPIED = "as the optimizer was given it: clipping by an engine, or of copies of the gradients, is not detected"
 
 

@@ -23,7 +23,7 @@ from mlflow_stability.kinds.reported.setup import BatchDiscarded, DiscardedBatch
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.step import RollingStatistics
-from mlflow_stability.probes.step.reading import COPIED, UNCLIPPED, ProbeReading
+from mlflow_stability.probes.step.reading import COPIED, ProbeReading
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.spike_batches import SpikeBatches
 from mlflow_stability.session.guard import PartGuard
@@ -31,7 +31,7 @@ from mlflow_stability.session.recording.deferred_detection import DeferredDetect
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, StepReading, one_layout
+from mlflow_stability.vocabulary.measured import UNCLIPPED, AttentionMap, Signal, SignalType, StepReading, one_layout
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Note, Opening, Reset, Returned
 

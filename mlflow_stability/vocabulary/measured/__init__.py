@@ -21,6 +21,7 @@ from mlflow_stability.vocabulary.measured.layers_beside import (
     LayersBeside,
     own_columns,
 )
+from mlflow_stability.vocabulary.measured.norm_basis import UNCLIPPED
 from mlflow_stability.vocabulary.measured.observation import Series, StepReading
 from mlflow_stability.vocabulary.measured.signal import TRACK, Signal, of_the_whole, one_layout
 from mlflow_stability.vocabulary.measured.signal_type import Combined, SignalType, modules_with, signal_types, type_of
@@ -33,6 +34,7 @@ __all__ = [
     "QUARTILES_OF_NORMAL",
     "STATISTICS",
     "TRACK",
+    "UNCLIPPED",
     "AttentionMap",
     "BrokenAt",
     "Cells",
