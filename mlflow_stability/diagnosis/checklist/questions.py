@@ -20,7 +20,7 @@ from mlflow_stability.diagnosis.checklist.run_answers import (
     first_non_finite,
     gradient_reach,
     how_it_ended,
-    left_chance_level,
+    loss_fell,
     loss_scale,
     lost_gradients,
     memory,
@@ -58,7 +58,7 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
     "shuffling": ask(
         "Are the samples shuffled, and shuffled anew in each epoch?", setting("shuffling", "shuffle sampler")
     ).by_hand("Print the first ten indices of two epochs; with DistributedSampler call set_epoch."),
-    "labels": ask("Is the loss below chance level?", left_chance_level).by_hand(
+    "labels": ask("Is the loss below chance level?", seen("plateau"), loss_fell).by_hand(
         "Overfit ten samples on purpose; if that fails, labels or the loss are wrong."
     ),
     "overfit_batch": ask("Can the model overfit one batch?").by_hand(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.chance_level import chance_of
 from mlflow_stability.curves.curves import Curve, decoded
 from mlflow_stability.detectors.layer_values import BAND, gradient_flow
 from mlflow_stability.diagnosis.causes.check import CheckResult
@@ -143,17 +142,13 @@ def spikes_recur(case: Case) -> Answer:
     return Answer(f"{len(steps)} loss spikes{pace}, first at step {steps[0]}.", "bad")
 
 
-def left_chance_level(case: Case) -> Answer:
-    """Whether the loss left the level of chance."""
+def loss_fell(case: Case) -> Answer:
+    """Whether the loss ended below its first value."""
     loss = case.around.whole_loss
     if loss is None or not loss.finite.any():
         return NO_LOSS
     values = loss.values[loss.finite]
     first, last = float(values[0]), float(np.median(values[-max(1, len(values) // 10) :]))
-    if case.findings("plateau"):
-        classes = chance_of(last) if last > 0 else 0
-        chance = f", chance level for {classes} classes" if classes else ""
-        return Answer(f"The loss stayed at {shown(last)}{chance}.", "bad")
     return Answer(f"The loss changed from {shown(first)} to {shown(last)}.", "ok" if last < first else "unknown")
 
 
