@@ -17,11 +17,30 @@ DETECTOR = '''
 """Says when the loss is exactly 13."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class UnluckyLossFacts(Facts):
+    """An unlucky loss."""
+
+    kind: ClassVar[str] = "unlucky_loss"
+    metrics: ClassVar = ("loss",)
+
+    loss: float
+    """The loss, in its unit."""
+    number: float
+    """The unlucky number."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss is 13 at step 7 (unlucky number 13).``"""
+        return f"loss is {self.loss:g} at {unit} {step} (unlucky number {self.number:g})."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +76,7 @@ class UnluckyLoss(Detector):
         """Look at the next loss."""
         if point.value != self.number or state:
             return state, None
-        said = f"loss is {point.value:g} at step {point.step} (unlucky number {self.number:g})."
-        return [point.step], finding(self, point, Severity.WARNING, said, {"loss": point.value})
+        return [point.step], finding(self, point, Severity.WARNING, UnluckyLossFacts(point.value, self.number))
 '''
 CAUSE = '''
 """Looks for the cause in the calendar."""
@@ -296,6 +314,26 @@ def test_a_checklist_asks_the_question_that_a_detector_declares(package: Path, l
     )
     answered = typed(package, "checklist", "unlucky_loss", "--run", str(log))
     assert "1. bad Was the loss unlucky? Loss is 13 at step 200 (unlucky number 13)." in answered
+
+
+@pytest.mark.slow
+def test_the_facts_of_a_detector_are_read_from_a_journal_and_from_an_artifact(package: Path) -> None:
+    event = {
+        "step": 7,
+        "kind": "unlucky_loss",
+        "message": "It was.",
+        "evidence": {"loss": 13.0},
+        "facts": {"kind": "unlucky_loss", "loss": 13.0, "number": 13.0},
+    }
+    line = json.dumps({"record": "event", "severity": "WARNING", **event})
+    code = (
+        "from mlflow_stability.journal.record import decode\n"
+        f"print(decode(['event', {event | {'severity': 20}!r}]).facts.sentence(7))\n"
+        "from mlflow_stability.tracking.artifacts.record_events import read_line\n"
+        f"print(read_line({line!r}).facts.sentence(8, 'epoch'))\n"
+    )
+    sentences = ["loss is 13 at step 7 (unlucky number 13).", "loss is 13 at epoch 8 (unlucky number 13)."]
+    assert run_in(package, "-c", code).out.splitlines() == sentences
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from enum import Enum
 import numpy as np
 
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
-from mlflow_stability.vocabulary.facts import SINCE, Facts, NonFiniteFacts
+from mlflow_stability.vocabulary.facts import Facts, NonFiniteFacts
 from mlflow_stability.vocabulary.result import Episode, Event, Statement, Text
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted
@@ -165,7 +165,7 @@ class OtherLayersNote(Facts):
 
 def statement_of(event: Event, *, recorded: bool = False) -> Statement:
     """What an event says; a recorded one in the words of its recording, whose version may have had fewer facts."""
-    if recorded or event.facts is None or SINCE in event.evidence:
+    if recorded or event.facts is None:
         return Statement(Text(event.message), event.step)
     return Statement(event.facts, event.step)
 
