@@ -55,6 +55,10 @@ class BatchFacts(Facts):
                 found |= {f"least.{each.name}": float(each.least), f"greatest.{each.name}": float(each.greatest)}
         return found
 
+    def sentence(self, step: int, _unit: str = "step", /) -> str:
+        """``Batch of step 400: args[0] float32 6x8 from -0.3 to 2.1.``"""
+        return f"Batch of step {step}: {self._contents}.{self._kept}"
+
     @property
     def _contents(self) -> str:
         return "; ".join(map(_tensor_words, self.tensors[:MAX_TENSORS])) or "no tensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ _CLASSES: dict[str, type[Facts]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(ABC):
     """Base class: one small frozen dataclass for each type of finding.
 
     Fields are numbers, texts, enums, None, tuples of these and frozen dataclasses of these. A field that is
@@ -30,9 +31,9 @@ class Facts:
         if cls.kind:
             _CLASSES[cls.kind] = cls
 
+    @abstractmethod
     def sentence(self, step: int, unit: str = "step", /) -> str:
         """What happened, with numbers, in one sentence or two; `unit`: what the log calls a step."""
-        raise NotImplementedError(type(self).__name__)
 
     def numbers(self) -> dict[str, float]:
         """The metrics of the finding, by name; those of a nested dataclass as ``name.field``."""
@@ -64,6 +65,10 @@ class OtherFacts(Facts):
 
     def __hash__(self) -> int:
         return hash(repr(sorted(self.values.items())))
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """The values, by name: a later version has the words."""
+        return ", ".join(f"{name} {value}" for name, value in self.values.items())
 
     def numbers(self) -> dict[str, float]:
         """The numbers among the values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, field
 
 from mlflow_stability.vocabulary.facts.facts import Facts
@@ -94,9 +95,9 @@ class FollowedFacts(Facts):
     loss_since: LossTrouble | None = field(default=None, kw_only=True)
     """What is wrong with the loss since then, where that made it a warning."""
 
+    @abstractmethod
     def statement(self, step: int, unit: str, /) -> str:
         """What was found, without what the loss did afterwards."""
-        raise NotImplementedError(type(self).__name__)
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         """What was found, and what is wrong with the loss since then."""
