@@ -7,13 +7,11 @@ lie, and whether such values come back. A detector decides by these whether its 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.vocabulary.facts import SINCE, SpikeFacts
 
 
 @dataclass(slots=True)
@@ -22,10 +20,6 @@ class Watch:
 
     step: int
     """The step of the value that was an outlier."""
-    spike: SpikeFacts
-    """What is known of it."""
-    evidence: Mapping[str, float]
-    """The numbers behind that."""
     high: int = 1
     """How many values are high, the first one included."""
     points: list[tuple[float, float, float]] = field(default_factory=list)
@@ -45,10 +39,6 @@ class Watch:
         """The median value, baseline and σ of the values after it."""
         values, levels, sigmas = zip(*self.points, strict=True)
         return median(values), median(levels), median(sigmas)
-
-    def evidence_since(self) -> dict[str, float]:
-        """The numbers, with the step at which it was found first."""
-        return {**self.evidence, SINCE: float(self.step)}
 
 
 class Row(NamedTuple):

@@ -16,6 +16,7 @@ from mlflow_stability.curves.levels import levels_of
 from mlflow_stability.curves.resumes import joined, resumed_in
 from mlflow_stability.curves.sketch import sketch_of
 from mlflow_stability.diagnosis.verdict import definite_noun_of, final_loss, last_part
+from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.run import LOST, OF_THE_PROCESS, LossLevels, Mark, RunCard, RunHistory
@@ -137,11 +138,8 @@ def _best(main: Curve, diagnosis: Diagnosis) -> float | None:
         return None
     size = last_part(known)
     starts = range(0, len(known) - size + 1, max(1, size // 2))
-    told = [
-        each.evidence["best"]
-        for each in _bad(diagnosis)
-        if each.kind == "divergence" and each.metric == main.name and "best" in each.evidence
-    ]
+    rises = (each.known(LastingRiseFacts) for each in _bad(diagnosis) if each.metric == main.name)
+    told = [rise.best for rise in rises if rise is not None]
     return min([*told, *(float(np.median(known[each : each + size])) for each in (*starts, len(known) - size))])
 
 

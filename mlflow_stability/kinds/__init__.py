@@ -42,9 +42,10 @@ from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivati
 from mlflow_stability.kinds.inside.sdr_bit_usage import SdrBitUsage
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
 from mlflow_stability.kinds.inside.sdr_temperature import SdrTemperature
-from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceClassic
+from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
 from mlflow_stability.kinds.loss.divergence_at_start import DivergenceAtStart
+from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.kinds.optimizer.adam_rms_high import AdamRmsHigh

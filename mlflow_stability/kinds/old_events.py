@@ -9,15 +9,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
 
+from mlflow_stability.kinds.loss.divergence import DivergenceFacts, SizeFacts, SlowRiseFacts
+from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
+from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
+from mlflow_stability.kinds.progress.overfitting import OverfittingFacts
+from mlflow_stability.kinds.progress.plateau import PlateauFacts
+from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
 from mlflow_stability.kinds.reported.batches import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource, TensorFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
 from mlflow_stability.vocabulary.facts import Facts, OtherFacts, facts_from_json
-from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SpikeFacts
 
 Numbers = Mapping[str, float]
 
@@ -218,18 +225,30 @@ def _non_finite(message: str, evidence: Numbers, _place: str) -> Facts | None:
     return NonFiniteFacts(name, evidence[name], None if last is None else float(last["value"]))
 
 
-def _spike(_message: str, evidence: Numbers, _place: str) -> Facts | None:
-    if not {"loss", "level", "z", "limit"} <= evidence.keys():
-        return None
-    return SpikeFacts(
-        "loss",
-        evidence["loss"],
-        evidence["level"],
-        evidence["z"],
-        evidence["limit"],
-        gradient_sigmas=evidence.get("grad_norm_z"),
-        found_first=int(evidence["since"]) if "since" in evidence else None,
-    )
+def _known(*classes: type[Facts]) -> Callable[[str, Numbers, str], Facts | None]:
+    """A reader of numbers: the first of the classes of which all are there that have no default."""
+
+    def read(_message: str, evidence: Numbers, _place: str) -> Facts | None:
+        return next((facts for cls in classes if (facts := _of_numbers(cls, evidence)) is not None), None)
+
+    return read
+
+
+def _of_numbers(cls: type[Facts], evidence: Numbers) -> Facts | None:
+    """The facts of these metrics; what no metric tells is NaN, 0 or empty."""
+    metrics = cls.metrics if isinstance(cls.metrics, Mapping) else {name: name for name in cls.metrics}
+    names = {field: name for name, field in metrics.items()}
+    hints: dict[str, Any] = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in fields(cls):
+        name, wanted = names.get(field.name, ""), hints[field.name]
+        if name in evidence:
+            values[field.name] = evidence[name] if wanted in (float, float | None) else int(evidence[name])
+        elif field.default is MISSING and name:
+            return None
+        elif field.default is MISSING:
+            values[field.name] = math.nan if wanted is float else wanted()
+    return cls(**values)
 
 
 _READERS: Mapping[str, Callable[[str, Numbers, str], Facts | None]] = {
@@ -246,5 +265,10 @@ _READERS: Mapping[str, Callable[[str, Numbers, str], Facts | None]] = {
     "not_measured": _remark,
     "nan_detected": _non_finite,
     "inf_detected": _non_finite,
-    "loss_spike": _spike,
+    "loss_spike": _known(SpikeFacts),
+    "divergence": _known(SlowRiseFacts, SizeFacts, StartFacts, DivergenceFacts),
+    "plateau": _known(PlateauFacts),
+    "overfitting": _known(OverfittingFacts),
+    "repeated_data": _known(NoNoiseFacts),
+    "constant_output": _known(NoNoiseFacts),
 }

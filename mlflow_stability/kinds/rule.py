@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlflow_stability.curves.curves import RunCurves
+from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Episode, Severity, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,40 @@ class Rule(FindingType, ABC):
     @abstractmethod
     def find(self, curves: RunCurves) -> list[Episode]:
         """What it sees in the curves of one run."""
+
+    def episode(
+        self,
+        curve: Curve,
+        severity: Severity,
+        facts: Facts,
+        start: int,
+        end: int,
+        *,
+        peak: int | None = None,
+        recovered: bool | None = False,
+        count: int = 1,
+        of: type[FindingType] | None = None,
+    ) -> Episode:
+        """The episode of these facts, from its first step to its last.
+
+        ``peak``: the step at which it was worst, where that is not the first. ``count``: of how many points it is made.
+        ``of``: the type of finding that it is, where that is not the rule's own.
+        """
+        kind = of or type(self)
+        return Episode(
+            kind.kind,
+            severity,
+            int(start),
+            int(start if peak is None else peak),
+            int(end),
+            facts.sentence(int(start)),
+            events=count,
+            recovered=recovered,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence=facts.numbers(),
+            remedies=kind.remedies,
+            facts=facts,
+            statements=(Statement(facts, int(start)),),
+        )

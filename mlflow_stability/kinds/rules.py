@@ -8,7 +8,6 @@ not get it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.detectors.detector import Detector
@@ -18,7 +17,7 @@ from mlflow_stability.kinds.catalog import RULES, SEEN_FROM_OUTSIDE
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.kinds.rule_scores import with_scores
 from mlflow_stability.vocabulary.judging_rule import CLASSIC
-from mlflow_stability.vocabulary.result import Episode, Statement, Text
+from mlflow_stability.vocabulary.result import Episode
 from mlflow_stability.vocabulary.run import RUN_STATUS
 
 WHERE_JUDGED_LIVE = tuple(each for each in RULES if not each.only_without_detectors)
@@ -34,14 +33,7 @@ def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence
         asked = _as_asked(rule(), detectors)
         seen = asked_for(asked.find(curves), detectors)
         found += with_scores(seen, asked, _factor(asked, detectors), curves)
-    return [_stated(episode) for episode in found]
-
-
-def _stated(episode: Episode) -> Episode:
-    """The episode of a rule, with its message as what it says where it has no facts."""
-    if episode.statements:
-        return episode
-    return replace(episode, statements=(Statement(Text(episode.message), episode.start),))
+    return found
 
 
 def asked_for(episodes: Iterable[Episode], detectors: Sequence[Detector]) -> list[Episode]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.kinds.catalog import default_detectors, named
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
-from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
 from mlflow_stability.kinds.thresholds import as_asked, chosen
 from mlflow_stability.vocabulary.settings import Settings
 

@@ -12,9 +12,11 @@ import pytest
 
 from mlflow_stability import Severity
 from mlflow_stability.journal.record import decode, encode, unframe
+from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
 from mlflow_stability.vocabulary import Event
-from mlflow_stability.vocabulary.facts import Facts, NonFiniteFacts, OtherFacts, SpikeFacts, facts_from_json
+from mlflow_stability.vocabulary.facts import Facts, OtherFacts, facts_from_json
 from mlflow_stability.vocabulary.result import read_remedies
 
 
@@ -111,5 +113,5 @@ def test_an_event_of_facts_has_their_sentence_and_numbers() -> None:
 
 
 def test_sentence_of_a_spike_follows_what_is_known() -> None:
-    spike = SpikeFacts("loss", 7.5, 0.5, 18.8, 8.0)
+    spike = SpikeFacts(7.5, 0.5, 18.8, 8.0)
     assert spike.sentence(400) == "loss 7.5 at step 400, 18.8σ above its baseline of 0.5 (threshold 8σ)."

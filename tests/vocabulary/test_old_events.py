@@ -8,6 +8,7 @@ import math
 import pytest
 
 from mlflow_stability import Severity
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
 from mlflow_stability.kinds.reported.batches import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource, TensorFacts
@@ -15,7 +16,7 @@ from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, Rollba
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
 from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
 from mlflow_stability.vocabulary import Event
-from mlflow_stability.vocabulary.facts import Facts, NonFiniteFacts, OtherFacts
+from mlflow_stability.vocabulary.facts import Facts, OtherFacts
 
 CHANGED = "The weights of step 3 give 5.2: the data changed at about step 9."
 DECAY = SettingName(Setting.GROUP_OPTION, "weight_decay", "group 0 of AdamW")

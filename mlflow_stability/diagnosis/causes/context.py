@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
 from mlflow_stability.diagnosis.findings.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
+from mlflow_stability.kinds.loss.resume import ResumeFacts
 from mlflow_stability.vocabulary.result import Episode, Event
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -92,7 +93,7 @@ class EpisodeContext:
     def before_any_update(self) -> bool:
         """Whether it began in the first step of the training: no optimizer step had been taken by then."""
         loss = self.whole_loss if self.whole_loss is not None else self.norm
-        first = self.span.begins_training and "resumed" not in self.episode.evidence
+        first = self.span.begins_training and self.episode.known(ResumeFacts) is None
         return first and loss is not None and self.episode.start <= int(loss.steps[0])
 
     @property

@@ -13,9 +13,9 @@ from mlflow_stability.curves.chance_level import chance_of, classes_in
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
-from mlflow_stability.kinds.progress.overfitting import Overfitting
-from mlflow_stability.kinds.progress.plateau import Plateau
-from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, RepeatedData
+from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
+from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau, PlateauFacts
+from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, NoNoiseFacts, RepeatedData
 from mlflow_stability.kinds.reported.autopilot import DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
 
@@ -38,9 +38,11 @@ def changed_data_check(around: EpisodeContext) -> CheckResult:
 
 def chance_check(around: EpisodeContext) -> CheckResult:
     """Whether the model does no better than guessing."""
-    last = around.episode.evidence.get("last", math.nan)
+    flat, stuck = around.episode.known(LastLevelFacts), around.episode.known(PlateauFacts)
+    last = flat.last if flat is not None else stuck.loss if stuck is not None else math.nan
     named = classes_in(around.history.params)
-    classes = (chance_of(last, named) if last > 0 else 0) or int(around.episode.evidence.get("classes", 0))
+    classes = chance_of(last, named) if last > 0 else 0
+    classes = classes or (stuck.classes if stuck is not None and stuck.classes else 0)
     if classes > 1:
         return is_it(
             "guessing",
@@ -57,15 +59,14 @@ def chance_check(around: EpisodeContext) -> CheckResult:
 
 def memorising_check(around: EpisodeContext) -> CheckResult:
     """A validation loss that rises while the training loss falls is its own evidence."""
-    evidence = around.episode.evidence
-    best, last, step = evidence.get("best"), evidence.get("last"), evidence.get("best_step")
+    facts = around.episode.known(LastBelowBestFacts)
     said = "The model overfits"
-    if best is None or last is None or step is None:
+    if facts is None:
         return is_it("overfitting", f"{said}: the validation loss rises while the training loss falls.", since=None)
     return is_it(
         "overfitting",
-        f"{said} since {around.unit} {step:.0f}, the best validation loss.",
-        f"validation loss {shown(best)} at {around.unit} {step:.0f}, {shown(last)} at the end",
+        f"{said} since {around.unit} {facts.best_step}, the best validation loss.",
+        f"validation loss {shown(facts.best)} at {around.unit} {facts.best_step}, {shown(facts.last)} at the end",
         since=None,
     )
 
@@ -88,13 +89,13 @@ def repeated_data_check(around: EpisodeContext) -> CheckResult:
     loss, episode = around.loss, around.episode
     if loss is None:
         return not_seen("repeated data: no loss was logged")
-    row = int(episode.evidence.get("steps", 16))
+    facts = episode.known(NoNoiseFacts)
+    row, usual = (16, 0.0) if facts is None else (facts.steps, facts.usual)
     end = int(np.searchsorted(loss.steps, episode.start, side="right"))
     smooth, earlier = loss.values[max(0, end - row) : end], loss.values[: max(0, end - row)]
     smooth, earlier = smooth[np.isfinite(smooth)], earlier[np.isfinite(earlier)]
     if len(smooth) < 2 or len(earlier) < 2:
         return not_seen("repeated data: too few losses before it")
-    usual = episode.evidence.get("usual", 0.0)
     first = min(episode.start - row + 1, int(loss.steps[_smooth_from(loss.values[:end], row, usual)]))
     if float(smooth[-1]) < float(earlier[-100:].min()):
         return is_it(
@@ -129,9 +130,9 @@ def constant_output_check(around: EpisodeContext) -> CheckResult:
     """Whether the loss lost its noise because the output does not depend on the input any more."""
     if around.loss is None or around.episode.kind not in (RepeatedData.kind, ConstantOutput.kind):
         return not_seen("constant output: no loss was logged")
-    evidence = around.episode.evidence
-    rose = around.episode.kind == ConstantOutput.kind and {"loss", "before"} <= evidence.keys()
-    how = f"and rose from {shown(evidence['before'])} to {shown(evidence['loss'])}" if rose else "without falling"
+    facts, how = around.episode.known(NoNoiseFacts), "without falling"
+    if facts is not None and facts.before is not None:
+        how = f"and rose from {shown(facts.before)} to {shown(facts.loss)}"
     return is_it(
         "constant_output",
         f"The loss lost its noise {how}: the output probably no longer depends on the input.",

@@ -21,7 +21,7 @@ from mlflow_stability.diagnosis.causes.context import (
 )
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.findings.episodes import cleared_from
-from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientRiseRule
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientRiseFacts, GradientRiseRule
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import Action, Episode, Remedy
@@ -91,7 +91,8 @@ def explosion_check(around: EpisodeContext) -> CheckResult:
 def growth_check(around: EpisodeContext) -> CheckResult:
     """Whether the gradient norm grew long before, too gradually to stand out just before."""
     grown = _growth(around)
-    if grown is None:
+    facts = None if grown is None else grown.known(GradientRiseFacts)
+    if grown is None or facts is None:
         return is_not("slow growth of the gradient norm") if around.norm else not_seen("gradient norm: not logged")
     what = (
         ""
@@ -100,9 +101,9 @@ def growth_check(around: EpisodeContext) -> CheckResult:
     )
     return is_it(
         "gradient_explosion",
-        f"The gradient norm kept growing from {around.unit} {grown.start} on, from {shown(grown.evidence['level'])} to "
-        f"{shown(grown.evidence['last'])}{what}.",
-        f"gradient norm x {grown.evidence['grown']:.3g}",
+        f"The gradient norm kept growing from {around.unit} {grown.start} on, from {shown(facts.level)} to "
+        f"{shown(facts.last)}{what}.",
+        f"gradient norm x {facts.grown:.3g}",
         since=grown.start,
         certainty="possible",
     )

@@ -25,7 +25,9 @@ from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, C
 from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, step_size_check
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
+from mlflow_stability.kinds.loss.resume import ResumeFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
+from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, WARM_UP_LEARNING_RATE, Action, Remedy
 from mlflow_stability.vocabulary.text import counted
 
@@ -204,7 +206,7 @@ def _since_the_resume(around: EpisodeContext) -> CheckResult | None:
 
     A setting, which the resume should have kept, and no measurement: so it is compared across the resume.
     """
-    if "resumed" not in around.episode.evidence:
+    if around.episode.known(ResumeFacts) is None:
         return None
     earlier = [each for each in curves_of(around.history, "learning_rate") if each.attempt < around.episode.attempt]
     for rate in around.rates:
@@ -370,10 +372,10 @@ def _tolerated(around: EpisodeContext, rate: Curve, values: Values) -> CheckResu
 
 def _until_the_rise(around: EpisodeContext, losses: Values) -> Values:
     """The losses before an episode without its own rise: a divergence is found some steps after it began."""
-    level, found = around.episode.evidence.get("level"), around.episode.evidence.get("loss")
-    if level is None or found is None:
+    rise = around.episode.known(LossRiseFacts)
+    if rise is None:
         return losses
-    high = np.flatnonzero(losses[-JUST_BEFORE:] > level + ON_THE_WAY * (found - level))
+    high = np.flatnonzero(losses[-JUST_BEFORE:] > rise.baseline + ON_THE_WAY * (rise.value - rise.baseline))
     return losses[: max(0, len(losses) - JUST_BEFORE) + int(high[0])] if len(high) else losses
 
 

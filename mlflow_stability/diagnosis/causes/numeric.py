@@ -10,6 +10,7 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.causes.nan_origin import origin_near, origin_of, overflowed, range_of
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.kinds.reported.nan_origin import NanSource
 from mlflow_stability.vocabulary.result import Action, Event, Remedy
@@ -85,10 +86,9 @@ def gradient_first_check(around: EpisodeContext) -> CheckResult:
 
 def _first_broken(around: EpisodeContext) -> tuple[int | None, int | None]:
     """The first step whose gradient was not finite, and the last before the loss was not either; None: neither."""
-    evidence = around.episode.evidence
-    told, later = evidence.get("gradient_step"), evidence.get("loss_step")
-    if told is not None and later is not None:
-        return int(told), int(later)
+    facts = around.episode.known(NonFiniteFacts)
+    if facts is not None and facts.loss_step is not None:
+        return around.episode.start, facts.loss_step
     norm, loss = around.norm, around.loss
     if norm is None or loss is None:
         return None, None

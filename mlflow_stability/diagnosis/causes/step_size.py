@@ -23,7 +23,7 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
-from mlflow_stability.kinds.optimizer.update_ratio import LATE_FALL
+from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 ABSURD = 0.1
@@ -171,14 +171,14 @@ def first_steps_check(around: EpisodeContext) -> CheckResult:
 
 def lasting_updates_check(around: EpisodeContext) -> CheckResult:
     """Whether updates that stayed large to the end kept the loss from falling."""
-    evidence, rate = around.episode.evidence, rate_at(around, around.episode.end)
-    if LATE_FALL not in evidence or rate is None:
+    facts, rate = around.episode.known(LargeUpdatesFacts), rate_at(around, around.episode.end)
+    if facts is None or rate is None:
         return CheckResult()
-    ratio = evidence["update_ratio"]
+    ratio = facts.update_ratio
     return is_it(
         "learning_rate_too_high",
         f"At a learning rate of {shown(rate)} each update was {ratio:.1%} of the weight norm: {1 / ratio:.0f} steps "
-        f"change the weights by as much as they hold, and the loss fell by only {evidence[LATE_FALL]:.1%}.",
+        f"change the weights by as much as they hold, and the loss fell by only {facts.late_fall:.1%}.",
         "an update usually changes 0.1 % of the weights",
         since=around.episode.start,
         remedies=(lower_by(rate, min(10.0, max(5.0, ratio / USUAL_LATER))),),

@@ -12,9 +12,9 @@ from dataclasses import replace
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
 from mlflow_stability.diagnosis.findings.notes import NanAfterInf, also_known
 from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.optimizer.update_ratio import LATE_FALL
 from mlflow_stability.kinds.reported.rollback import Rollback
-from mlflow_stability.vocabulary.facts import NonFiniteFacts
 from mlflow_stability.vocabulary.result import Episode, Severity, Statement
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
 

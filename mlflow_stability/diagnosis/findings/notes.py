@@ -12,8 +12,9 @@ from enum import Enum
 
 import numpy as np
 
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
-from mlflow_stability.vocabulary.facts import Facts, NonFiniteFacts
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Episode, Event, Statement, Text
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted

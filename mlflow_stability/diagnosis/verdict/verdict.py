@@ -16,9 +16,11 @@ from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import origin_of
 from mlflow_stability.diagnosis.findings.episodes import persists
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
+from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts, EarlyStopping
 from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts
-from mlflow_stability.vocabulary.facts import NonFiniteFacts
+from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.run import OF_THE_PROCESS
 from mlflow_stability.vocabulary.text import counted, factor, times
@@ -205,13 +207,13 @@ def _not_rescued(deciding: Episode, episodes: Sequence[Episode]) -> str:
     answered = any(each.attempt >= deciding.attempt and each.end >= deciding.start for each in rollbacks)
     if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered:
         return f"{message} {was}."
-    last, best = deciding.evidence.get("last"), deciding.evidence.get("best", 0.0)
-    if last is None or best <= 0:
+    ended = deciding.known(LastingRiseFacts)
+    if ended is None or ended.best <= 0:
         return f"{message} {was}; the loss has not come down again."
     after = f"{listed([deciding.kind])} at {deciding.unit} {deciding.start}"
     return (
-        f"{back} after {after}, but {deciding.metric or 'loss'} has not come down again: it ended at {last:.4g}, "
-        f"{factor(last / best)} times its best level of {best:.4g}."
+        f"{back} after {after}, but {deciding.metric or 'loss'} has not come down again: it ended at {ended.last:.4g}, "
+        f"{factor(ended.last / ended.best)} times its best level of {ended.best:.4g}."
     )
 
 
@@ -243,7 +245,8 @@ def _is_back(reading: CurveReading, bad: Sequence[Episode]) -> bool:
     began, ended = reading.first_level, reading.last_level
     if began is None or ended is None or began <= 0:
         return True
-    levels = [each.evidence.get("level", 0.0) for each in bad if each.metric == reading.metric]
+    rises = (each.known(LossRiseFacts) for each in bad if each.metric == reading.metric)
+    levels = [rise.baseline for rise in rises if rise is not None]
     return ended <= NEAR_ITS_LEVEL * max(levels, default=0.0) or (not any(levels) and ended <= NEAR_ITS_LEVEL * began)
 
 
@@ -297,7 +300,8 @@ def _gone(episode: Episode) -> bool:
 
 def _learnt_since(divergence: Episode, episodes: Sequence[Episode]) -> Episode | None:
     """The change of the data that a divergence was, where the loss has come down since from what that made of it."""
-    last = divergence.evidence.get("last", inf)
+    ended = divergence.known(LossEndFacts)
+    last = inf if ended is None else ended.last
     changes = (
         each
         for each in episodes
@@ -314,12 +318,13 @@ def _new_data(bad: Sequence[Episode]) -> str:
     lost = next((each for each in bad if _gone(each)), None)
     change = None if lost is None else _learnt_since(lost, bad)
     facts = None if change is None else change.facts
-    if lost is None or not isinstance(facts, DataChangedFacts):
+    ended = None if lost is None else lost.known(LossEndFacts)
+    if lost is None or ended is None or not isinstance(facts, DataChangedFacts):
         return ""
     return (
         f"the data or the loss function changed at about {lost.unit} {facts.onset}; "
         f"{lost.metric or 'loss'} rose from {facts.level:.4g} to {facts.loss:.4g} "
-        f"and has fallen to {lost.evidence['last']:.4g} since."
+        f"and has fallen to {ended.last:.4g} since."
     )
 
 

@@ -24,7 +24,7 @@ from mlflow_stability.detectors.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.loss_level import GRADIENT_RISE, RISE
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.facts import FollowedFacts, LimitFacts, times_beyond
+from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Episode, Remedy, Severity
 from mlflow_stability.vocabulary.result.event import Event
@@ -319,6 +319,40 @@ class GradientExplosionClassic(Detector):
 
 
 @dataclass(frozen=True, slots=True)
+class GradientRiseFacts(Facts):
+    """A gradient norm that kept growing while the loss rose."""
+
+    kind: ClassVar[str] = "gradient_rise"
+
+    signal: str
+    """The gradient norm, by the name that the log gives it."""
+    level: float
+    """Its lowest level."""
+    last: float
+    """The norm at the end."""
+    highest: float
+    """The highest norm since it grew."""
+    threshold: float
+    """From how many times its lowest level on it is a finding."""
+
+    @property
+    def grown(self) -> float:
+        """The norm at the end as a multiple of its lowest level; infinite for a level below the smallest float."""
+        return self.last / self.level if self.level > 0 else math.inf
+
+    def numbers(self) -> dict[str, float]:
+        """The metrics of the finding."""
+        return {"level": self.level, "highest": self.highest, "last": self.last, "grown": self.grown}
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``grad_norm grew from step 400 on: 250 at the end, 300 times its level of 0.83 (threshold 100 times), …``"""
+        return (
+            f"{self.signal} grew from {unit} {step} on: {self.last:.4g} at the end, {self.grown:,.0f} times its level "
+            f"of {self.level:.4g} (threshold {self.threshold:,.0f} times), while the loss rose."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GradientRiseRule(Rule):
     """The gradient norm grew by a factor of {smallest_rise:exp}, and the loss ended above its best.
 
@@ -394,20 +428,6 @@ class GradientRiseRule(Rule):
     def _episode(self, norm: Curve, levels: Levels, first: int, usual: float) -> Episode:
         steps, values = levels.raw_steps, norm.values[norm.finite]
         peak = first + int(np.argmax(values[first:]))
-        last, start = float(np.median(values[-min(5, len(values)) :])), int(steps[first])
-        grown = last / usual if usual > 0 else math.inf  # a level below the smallest float
-        return Episode(
-            self.kind,
-            Severity.WARNING,
-            start,
-            int(steps[peak]),
-            int(norm.steps[-1]),
-            f"{norm.name} grew from step {start} on: {last:.4g} at the end, {grown:,.0f} times its level of "
-            f"{usual:.4g} (threshold {math.exp(self.smallest_rise):,.0f} times), while the loss rose.",
-            recovered=False,
-            metric=norm.name,
-            place=norm.place,
-            attempt=norm.attempt,
-            evidence={"level": usual, "highest": float(values[peak]), "last": last, "grown": grown},
-            remedies=self.remedies,
-        )
+        last = float(np.median(values[-min(5, len(values)) :]))
+        facts = GradientRiseFacts(norm.name, usual, last, float(values[peak]), math.exp(self.smallest_rise))
+        return self.episode(norm, Severity.WARNING, facts, steps[first], norm.steps[-1], peak=steps[peak])

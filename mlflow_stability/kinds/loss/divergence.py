@@ -1,7 +1,4 @@
-"""Says when the loss has left its level and does not come back.
-
-Says when the loss is twice the mean of its last 100 values, three times in a row: the rule in general use.
-"""
+"""Says when the loss has left its level and does not come back."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
 
-from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.debounce import EpisodeFilter
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding, severity_of
@@ -21,11 +17,11 @@ from mlflow_stability.detectors.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.slow_rise import SlowRise
-from mlflow_stability.vocabulary.facts import DivergenceFacts, SlowRiseFacts
+from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.sensitivity import SCORE
+from mlflow_stability.vocabulary.text.phrases import risen, sigmas
 
 SLOW_STEPS = 32
 """Number of losses in the mean that tells a slow rise, as `SlowRise` takes them."""
@@ -53,6 +49,104 @@ class DivergenceState:
     """Whether the loss has been negative: it can be, also where it is positive for long."""
     risen_from: float | None = None
     """The level, as a logarithm, that the loss was found to have risen from slowly and has not come back to."""
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceFacts(LossRiseFacts):
+    """A loss that jumped and stayed high for most of the last steps."""
+
+    kind: ClassVar[str] = "divergence"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "loss": "value",
+        "level": "baseline",
+        "z": "sigmas",
+        "high_steps": "high_steps",
+        "first_high": "first_high",
+        "onset": "onset",
+    }
+
+    sigmas: float
+    """How far the loss is above that, in σ of its noise."""
+    threshold: float
+    """From how many σ on a loss is high."""
+    high_steps: int
+    """Number of high losses among the last ones."""
+    of_steps: int
+    """Number of these last losses."""
+    first_high: int | None = None
+    """The step of the first of the high losses."""
+    onset: int | None = None
+    """The first step of the divergence, where it was found before and became worse."""
+    exceeds: float | None = None
+    """By how many times the high losses exceed what counts as high."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss 9.1 at step 400, 30.2σ above its baseline of 1.28; above the threshold (6σ) in 12 of …``."""
+        return (
+            f"loss {self.value:.4g} at {unit} {step}, {sigmas(self.sigmas)} above its baseline of {self.baseline:.4g}; "
+            f"above the threshold ({self.threshold:g}σ) in {self.high_steps} of the last {self.of_steps} {unit}s."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRiseFacts(LossRiseFacts):
+    """A loss that rose slowly: `value` is the mean of the last losses, `baseline` the level from which it rose."""
+
+    kind: ClassVar[str] = "slow_rise"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "loss": "value",
+        "level": "baseline",
+        "rise": "rise",
+        "errors": "errors",
+        "limit": "threshold",
+    }
+
+    of_steps: int
+    """Number of losses in the mean."""
+    rise: float
+    """How far it rose, as a share of that level."""
+    errors: float | None = None
+    """The rise in standard errors of its noise; None where it became worse later."""
+    threshold: float | None = None
+    """From how many standard errors on it is a rise; None where it became worse later."""
+    exceeds: float | None = None
+    """By how many times it exceeds that threshold; where it became worse later, the smallest rise of a high loss."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss rose slowly: mean of the last 32 steps 2.1 at step 400, 12% above 1.9.``"""
+        above = risen(self.rise, f"{self.baseline:.4g}")
+        return f"loss rose slowly: mean of the last {self.of_steps} {unit}s {self.value:.4g} at {unit} {step}, {above}."
+
+
+@dataclass(frozen=True, slots=True)
+class SizeFacts(Facts):
+    """A loss whose level does not measure progress, and that is far larger than at its start, whatever its sign."""
+
+    kind: ClassVar[str] = "loss_size"
+    metrics = ("loss", "early", "high_steps", "first_high")
+
+    loss: float
+    """The loss, in its unit."""
+    early: float
+    """Median size of the first losses, in the unit of the loss."""
+    early_steps: int
+    """Number of these losses."""
+    high_steps: int
+    """Number of losses above the threshold among the last ones."""
+    of_steps: int
+    """Number of these last losses."""
+    threshold: float
+    """From which size on a loss is high, in the unit of the loss."""
+    first_high: int
+    """The step of the first of the high losses."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss 4e+05 at step 400; its size was 410 in the first 20 steps, and 12 of the last 16 are above …``"""
+        return (
+            f"loss {self.loss:.4g} at {unit} {step}; its size was {self.early:.4g} in the first {self.early_steps} "
+            f"{unit}s, and {self.high_steps} of the last {self.of_steps} are above the threshold of "
+            f"{self.threshold:.4g}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +329,8 @@ class Divergence(Detector):
         if not high or many < self.high_steps or not state.episode_filter.speaks(Severity.CRITICAL):
             return None
         onset = point.step - state.high.bit_length() + 1
-        return finding(
-            self,
-            point,
-            Severity.CRITICAL,
-            f"loss {point.value:.4g} at step {point.step}; its size was {size:.4g} in the first {state.begun.count} "
-            f"steps, and {many} of the last {self.of_steps} are above the threshold of {limit:.4g}.",
-            {"loss": point.value, "early": size, "high_steps": float(many), "first_high": float(onset)},
-        )
+        facts = SizeFacts(point.value, size, state.begun.count, many, self.of_steps, limit, onset)
+        return finding(self, point, Severity.CRITICAL, facts)
 
     def _limit(self, state: DivergenceState) -> tuple[float, float]:
         """The size of the first losses, and up to which size a loss without a level is normal."""
@@ -252,22 +340,22 @@ class Divergence(Detector):
 
     def _leap(self, state: DivergenceState, point: Point, threshold: float) -> Event | None:
         many = state.high.bit_count()
-        evidence = {"loss": point.value, "level": point.center, "z": point.z, "high_steps": float(many)}
-        evidence["first_high"] = float(point.step - state.high.bit_length() + 1)
-        evidence[SCORE] = sorted(state.beyond)[-self.high_steps]
-        if state.onset is not None:
-            evidence["onset"] = float(state.onset)
-        severity = Severity.INFO if self._costs_little(state, point, point.value) else severity_of(self, evidence)
+        facts = DivergenceFacts(
+            point.value,
+            point.center,
+            point.z,
+            threshold,
+            many,
+            self.of_steps,
+            first_high=point.step - state.high.bit_length() + 1,
+            onset=state.onset,
+            exceeds=sorted(state.beyond)[-self.high_steps],
+        )
+        severity = Severity.INFO if self._costs_little(state, point, point.value) else severity_of(self, facts)
         if not state.episode_filter.speaks(severity):
             return None
         state.onset = point.step - self.of_steps if state.onset is None else state.onset
-        return finding(
-            self,
-            point,
-            severity,
-            DivergenceFacts(point.value, point.center, point.z, threshold, many, self.of_steps),
-            evidence,
-        )
+        return finding(self, point, severity, facts)
 
     def _costs_little(self, state: DivergenceState, point: Point, loss: float) -> bool:
         """Whether the loss is still far below where it began, so that nearly all progress is kept."""
@@ -283,7 +371,7 @@ class Divergence(Detector):
             if risen < little or state.slow.above_lowest() < little:  # it has come back, or stays where it is
                 state.risen_from = None
                 return None
-            return self._risen(state, point, risen, {}) if risen >= math.log(self.slow_critical_rise) else None
+            return self._risen(state, point, risen) if risen >= math.log(self.slow_critical_rise) else None
         risen = state.slow.rise()
         if risen < math.log(self.slow_smallest_rise):
             return None
@@ -294,85 +382,22 @@ class Divergence(Detector):
         if risen < limit * error or not state.begun.matters(math.exp(mean), level, point.scale):
             return None
         state.risen_from = mean - risen
-        return self._risen(state, point, risen, {"errors": risen / error, "limit": limit})
+        return self._risen(state, point, risen, risen / error, limit)
 
-    def _risen(self, state: DivergenceState, point: Point, risen: float, evidence: dict[str, float]) -> Event | None:
+    def _risen(
+        self,
+        state: DivergenceState,
+        point: Point,
+        risen: float,
+        errors: float | None = None,
+        threshold: float | None = None,
+    ) -> Event | None:
         now, then = math.exp(state.slow.means[-1]), math.exp(state.slow.means[-1] - risen)
         share = math.expm1(min(risen, 700.0))  # beyond, it is no number any more
-        evidence = {"loss": now, "level": then, "rise": share, **evidence}
+        beyond = rises_beyond(now, then, self.smallest_rise)
+        if errors is not None and threshold is not None:
+            beyond = times_beyond(errors, threshold)
+        facts = SlowRiseFacts(now, then, SLOW_STEPS, share, errors, threshold, beyond)
         worst = Severity.CRITICAL if risen >= math.log(self.slow_critical_rise) else Severity.WARNING
-        severity = Severity.INFO if self._costs_little(state, point, now) else severity_of(self, evidence, worst)
-        if not state.episode_filter.speaks(severity):
-            return None
-        return finding(
-            self,
-            point,
-            severity,
-            SlowRiseFacts(now, SLOW_STEPS, then, share, evidence.get("errors"), evidence.get("limit")),
-            evidence,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DivergenceClassic(Detector):
-    """The loss is {divergence_threshold} times the mean of its last {window} values, {consecutive_steps} times in a
-    row.
-
-    What it sees: {consecutive_steps} losses in a row above {divergence_threshold} times the mean of the {window} values
-    before each, once there are {least_values}. A run of such losses is one finding.
-
-    Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
-
-    What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
-    lengthen the warm-up; clip gradients.
-
-    When it is wrong: losses at or below zero are not judged. A slow divergence, or one below that ratio, is missed;
-    most are.
-
-    Reference: llm-foundry, KillLossSpike
-    """
-
-    divergence_threshold: float = 2.0
-    """Multiple of the mean above which a loss is too high."""
-    consecutive_steps: int = 3
-    """Number of high losses in a row that make a divergence."""
-    window: int = 100
-    """Number of values in the mean."""
-    least_values: int = 20
-    """Minimum number of values before anything is judged."""
-
-    kind = "divergence"
-    instability = Instability.HARMFUL
-    order = 400
-    on_request = True
-    rule = "classic"
-    quantities = ("loss",)
-    severities = (Severity.CRITICAL,)
-    remedies = (
-        Remedy(Action.RESTART_BEFORE_STEP),
-        LOWER_RATE_2_TO_5,
-        Remedy(Action.LENGTHEN_WARM_UP),
-        CLIP_AT_1,
-    )
-    state_type = ClassicWindow
-
-    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
-        """Look at the next loss."""
-        if not point.finite:
-            return state, None
-        event = None
-        if len(state.values) >= self.least_values:
-            mean = state.mean()
-            high = mean > 0 and point.value > self.divergence_threshold * mean
-            state.run = state.run + 1 if high else 0
-            if high and state.run == self.consecutive_steps:
-                event = finding(
-                    self,
-                    point,
-                    Severity.CRITICAL,
-                    f"loss {point.value:.4g} at step {point.step}; above {self.divergence_threshold:g} times the mean "
-                    f"of the {len(state.values)} values before ({mean:.4g}) for {state.run} steps.",
-                    {"loss": point.value, "mean": mean, "steps": float(state.run)},
-                )
-        state.take(point.value, self.window)
-        return state, event
+        severity = Severity.INFO if self._costs_little(state, point, now) else severity_of(self, facts, worst)
+        return finding(self, point, severity, facts) if state.episode_filter.speaks(severity) else None

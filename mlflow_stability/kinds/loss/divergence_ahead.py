@@ -6,9 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import log
 from statistics import median
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -22,6 +24,34 @@ class DivergenceAheadState:
     sum: float = 0.0
     """How far values lay above the predicted ones, in σ."""
     said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FastGrowthFacts(Facts):
+    """Weights that grow faster than they did."""
+
+    kind: ClassVar[str] = "divergence_ahead"
+
+    param_norm: float
+    """The norm of all weights."""
+    above: float
+    """How far it is above its course, in nats."""
+    cusum: float
+    """How far the last norms were above their course in all, in σ."""
+    limit: float
+    """From which sum on it is a finding, in σ."""
+
+    @property
+    def exceeds(self) -> float:
+        """By how many times the sum exceeds its limit."""
+        return self.cusum / self.limit
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``weight norm 21 at step 400, 4.1% above its course (CUSUM 4.3, threshold 4): the loss may follow.``"""
+        return (
+            f"weight norm {self.param_norm:.4g} at {unit} {step}, {self.above:.1%} above its course (CUSUM "
+            f"{self.cusum:.1f}, threshold {self.limit:g}): the loss may follow."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +113,8 @@ class DivergenceAhead(Detector):
             predicted, noise = self._line(logs)
             state.sum = max(0.0, state.sum + (now - predicted) / noise - self.slack)
             if state.sum > self.height and not state.said:
-                above = now - predicted
-                event = finding(
-                    self,
-                    point,
-                    self.severities[-1],
-                    f"weight norm {point.value:.4g} at step {point.step}, {above:.1%} above its course (CUSUM "
-                    f"{state.sum:.1f}, threshold {self.height:g}): the loss may follow.",
-                    {"param_norm": point.value, "above": above, "cusum": state.sum, "limit": self.height},
-                )
+                facts = FastGrowthFacts(point.value, now - predicted, state.sum, self.height)
+                event = finding(self, point, self.severities[-1], facts)
             state.said = state.sum > 0 and (state.said or event is not None)
         logs.append(now)
         if len(logs) > self.window:

@@ -11,6 +11,7 @@ from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding import finding, severity_of
 from mlflow_stability.detectors.finding_type import Instability, Moves
 from mlflow_stability.detectors.loss_level import RISE
+from mlflow_stability.vocabulary.facts import LossRiseFacts, rises_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -39,6 +40,38 @@ class DivergenceAtStartState:
     over: bool = False
     """Whether there is nothing to look at any more: the start is over."""
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
+
+
+@dataclass(frozen=True, slots=True)
+class StartFacts(LossRiseFacts):
+    """A loss that diverged in the first steps of the training; `baseline` is the first loss."""
+
+    kind: ClassVar[str] = "divergence_at_start"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "loss": "value",
+        "level": "baseline",
+        "update_ratio": "update_ratio",
+        "onset": "onset",
+    }
+
+    update_ratio: float
+    """The largest update so far, as a share of the norm of the weights."""
+    onset: int
+    """The first step of the high losses."""
+    steps_in_a_row: int
+    """Number of high losses in a row."""
+    threshold: float
+    """From how many times the first loss on a loss is high."""
+    exceeds: float | None = None
+    """By how many times the rise is the smallest one of a loss that has a level, both as logarithms."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss 9.1 at step 4, 3.9 times its first value of 2.3 (threshold 3) for 3 steps in a row, after one …``"""
+        return (
+            f"loss {self.value:.4g} at {unit} {step}, {self.value / self.baseline:.3g} times its first value of "
+            f"{self.baseline:.4g} (threshold {self.threshold:g}) for {self.steps_in_a_row} {unit}s in a row, after one "
+            f"step changed the weights by {_share(self.update_ratio)}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +165,19 @@ class DivergenceAtStart(Detector):
         needed = self.huge_row if state.update >= self.huge_update else self.large_row
         if state.row < needed or state.update < self.large_update:
             return None
-        evidence = {
-            "loss": state.loss,
-            "level": state.first_loss,
-            "update_ratio": state.update,
-            "onset": float(state.onset),
-        }
-        severity = severity_of(self, evidence)
+        facts = StartFacts(
+            state.loss,
+            state.first_loss,
+            state.update,
+            state.onset,
+            state.row,
+            rise,
+            rises_beyond(state.loss, state.first_loss, self.smallest_rise),
+        )
+        severity = severity_of(self, facts)
         if not state.episode_filter.speaks(severity):
             return None
-        return finding(
-            self,
-            point._replace(quantity="loss"),
-            severity,
-            f"loss {state.loss:.4g} at step {point.step}, {state.loss / state.first_loss:.3g} times its first value of "
-            f"{state.first_loss:.4g} (threshold {rise:g}) for {state.row} steps in a row, after one step changed the "
-            f"weights by {_share(state.update)}.",
-            evidence,
-        )
+        return finding(self, point._replace(quantity="loss"), severity, facts)
 
 
 def _even_first(state: DivergenceAtStartState, count: float) -> None:

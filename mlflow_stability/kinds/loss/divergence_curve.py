@@ -16,8 +16,43 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.facts import LastingRiseFacts
-from mlflow_stability.vocabulary.result import Episode, Severity, Statement
+from mlflow_stability.vocabulary.facts import LossEndFacts
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text.phrases import factor
+
+
+@dataclass(frozen=True, slots=True)
+class LastingRiseFacts(LossEndFacts):
+    """A loss that ended above its best and did not come down again; `last` is its last finite value."""
+
+    kind: ClassVar[str] = "lasting_rise"
+    metrics = ("best", "highest", "last")
+
+    last_is_single: bool
+    """Whether that is the last value, and not a median of the last ones."""
+    is_finite: bool
+    """Whether the loss is finite at its end; else `last` is its last finite value."""
+    best: float
+    """The lowest level, in the unit of the loss."""
+    best_step: int
+    """The step of that level."""
+    threshold: float
+    """From how many times its best level on it is a rise."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss rose from step 400 on: ended at 9, 7 times its best level of 1.28 at step 380 …``"""
+        ended = f"ended {'at' if self.last_is_single else 'near'} {self.last:.4g}"
+        ended = ended if self.is_finite else f"last finite value {self.last:.4g}"
+        times = "; best level"
+        if self.best > 0:
+            times = f", {factor(self.last / self.best)} times its best level of"
+        # Judged by means of levels: the ratio of these two medians may be lower.
+        clearly = self.best > 0 and self.last >= self.threshold * self.best
+        limit = f" (threshold {self.threshold:.3g} times)" if clearly else ""
+        return (
+            f"{self.signal} rose from {unit} {step} on: {ended}{times} {self.best:.4g} at {unit} "
+            f"{self.best_step}{limit}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,39 +288,23 @@ class DivergenceRule(Rule):
 
     def _episode(self, curve: Curve, levels: Levels, best: int, start: int, critical: bool) -> Episode:
         finite = curve.values[curve.finite]
-        around = finite[best * levels.size : (best + 1) * levels.size]
-        lowest = float(np.median(around))
         broken = not np.isfinite(curve.values[-1])
         last = float(finite[-1]) if broken else _ended(curve)
-        first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
         peak = start + int(np.argmax(finite[start:]))
         # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
+        lowest = float(np.median(finite[best * levels.size : (best + 1) * levels.size]))
         facts = LastingRiseFacts(
             curve.name,
-            first,
             last,
+            float(finite[peak]),
             last_is_single=f"{last:.4g}" == f"{finite[-1]:.4g}",
             is_finite=not broken,
             best=lowest,
             best_step=int(levels.steps[best]),
             threshold=math.exp(self.smallest_rise),
         )
-        return Episode(
-            self.kind,
-            Severity.CRITICAL if critical else Severity.WARNING,
-            first,
-            int(levels.raw_steps[peak]),
-            final,
-            facts.sentence(first),
-            recovered=False,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence={"best": lowest, "highest": float(finite[peak]), "last": last},
-            remedies=self.remedies,
-            facts=facts,
-            statements=(Statement(facts, first),),
-        )
+        severity, steps = Severity.CRITICAL if critical else Severity.WARNING, levels.raw_steps
+        return self.episode(curve, severity, facts, steps[start], curve.steps[-1], peak=steps[peak])
 
 
 def _error_of_median(x: NDArray[np.float64]) -> float:

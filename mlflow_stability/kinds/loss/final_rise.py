@@ -16,8 +16,37 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import LossEndFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.text.phrases import factor
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRiseFacts(LossEndFacts):
+    """A loss that jumped in its last points."""
+
+    kind: ClassVar[str] = "final_rise"
+    metrics = ("before", "highest", "last")
+
+    before: float
+    """Its level before, in the unit of the loss."""
+    points: int
+    """Number of high points."""
+    threshold: float
+    """From how many times its level before on a loss above zero is high."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss jumped in the last 4 points, from step 400 on: ended at 9, 7 times its level of 1.28 before …``"""
+        times = f"; level before {self.before:.4g}"
+        if self.before > 0:
+            times = (
+                f", {factor(self.last / self.before)} times its level of {self.before:.4g} before (threshold "
+                f"{self.threshold:.3g} times)"
+            )
+        return (
+            f"{self.signal} jumped in the last {self.points} points, from {unit} {step} on: ended at "
+            f"{self.last:.4g}{times}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,37 +127,16 @@ class FinalRiseRule(Rule):
         if values[first:].min() < curve.floor:
             return None
         first = _left(x, first, float(np.median(past)) + least / 2)
-        return self._episode(curve, values, steps, first, values[max(0, first - self.before) : first])
-
-    def _episode(
-        self,
-        curve: Curve,
-        values: NDArray[np.float64],
-        steps: NDArray[np.int64],
-        first: int,
-        before: NDArray[np.float64],
-    ) -> Episode:
-        usual, last = float(np.median(before)), float(values[-1])
         peak = first + int(np.argmax(values[first:]))
-        least = math.exp(self.smallest_rise)
-        times = f"; level before {usual:.4g}"
-        if usual > 0:
-            times = f", {factor(last / usual)} times its level of {usual:.4g} before (threshold {least:.3g} times)"
-        start, count = int(steps[first]), len(values) - first
-        return Episode(
-            self.kind,
-            Severity.CRITICAL,
-            start,
-            int(steps[peak]),
-            int(steps[-1]),
-            f"{curve.name} jumped in the last {count} points, from step {start} on: ended at {last:.4g}{times}.",
-            recovered=False,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence={"before": usual, "highest": float(values[peak]), "last": last},
-            remedies=self.remedies,
+        facts = FinalRiseFacts(
+            curve.name,
+            float(values[-1]),
+            float(values[peak]),
+            before=float(np.median(values[max(0, first - self.before) : first])),
+            points=len(values) - first,
+            threshold=math.exp(self.smallest_rise),
         )
+        return self.episode(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[peak])
 
 
 def _rose_before(x: NDArray[np.float64], within: int) -> float:

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.loss_fall import FIRST
 from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import LossEndFacts
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.text.phrases import factor
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRiseFacts(LossEndFacts):
+    """A loss that ended many times as large as it began; `last` and `highest` are sizes, whatever its sign."""
+
+    kind: ClassVar[str] = "size_rise"
+    metrics = ("early", "highest", "last")
+
+    early: float
+    """Its size in the first points, in the unit of the loss."""
+    threshold: float
+    """From which size on it is a finding, in the unit of the loss."""
+    points: int = FIRST
+    """Number of first points."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``critic grew from step 400 on: its size ended at 4e+05, 1,000 times its size in the first 20 points, …``"""
+        times = ""
+        if self.early > 0:
+            ratio = factor(self.last / self.early)
+            times = f", {ratio} times its size in the first {self.points} points, {self.early:.4g}"
+        return (
+            f"{self.signal} grew from {unit} {step} on: its size ended at {self.last:.4g}{times} (threshold "
+            f"{self.threshold:.4g})."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +100,5 @@ class LossSizeRule(Rule):
         low = np.flatnonzero(sizes < limit)
         first = int(low[-1]) + 1 if len(low) else 0
         peak = first + int(np.argmax(sizes[first:]))
-        times = f", {factor(last / early)} times its size in the first 20 points, {early:.4g}" if early > 0 else ""
-        return Episode(
-            self.kind,
-            Severity.CRITICAL,
-            int(steps[first]),
-            int(steps[peak]),
-            int(steps[-1]),
-            f"{curve.name} grew from step {int(steps[first])} on: its size ended at {last:.4g}{times} (threshold "
-            f"{limit:.4g}).",
-            recovered=False,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence={"early": early, "highest": float(sizes[peak]), "last": last},
-            remedies=self.remedies,
-        )
+        facts = SizeRiseFacts(curve.name, last, float(sizes[peak]), early, limit)
+        return self.episode(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[peak])

@@ -18,10 +18,11 @@ from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.loss_level import RISE
-from mlflow_stability.vocabulary.facts import SeenBy, SpikeFacts
+from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)
@@ -37,7 +38,97 @@ class LossSpikeState:
     gradient_z: float = 0.0
     returns: Returns = field(default_factory=Returns)
     watch: Watch | None = None
-    """The losses since a spike of which nothing has come yet."""
+    """The losses since a spike of which nothing has come yet, ..."""
+    spike: SpikeFacts | None = None
+    """... and what is known of that spike."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeFacts(LossRiseFacts):
+    """A loss that jumped above what was normal."""
+
+    kind: ClassVar[str] = "loss_spike"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "loss": "value",
+        "level": "baseline",
+        "z": "sigmas",
+        "limit": "threshold",
+        "grad_norm_z": "gradient_sigmas",
+        "since": "found_first",
+    }
+
+    sigmas: float
+    """How far above its baseline it is, in σ of its noise."""
+    threshold: float
+    """From how many σ on it is a spike."""
+    gradient_sigmas: float | None = None
+    """How far the gradient norm of the same step is above its baseline, in σ; None where it was not needed."""
+    spikes: int | None = None
+    """Number of spikes up to this one in a short time; None where spikes are rare."""
+    spikes_since: int | None = None
+    """The step of the first of them."""
+    high_steps: int | None = None
+    """Number of high losses after it that made it a warning, itself included; None where these did not."""
+    watched_steps: int | None = None
+    """Number of losses that were looked at for that, itself included."""
+    value_after: float | None = None
+    """Median of the losses after it, in the unit of the loss, where that made it a warning."""
+    baseline_after: float | None = None
+    """Median of their baselines, in the unit of the loss."""
+    found_first: int | None = None
+    """The step of the spike, where what came after it made it a warning."""
+
+    @property
+    def exceeds(self) -> float:
+        """By how many times it exceeds its threshold."""
+        return self.sigmas / self.threshold
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss 7.47 at step 400, 18.8σ above its baseline of 0.552 (threshold 8σ).``"""
+        at = step if self.found_first is None else self.found_first
+        above = f"{sigmas(self.sigmas)} above its baseline of {self.baseline:.4g} (threshold {self.threshold:.3g}σ)"
+        parts = [f"loss {self.value:.4g} at {unit} {at}, {above}"]
+        if self.gradient_sigmas is not None:
+            parts.append(f"gradient norm {sigmas(self.gradient_sigmas)} above its baseline")
+        if self.spikes is not None:
+            parts.append(f"number {self.spikes} since {unit} {self.spikes_since}")
+        if self.high_steps is not None:
+            parts.append(f"high in {self.high_steps} of {self.watched_steps} {unit}s")
+        elif self.value_after is not None and self.watched_steps is not None:
+            parts.append(
+                f"the next {self.watched_steps - 1} losses are near {self.value_after:.4g}, above their baseline of "
+                f"{self.baseline_after:.4g}"
+            )
+        return f"{'; '.join(parts)}."
+
+
+@dataclass(frozen=True, slots=True)
+class AboveMeanSpikeFacts(Facts):
+    """A loss that is high by the classic rule: some standard deviations above the mean of the values before."""
+
+    kind: ClassVar[str] = "loss_spike_classic"
+    metrics = ("loss", "mean", "limit")
+
+    loss: float
+    """The loss, in its unit."""
+    mean: float
+    """Mean of the values before, in the unit of the loss."""
+    limit: float
+    """Above which loss it is a spike, in the unit of the loss."""
+    values: int
+    """Number of the values before."""
+
+    @property
+    def exceeds(self) -> float | None:
+        """By how many times it exceeds its limit; None for losses below zero."""
+        return self.loss / self.limit if self.limit > 0 else None
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss 7.47 at step 400, above the threshold of 2.1 (mean of the 100 values before: 0.552).``"""
+        return (
+            f"loss {self.loss:.4g} at {unit} {step}, above the threshold of {self.limit:.4g} (mean of the "
+            f"{self.values} values before: {self.mean:.4g})."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +235,9 @@ class LossSpike(Detector):
         if point.quantity == "learning_rate":
             state.restart.see(point.value, point.step)
             return state, None
-        if state.watch is None or point.quantity != "loss" or not point.finite:
+        if state.watch is None or state.spike is None or point.quantity != "loss" or not point.finite:
             return self._look(state, point)
-        worse = self._consequence(state, state.watch, point)
+        worse = self._consequence(state, state.watch, state.spike, point)
         state, event = self._look(state, point)
         return state, worse if event is None or (worse is not None and worse.severity > event.severity) else event
 
@@ -202,28 +293,23 @@ class LossSpike(Detector):
         return max(self.threshold_with_gradient, self._alone(point) * self.threshold_with_gradient / self.threshold)
 
     def _spike(self, state: LossSpikeState, point: Point, gradient_z: float | None) -> Event | None:
-        evidence = {"loss": point.value, "level": point.center, "z": point.z}
-        limit = self._alone(point)
-        if gradient_z is not None:
-            evidence["grad_norm_z"] = gradient_z
-            limit = self._together(point)
-        evidence["limit"] = limit
+        limit = self._alone(point) if gradient_z is None else self._together(point)
+        facts = SpikeFacts(point.value, point.center, point.z, limit, gradient_sigmas=gradient_z)
         often = None
         if not state.episode_filter.said:
             often = state.returns.take(point.step, self.returns, self.returns_within)
         huge = point.logarithmic and point.value >= point.center * self.critical_rise
         severity = Severity.WARNING if often or self.threshold_alone else Severity.INFO
-        severity = severity_of(self, evidence, Severity.CRITICAL if huge else severity)
+        severity = severity_of(self, facts, Severity.CRITICAL if huge else severity)
         if not state.episode_filter.speaks(severity):
             return None
-        facts = SpikeFacts("loss", point.value, point.center, point.z, limit, gradient_sigmas=gradient_z)
         if severity is Severity.INFO:
-            state.watch = Watch(point.step, facts, evidence)
+            state.watch, state.spike = Watch(point.step), facts
         if often is not None:
             facts = replace(facts, spikes=often.number, spikes_since=often.since)
-        return finding(self, point, severity, facts, evidence)
+        return finding(self, point, severity, facts)
 
-    def _consequence(self, state: LossSpikeState, watch: Watch, point: Point) -> Event | None:
+    def _consequence(self, state: LossSpikeState, watch: Watch, spike: SpikeFacts, point: Point) -> Event | None:
         """Judge what came of a spike, at one of the losses after it."""
         adversarial = point.reason is NoLevel.ADVERSARIAL
         high = point.z >= max(self.calm_below, self._alone(point) / 2)
@@ -232,26 +318,26 @@ class LossSpike(Detector):
             high = high and point.value >= abs(point.center) * least
         watch.take(point, high=high)
         worse: SpikeFacts | None = None
-        kept = point.has_level and 0 <= watch.evidence["loss"] < self.kept * began_at(state.begun.first)
+        kept = point.has_level and 0 <= spike.value < self.kept * began_at(state.begun.first)
         if not kept and watch.high >= self.lasting_steps:
-            worse = replace(watch.spike, high_steps=watch.high)
+            worse = replace(spike, high_steps=watch.high)
         elif not kept and watch.steps >= self.watched_steps:
-            worse = self._worse(state, watch, point)
+            worse = self._worse(state, watch, spike, point)
         if worse or watch.steps >= self.watched_steps or state.restart.excuses(point.step):
             state.watch = None
         if not worse or not state.episode_filter.speaks(Severity.WARNING):
             return None
         worse = replace(worse, found_first=watch.step, watched_steps=watch.steps + 1)
-        return finding(self, point, Severity.WARNING, worse, watch.evidence_since())
+        return finding(self, point, Severity.WARNING, worse)
 
-    def _worse(self, state: LossSpikeState, watch: Watch, point: Point) -> SpikeFacts | None:
+    def _worse(self, state: LossSpikeState, watch: Watch, spike: SpikeFacts, point: Point) -> SpikeFacts | None:
         """The spike, where the losses after it are above their baseline."""
         value, level, z = watch.medians()
         if z < self.worse_sigmas or not state.begun.matters(value):
             return None
         if point.logarithmic and (level <= 0 or value < level * self.worse_rise):
             return None
-        return replace(watch.spike, value_after=value, baseline_after=level)
+        return replace(spike, value_after=value, baseline_after=level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,21 +389,8 @@ class LossSpikeClassic(Detector):
             limit = mean + self.deviations * state.deviation(mean)
             high = point.value > limit
             if high and not state.run:
-                event = finding(
-                    self,
-                    point,
-                    Severity.WARNING,
-                    SpikeFacts(
-                        "loss",
-                        point.value,
-                        mean,
-                        None,
-                        limit,
-                        SeenBy.CLASSIC,
-                        values_before=len(state.values),
-                    ),
-                    {"loss": point.value, "mean": mean, "limit": limit},
-                )
+                facts = AboveMeanSpikeFacts(point.value, mean, limit, len(state.values))
+                event = finding(self, point, Severity.WARNING, facts)
         state.run = state.run + 1 if high else 0
         state.take(point.value, self.window)
         return state, event

@@ -19,8 +19,46 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.facts import SeenBy, SpikeFacts
-from mlflow_stability.vocabulary.result import Episode, Severity, Statement
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text.phrases import sigmas
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSpikeFacts(Facts):
+    """A loss that was far above both what came before and what came after."""
+
+    kind: ClassVar[str] = "curve_spike"
+    metrics: ClassVar[Mapping[str, str]] = {"peak": "value", "before": "baseline", "z": "sigmas"}
+
+    signal: str
+    """The loss, by the name that the log gives it."""
+    value: float
+    """The highest loss, in its unit."""
+    baseline: float
+    """The loss around it, in its unit."""
+    sigmas: float
+    """How far the highest loss is above its neighbours, in σ of the noise of single points."""
+    threshold: float
+    """From how many σ on a single point is a spike."""
+    points: int
+    """Number of high points."""
+    peak_step: int | None
+    """The step of the highest loss; None where it is the first."""
+    recovered: bool
+    """Whether it was over by the end of the log."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss jumped to 7.47 at step 400 from about 0.552 (18.8σ, threshold 8σ) and recovered.``"""
+        top = step if self.peak_step is None else self.peak_step
+        above = f" ({sigmas(self.sigmas)}, threshold {self.threshold:.3g}σ)" if self.sigmas >= self.threshold else ""
+        said = f"{self.signal} jumped to {self.value:.4g} at {unit} {top} from about {self.baseline:.4g}{above}"
+        if self.points > 1:
+            begun = "" if self.peak_step is None else f" at {unit} {step}"
+            said = f"{self.signal} rose from about {self.baseline:.4g}{begun} to {self.value:.4g} at {unit} {top}"
+        if not self.recovered:
+            return f"{said}; the log ends there."
+        return f"{said} and recovered after {self.points} points." if self.points > 1 else f"{said} and recovered."
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,40 +355,25 @@ class SpikeRule(Rule):
         passed = passed and not self._has_consequence(jumps, first, last, peak, beside)
         severity = Severity.CRITICAL if huge else Severity.INFO if passed else Severity.WARNING
         severity = Severity.INFO if transient else severity
-        z, limit = float(jumps.z[peak]), self._limit(jumps)
-        facts = SpikeFacts(
+        facts = CurveSpikeFacts(
             curve.name,
             float(values[peak]),
             level,
-            z,
-            limit,
-            SeenBy.WHOLE_CURVE,
+            float(jumps.z[peak]),
+            self._limit(jumps),
             points=count,
-            first_step=int(steps[first]) if peak > first else None,
+            peak_step=int(steps[peak]) if peak > first else None,
             recovered=recovered,
         )
-        return Episode(
-            self.kind,
-            Severity.INFO
-            if transient
-            else Severity.CRITICAL
-            if huge
-            else Severity.INFO
-            if passed
-            else Severity.WARNING,
-            int(steps[first]),
-            int(steps[peak]),
-            int(steps[last]),
-            facts.sentence(int(steps[peak])),
-            events=count,
+        return self.episode(
+            curve,
+            severity,
+            facts,
+            steps[first],
+            steps[last],
+            peak=steps[peak],
             recovered=True if recovered else None,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence={"peak": float(values[peak]), "before": level, "z": float(jumps.z[peak])},
-            remedies=self.remedies,
-            facts=facts,
-            statements=(Statement(facts, int(steps[peak])),),
+            count=count,
         )
 
 

@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,12 +20,59 @@ from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.facts import NonFiniteFacts
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Episode, Remedy, Severity, Statement
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Episode, Remedy, Severity
 from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.text.phrases import infinite
 
 SKIPPED = "skipped_steps"
 LOSS = "loss"
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteFacts(Facts):
+    """A loss or a gradient norm that is NaN or infinite."""
+
+    kind: ClassVar[str] = "non_finite"
+
+    signal: str
+    """What is not finite, by the name that the log gives it."""
+    value: float
+    """Its first value that is not finite."""
+    last_finite: float | None
+    """Its last finite value before; None where there is none."""
+    nan_from: int | None = None
+    """The step at which an infinity became NaN; None where it did not."""
+    count: int = 1
+    """Number of values that are not finite."""
+    last_step: int | None = None
+    """The step of the last of several."""
+    finite_afterwards: bool | None = None
+    """Whether finite values follow; None where the log ends with the only value, and while the training runs."""
+    loss_step: int | None = None
+    """Of a gradient norm: the first step at which the loss is not finite, too; None where it stays finite."""
+
+    def numbers(self) -> dict[str, float]:
+        """The value under its own name, how many there are, and the last finite one."""
+        before = {} if self.last_finite is None else {"before": self.last_finite}
+        return {self.signal: self.value, "count": float(self.count), **before}
+
+    @property
+    def last_finite_clause(self) -> str:
+        """``; last finite value 0.31``."""
+        return "; no finite value before" if self.last_finite is None else f"; last finite value {self.last_finite:.4g}"
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss is NaN at step 400; last finite value 0.31.``"""
+        said = f"{self.signal} is {'NaN' if math.isnan(self.value) else infinite(self.value)} at {unit} {step}"
+        if self.nan_from is not None:
+            said += f" and NaN from {unit} {self.nan_from} on"
+        said += self.last_finite_clause
+        if self.count > 1:
+            said += f"; {self.count} non-finite values up to {unit} {self.last_step}"
+        if self.finite_afterwards is not None:
+            said += f"; {'finite again' if self.finite_afterwards else 'none finite'} afterwards"
+        return f"{said}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +125,7 @@ class NonFiniteDetector(Detector):
         if not found:
             return new, None
         facts = NonFiniteFacts(point.quantity, point.value, point.before)
-        return new, finding(self, point, Severity.CRITICAL, facts, {point.quantity: point.value})
+        return new, finding(self, point, Severity.CRITICAL, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +269,6 @@ class NonFiniteRule(Rule):
         nan = np.isnan(values)
         detector = NanDetected if nan.any() else InfDetected
         recovered = high + 1 < len(curve.values)
-        first = int(curve.steps[low])
         before = curve.values[:low][curve.finite[:low]]
         facts = NonFiniteFacts(
             curve.name,
@@ -232,24 +279,8 @@ class NonFiniteRule(Rule):
             last_step=int(curve.steps[high]) if count > 1 else None,
             finite_afterwards=recovered if recovered or count > 1 else None,
         )
-        evidence = {curve.quantity: float(values[0]), "count": float(count)}
-        if len(before):
-            evidence["before"] = float(before[-1])
-        return Episode(
-            detector.kind,
-            Severity.CRITICAL,
-            first,
-            first,
-            int(curve.steps[high]),
-            facts.sentence(first),
-            recovered=recovered,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence=evidence,
-            remedies=detector.remedies,
-            facts=facts,
-            statements=(Statement(facts, first),),
+        return self.episode(
+            curve, Severity.CRITICAL, facts, curve.steps[low], curve.steps[high], recovered=recovered, of=detector
         )
 
     def _thrown_away(self, norm: Episode, norms: tuple[Curve, ...]) -> Episode:
@@ -268,15 +299,19 @@ def _together(norm: Episode, loss: Episode, reach: float) -> bool:
 
 def _led(norm: Episode, loss: Episode) -> Episode:
     """One finding of a gradient norm that broke first and the loss that followed it."""
+    facts = norm.facts
+    if isinstance(facts, NonFiniteFacts):
+        facts = replace(facts, loss_step=loss.start)
     return replace(
         loss,
         start=norm.start,
         peak=norm.peak,
+        facts=facts,
+        also=() if loss.facts is None else (loss.facts,),
         statements=(*norm.statements, *loss.statements),
-        facts=norm.facts,
         metric=norm.metric,
         place=norm.place,
-        evidence={**norm.evidence, **loss.evidence, "gradient_step": float(norm.start), "loss_step": float(loss.start)},
+        evidence={**norm.evidence, **loss.evidence},
     )
 
 

@@ -17,7 +17,33 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import LossEndFacts
 from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFacts(LossEndFacts):
+    """A loss that was higher after a resume than before it, and did not recover."""
+
+    kind: ClassVar[str] = "resume"
+    metrics = ("before", "resumed", "highest", "last")
+
+    before: float
+    """The loss before the resume, in its unit."""
+    after: float
+    """The loss after the resume, in its unit."""
+    resumed: int
+    """The first step after the resume."""
+    threshold: float
+    """From how many times the loss before on it is a finding."""
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        """``loss 2.1 after the resume at step 400, 2 times the 1.05 before it (threshold 1.3 times); ended at 2.``"""
+        return (
+            f"{self.signal} {self.after:.4g} after the resume at {unit} {self.resumed}, "
+            f"{self.after / self.before:.3g} times the {self.before:.4g} before it (threshold {self.threshold:.3g} "
+            f"times); ended at {self.last:.4g}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +114,14 @@ class ResumeRule(Rule):
         rise = start - level
         if math.exp(last) < before.floor or rise < least or last - level < max(least, self.stayed * rise):
             return None
-        first, was, ends = int(steps[0]), math.exp(level), math.exp(last)
-        return Episode(
-            self.kind,
-            Severity.CRITICAL,
-            first,
-            int(steps[int(np.argmax(new))]),
-            int(steps[-1]),
-            f"{after.name} {math.exp(start):.4g} after the resume at step {first}, {math.exp(rise):.3g} times the "
-            f"{was:.4g} before it (threshold {math.exp(self.smallest_rise):.3g} times); ended at {ends:.4g}.",
-            recovered=False,
-            metric=after.name,
-            place=after.place,
-            attempt=after.attempt,
-            evidence={"before": was, "resumed": float(first), "highest": float(new.max()), "last": ends},
-            remedies=self.remedies,
+        facts = ResumeFacts(
+            after.name,
+            math.exp(last),
+            float(new.max()),
+            before=math.exp(level),
+            after=math.exp(start),
+            resumed=int(steps[0]),
+            threshold=math.exp(self.smallest_rise),
         )
+        peak = steps[int(np.argmax(new))]
+        return self.episode(after, Severity.CRITICAL, facts, steps[0], steps[-1], peak=peak)

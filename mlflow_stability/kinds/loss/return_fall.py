@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves, median_deviation
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Episode, Remedy, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnFallFacts(Facts):
+    """A return that rose, fell back to where it began, and stayed there."""
+
+    kind: ClassVar[str] = "return_fall"
+
+    signal: str
+    """The return, by the name that the log gives it."""
+    start: float
+    """Its level at the start, in its unit."""
+    best: float
+    """Its best level."""
+    last: float
+    """Its level since it fell."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``return fell from about 200 to 21, where it began (20), and stayed there from step 400 to the end.``"""
+        return (
+            f"{self.signal} fell from about {self.best:.4g} to {self.last:.4g}, where it began ({self.start:.4g}), and "
+            f"stayed there from {unit} {step} to the end."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,35 +102,8 @@ class ReturnFallRule(Rule):
         for tail, severity in zip(self.tails, (Severity.WARNING, Severity.INFO), strict=True):
             last = values[-max(self.fewest_last, round(tail * count)) :]
             if len(last) <= count - at - width and float(np.quantile(last, self.back)) <= limit:
-                return self._episode(curve, values, steps, at + width, limit, (start, best), severity)
+                high = np.flatnonzero(values[at + width :] > limit)
+                first = min(at + width + (int(high[-1]) + 1 if len(high) else 0), count - self.fewest_last)
+                facts = ReturnFallFacts(curve.name, start, best, float(np.median(values[first:])))
+                return self.episode(curve, severity, facts, steps[first], steps[-1])
         return None
-
-    def _episode(
-        self,
-        curve: Curve,
-        values: np.ndarray[tuple[int], np.dtype[np.float64]],
-        steps: np.ndarray[tuple[int], np.dtype[np.int64]],
-        after: int,
-        limit: float,
-        levels: tuple[float, float],
-        severity: Severity,
-    ) -> Episode:
-        start, best = levels
-        high = np.flatnonzero(values[after:] > limit)
-        first = min(after + (int(high[-1]) + 1 if len(high) else 0), len(values) - self.fewest_last)
-        last = float(np.median(values[first:]))
-        return Episode(
-            self.kind,
-            severity,
-            int(steps[first]),
-            int(steps[first]),
-            int(steps[-1]),
-            f"{curve.name} fell from about {best:.4g} to {last:.4g}, where it began ({start:.4g}), and stayed "
-            f"there from step {int(steps[first])} to the end.",
-            recovered=False,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence={"best": best, "last": last, "start": start},
-            remedies=self.remedies,
-        )

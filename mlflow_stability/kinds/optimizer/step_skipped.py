@@ -143,6 +143,30 @@ class StepSkipped(Detector):
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedEndFacts(Facts):
+    """Last steps that were all skipped."""
+
+    kind: ClassVar[str] = "skipped_end"
+    metrics = ("skipped_of_recent", "skipped_steps")
+
+    skipped_of_recent: int
+    """Number of last steps, which were all skipped."""
+    skipped_steps: int
+    """Number of steps that were skipped in all."""
+    last_step: int
+    """The last step."""
+    threshold: int
+    """From how many steps on it is a finding."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``all of the last 12 steps skipped, from step 388 to step 399 (threshold 5).``"""
+        return (
+            f"all of the last {counted(self.skipped_of_recent, unit)} skipped, from {unit} {step} to {unit} "
+            f"{self.last_step} (threshold {self.threshold})."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SkippedEndRule(Rule):
     """The last steps of a run were all skipped.
 
@@ -178,19 +202,6 @@ class SkippedEndRule(Rule):
         count = int(values[-1] - values[first]) if len(values) else 0
         if count < self.fewest:
             return None
-        begun, ended = int(steps[min(first + 1, len(steps) - 1)]), int(steps[-1])
-        return Episode(
-            self.kind,
-            Severity.WARNING,
-            begun,
-            ended,
-            ended,
-            f"all of the last {counted(count, 'step')} skipped, from step {begun} to step {ended} (threshold "
-            f"{self.fewest}).",
-            recovered=False,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence={"skipped_of_recent": float(count), "skipped_steps": float(values[-1])},
-            remedies=self.remedies,
-        )
+        facts = SkippedEndFacts(count, int(values[-1]), int(steps[-1]), self.fewest)
+        begun = steps[min(first + 1, len(steps) - 1)]
+        return self.episode(curve, Severity.WARNING, facts, begun, steps[-1], peak=steps[-1])

@@ -276,6 +276,30 @@ LATE_FALL = "late_fall"
 
 
 @dataclass(frozen=True, slots=True)
+class LargeUpdatesFacts(Facts):
+    """Updates that stayed large while the loss hardly fell."""
+
+    kind: ClassVar[str] = "large_updates"
+    metrics = ("update_ratio", "limit", "late_fall")
+
+    signal: str
+    """The loss, by the name that the log gives it."""
+    update_ratio: float
+    """Median update norm, as a share of the weight norm."""
+    limit: float
+    """From which share on updates are large."""
+    late_fall: float
+    """How far the loss fell in that time, as a share."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``update ratio about 0.03 from step 400 to the end (threshold 0.02 while loss hardly falls; it fell by …``"""
+        return (
+            f"update ratio about {self.update_ratio:.2g} from {unit} {step} to the end (threshold {self.limit:g} "
+            f"while {self.signal} hardly falls; it fell by {self.late_fall:.1%} in that time)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LargeUpdatesRule(Rule):
     """Updates stayed large to the end of a training whose loss hardly fell.
 
@@ -334,19 +358,5 @@ class LargeUpdatesRule(Rule):
         usual, end = float(np.median(late)), float(np.median(late[-max(3, len(late) // 10) :]))
         if min(usual, end) < self.lowest_ratio:
             return None
-        start = int(steps[begun])
-        return Episode(
-            self.kind,
-            Severity.WARNING,
-            start,
-            start,
-            int(steps[-1]),
-            f"update ratio about {usual:.2g} from step {start} to the end (threshold {self.lowest_ratio:g} while "
-            f"{loss.name} hardly falls; it fell by {1 - math.exp(last - early):.1%} in that time).",
-            recovered=False,
-            metric=loss.name,
-            place=loss.place,
-            attempt=loss.attempt,
-            evidence={"update_ratio": usual, "limit": self.lowest_ratio, LATE_FALL: 1 - math.exp(last - early)},
-            remedies=self.remedies,
-        )
+        facts = LargeUpdatesFacts(loss.name, usual, self.lowest_ratio, 1 - math.exp(last - early))
+        return self.episode(loss, Severity.WARNING, facts, steps[begun], steps[-1])

@@ -17,12 +17,34 @@ from mlflow_stability.curves.turning_point import by_chance, turned
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.detectors.sensitivity import factor_of, moved
-from mlflow_stability.kinds.progress.overfitting import Overfitting
+from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.result import Episode, Severity
 
 _TRAINED = re.compile(r"(?:^|[^a-z])(?:train|training|tr)(?:$|[^a-z])")
 _HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|test|dev)(?:$|[^a-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyFallFacts(LastBelowBestFacts):
+    """A validation accuracy that fell while the training accuracy rose."""
+
+    kind: ClassVar[str] = "accuracy_fall"
+
+    training_at_best: float
+    """The training accuracy at the best step, as a share."""
+    training_accuracy: float
+    """The training accuracy at the end, as a share."""
+    threshold: float
+    """From which fall on, as a share of all examples, it is one."""
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        """``val_acc fell from 80.1% at step 9 to 71.3% at the end (threshold 3%), while the training accuracy …``"""
+        return (
+            f"{self.signal} fell from {self.best:.1%} at {unit} {self.best_step} to {self.last:.1%} at the end "
+            f"(threshold {self.threshold:.0%}), while the training accuracy went from {self.training_at_best:.1%} to "
+            f"{self.training_accuracy:.1%}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +118,17 @@ class AccuracyFallRule(Rule):
         share = by_chance(len(x))
         if turned(x) < self.odds * share / (self.odds * share + 1 - share):
             return None
-        return Episode(
-            self.kind,
-            Severity.WARNING,
-            int(steps[min(best + 1, len(steps) - 1)]),
-            int(steps[best + int(np.argmax(x[best:]))]),
-            int(steps[-1]),
-            f"{named.name} fell from {1 - held[at]:.1%} at step {int(steps[best])} to {1 - last:.1%} at the end "
-            f"(threshold {self.smallest_fall:.0%}), while the training accuracy went from {1 - since.before:.1%} to "
-            f"{1 - since.now:.1%}.",
-            recovered=False,
-            metric=named.name,
-            place=named.place,
-            attempt=named.attempt,
-            evidence={"best": 1 - float(held[at]), "best_step": float(steps[best]), "last": 1 - last},
-            remedies=self.remedies,
+        facts = AccuracyFallFacts(
+            1 - float(held[at]),
+            int(steps[best]),
+            named.name,
+            1 - last,
+            1 - since.before,
+            1 - since.now,
+            self.smallest_fall,
         )
+        first, peak = steps[min(best + 1, len(steps) - 1)], steps[best + int(np.argmax(x[best:]))]
+        return self.episode(named, Severity.WARNING, facts, first, steps[-1], peak=peak)
 
 
 def _errors(accuracy: Curve) -> Curve:

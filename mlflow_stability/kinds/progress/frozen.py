@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.log_resolution import quantum_of
-from mlflow_stability.kinds.progress.plateau import Plateau
+from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenFacts(LastLevelFacts):
+    """A loss that repeats exactly the same value, `last`."""
+
+    kind: ClassVar[str] = "frozen"
+    metrics = ("last", "equal")
+
+    equal: int
+    """Number of equal values, up to the last."""
+    last_step: int
+    """The step of the last of them."""
+    threshold: int
+    """From how many equal values on it is frozen."""
+    before: float | None = None
+    """Its level before, in the unit of the loss; None where all of its values are equal."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss fell from about 2.3 to exactly 0 in one point, at step 400, and stayed there: 50 equal values …``"""
+        if self.before is None:
+            return f"{self.signal} is exactly {self.last:.4g} in all of its {self.equal} points."
+        return (
+            f"{self.signal} {'fell' if self.last < self.before else 'rose'} from about {self.before:.4g} to exactly "
+            f"{self.last:.4g} in one point, at {unit} {step}, and stayed there: {self.equal} equal values up to "
+            f"{unit} {self.last_step} (threshold {self.threshold})."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +87,7 @@ class FrozenRule(Rule):
 
     def _of(self, curve: Curve) -> Episode | None:
         finite = curve.finite
-        values, steps = curve.values[finite], curve.steps[finite]
+        values = curve.values[finite]
         if len(values) < self.fewest_zeros or not finite[-1]:
             return None
         last = float(values[-1])
@@ -72,33 +99,17 @@ class FrozenRule(Rule):
         if first == 0:
             if last != 0 or not curve.has_level:
                 return None  # a constant that is not zero is a plateau like others; a policy's loss has no level
-            return self._episode(curve, steps, 0, last, f"{curve.name} is exactly 0 in all of its {count} points.")
+            return self._episode(curve, first, count, None)
         before = values[max(0, first - self.before) : first]
         moved = float(np.median(np.abs(np.diff(before)))) if len(before) >= 8 else 0.0
         if moved <= self.quanta * quantum_of(values) or (before == last).any():
             return None
         if before[-3:].min() <= curve.floor:
             return None  # it had been learnt before, and went on to what the format can tell from zero
-        level = float(np.median(before))
-        way = "fell" if last < level else "rose"
-        message = f"{curve.name} {way} from about {level:.4g} to exactly {last:.4g} in one point, at step "
-        message += f"{int(steps[first])}, and stayed there: {count} equal values up to step {int(steps[-1])} "
-        message += f"(threshold {self.fewest})."
-        return self._episode(curve, steps, first, last, message)
+        return self._episode(curve, first, count, float(np.median(before)))
 
-    def _episode(self, curve: Curve, steps: NDArray[np.int64], first: int, last: float, message: str) -> Episode:
-        start = int(steps[first])
-        return Episode(
-            self.kind,
-            Severity.WARNING,
-            start,
-            start,
-            int(steps[-1]),
-            message,
-            recovered=False,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence={"last": last, "equal": float(len(steps) - first)},
-            remedies=self.remedies,
-        )
+    def _episode(self, curve: Curve, first: int, count: int, before: float | None) -> Episode:
+        steps = curve.steps[curve.finite]
+        last = float(curve.values[-1])
+        facts = FrozenFacts(curve.name, last, count, int(steps[-1]), self.fewest, before)
+        return self.episode(curve, Severity.WARNING, facts, steps[first], steps[-1])

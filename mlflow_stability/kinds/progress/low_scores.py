@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class LowScoresFacts(Facts):
+    """Scores that stayed near zero."""
+
+    kind: ClassVar[str] = "low_scores"
+    metrics = ("best", "evaluations")
+
+    signal: str
+    """The score that was logged most often."""
+    best: float
+    """The highest of all scores, as a share."""
+    threshold: float
+    """Up to which score that counts as zero."""
+    evaluations: int
+    """Number of values of the score."""
+    last_step: int
+    """The step of the last one."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``highest score 0.01 (threshold 0.03): map near zero in 50 evaluations, from step 1 to step 50.``"""
+        return (
+            f"highest score {self.best:.2g} (threshold {self.threshold:g}): {self.signal} near zero in "
+            f"{self.evaluations} evaluations, from {unit} {step} to {unit} {self.last_step}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +78,6 @@ class ScoreRule(Rule):
         lowest = min(float(curve.values[curve.finite].min()) for curve in scores)
         if len(main.values) < self.fewest_points or best > self.highest or lowest < 0:
             return []
-        first, last = int(main.steps[0]), int(main.steps[-1])
-        return [
-            Episode(
-                self.kind,
-                Severity.WARNING,
-                first,
-                first,
-                last,
-                f"highest score {best:.2g} (threshold {self.highest:g}): {main.name} near zero in {len(main.values)} "
-                f"evaluations, from step {first} to step {last}.",
-                recovered=False,
-                metric=main.name,
-                place=main.place,
-                attempt=main.attempt,
-                evidence={"best": best, "evaluations": float(len(main.values))},
-                remedies=self.remedies,
-            )
-        ]
+        last = int(main.steps[-1])
+        facts = LowScoresFacts(main.name, best, self.highest, len(main.values), last)
+        return [self.episode(main, Severity.WARNING, facts, main.steps[0], last)]

@@ -6,10 +6,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -22,6 +24,35 @@ class OscillationState:
     since: int = 0
     """How many have come since the last look."""
     said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OscillationFacts(Facts):
+    """A loss that swings to and fro from step to step."""
+
+    kind: ClassVar[str] = "oscillation"
+    metrics = ("swing", "level", "turning_points", "correlation")
+
+    swing: float
+    """Median change from step to step, in the unit of the loss."""
+    level: float
+    """Median size of the loss, in its unit."""
+    turning_points: float
+    """Share of the losses that are local maxima or minima."""
+    correlation: float
+    """Correlation of one change with the next."""
+    threshold: float
+    """From which swing on, as a share of the loss, it oscillates."""
+    values: int
+    """Number of losses that were judged."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss oscillates at step 400: median change 12% of the loss (threshold 5%); 90% of the last 256 …``"""
+        share = self.swing / self.level if self.level else math.inf
+        return (
+            f"loss oscillates at {unit} {step}: median change {share:.0%} of the loss (threshold "
+            f"{self.threshold:.0%}); {self.turning_points:.0%} of the last {self.values} values are turning points."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +122,8 @@ class Oscillation(Detector):
         if state.said:
             return state, None
         state.said = True
-        return state, finding(
-            self,
-            point,
-            Severity.INFO,
-            f"loss oscillates at step {point.step}: median change {swing / level if level else math.inf:.0%} of the "
-            f"loss (threshold {self.swing:.0%}); {turns:.0%} of the last {self.window} values are turning points.",
-            {"swing": swing, "level": level, "turning_points": turns, "correlation": correlation},
-        )
+        facts = OscillationFacts(swing, level, turns, correlation, self.swing, self.window)
+        return state, finding(self, point, Severity.INFO, facts)
 
 
 def _correlation(changes: list[float]) -> float:

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.curves.training_since import TrainingSince, training_since
+from mlflow_stability.curves.training_since import training_since
 from mlflow_stability.curves.turning_point import by_chance, turned
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import stays_at_chance
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts, rises_beyond
 from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.text.phrases import above
@@ -42,6 +43,96 @@ class OverfittingState:
     best_step: int = -1
     train_at_best: float | None = None
     said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BestStepFacts(Facts):
+    """A model that was best at an earlier step: what all findings of overfitting know."""
+
+    best: float
+    """The best value: a loss in its unit, an accuracy as a share."""
+    best_step: int
+    """The step of that value."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverfittingFacts(BestStepFacts):
+    """A validation loss that rises while the training loss falls."""
+
+    kind: ClassVar[str] = "overfitting"
+    metrics = ("val_loss", "best", "best_step", "loss")
+
+    val_loss: float
+    """The validation loss."""
+    loss: float
+    """The mean training loss since the validation before."""
+    loss_at_best: float
+    """The mean training loss before the best validation."""
+    threshold: float
+    """From how many times the best validation loss on it counts."""
+
+    @property
+    def exceeds(self) -> float | None:
+        """By how many times the rise is that of the threshold, both as logarithms."""
+        return rises_beyond(self.val_loss, self.best, self.threshold)
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``The validation loss is 2.1 at step 400, 12% above its best of 1.9 at step 300, while the training …``"""
+        return (
+            f"The validation loss is {self.val_loss:.4g} at {unit} {step}, "
+            f"{above(self.val_loss / self.best - 1, 'its best')} of {self.best:.4g} at {unit} {self.best_step}, while "
+            f"the training loss fell from {self.loss_at_best:.4g} to {self.loss:.4g}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LastBelowBestFacts(BestStepFacts):
+    """What findings of overfitting know of a whole curve."""
+
+    metrics = ("best", "best_step", "last")
+
+    signal: str
+    """The validation loss or accuracy, by the name that the log gives it."""
+    last: float
+    """Its value at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRiseFacts(LastBelowBestFacts):
+    """A validation loss that rose from its best and stayed above it, while the training loss fell."""
+
+    kind: ClassVar[str] = "validation_rise"
+
+    at_best: float
+    """The single validation loss at the best step; `best` is the median of a stretch."""
+    threshold: float
+    """From which rise above the best on, as a share of it, it is one; for losses above zero."""
+    training: str
+    """The training loss, by the name that the log gives it."""
+    training_at_best: float
+    """The training loss at the best step, in its unit."""
+    training_loss: float
+    """The training loss at the end, in its unit."""
+    is_fall_hidden: bool
+    """Whether noise would hide a fall of the training loss, and it only did not rise."""
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        """``val_loss rose from 1.9 at step 300 to 2.1 at the end (+12%, threshold 4%) while loss fell by 30%.``"""
+        by = f" (+{self.last / self.best - 1:.0%}, threshold {self.threshold:.0%})" if self.best > 0 else ""
+        about = "" if math.isclose(self.best, self.at_best, rel_tol=1e-3) else "about "  # the median of several
+        return (
+            f"{self.signal} rose from {about}{self.best:.4g} at {unit} {self.best_step} to {self.last:.4g} at the "
+            f"end{by} {self._beside()}."
+        )
+
+    def _beside(self) -> str:
+        """What the training loss did meanwhile."""
+        if self.is_fall_hidden:
+            return f"while {self.training} did not rise; a fall is hidden in its noise"
+        by = f" from {self.training_at_best:.4g} to {self.training_loss:.4g}"
+        if self.training_loss > 0:
+            by = f" by {1 - self.training_loss / self.training_at_best:.0%}"
+        return f"while {self.training} fell{by}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +220,8 @@ class Overfitting(Detector):
         if stays_at_chance(state.train_at_best, train):
             return state, None
         state.said = True
-        return state, finding(
-            self,
-            point,
-            Severity.WARNING,
-            f"The validation loss is {value:.4g} at step {point.step}, {above(value / best - 1, 'its best')} of "
-            f"{best:.4g} at step {state.best_step}, while the training loss fell from {state.train_at_best:.4g} "
-            f"to {train:.4g}.",
-            {"val_loss": value, "best": best, "best_step": float(state.best_step), "loss": train},
-        )
+        facts = OverfittingFacts(best, state.best_step, value, train, state.train_at_best, self.smallest_rise)
+        return state, finding(self, point, Severity.WARNING, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +324,21 @@ class OverfittingRule(Rule):
         if turned(x) < self.odds * share / (self.odds * share + 1 - share):
             return []
         lowest, last = float(np.median(values[at : at + width])), float(np.median(values[first:]))
-        return [self._episode(validation, best, lowest, last, _beside(training, since, hidden))]
+        steps = validation.steps[validation.finite]
+        facts = ValidationRiseFacts(
+            lowest,
+            int(steps[best]),
+            validation.name,
+            last,
+            float(values[best]),
+            math.expm1(self.smallest_rise),
+            training.name,
+            since.before,
+            since.now,
+            hidden,
+        )
+        begun, peak = steps[min(best + 1, len(steps) - 1)], steps[best + int(np.argmax(values[best:]))]
+        return [self.episode(validation, Severity.WARNING, facts, begun, steps[-1], peak=peak)]
 
     def _scaled(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
         """The values on the scale that is judged, and the smallest rise on it."""
@@ -255,41 +353,10 @@ class OverfittingRule(Rule):
         fall = float(medians[0] - medians.min())
         return values / (fall if fall > 0 else np.inf), self.smallest_share
 
-    def _episode(self, validation: Curve, best: int, lowest: float, last: float, beside: str) -> Episode:
-        values, steps = validation.values[validation.finite], validation.steps[validation.finite]
-        peak = best + int(np.argmax(values[best:]))
-        by = f" (+{last / lowest - 1:.0%}, threshold {math.expm1(self.smallest_rise):.0%})" if lowest > 0 else ""
-        about = "" if math.isclose(lowest, values[best], rel_tol=1e-3) else "about "  # the median of several
-        message = (
-            f"{validation.name} rose from {about}{lowest:.4g} at step {int(steps[best])} to {last:.4g} at the end{by}"
-        )
-        return Episode(
-            self.kind,
-            Severity.WARNING,
-            int(steps[min(best + 1, len(steps) - 1)]),
-            int(steps[peak]),
-            int(steps[-1]),
-            f"{message} {beside}.",
-            recovered=False,
-            metric=validation.name,
-            place=validation.place,
-            attempt=validation.attempt,
-            evidence={"best": lowest, "best_step": float(steps[best]), "last": last},
-            remedies=self.remedies,
-        )
-
 
 def _width(validations: int) -> int:
     """The number of validations that make a level: two of fewer than ten, else three, or a tenth of them."""
     return max(2 if validations < 10 else 3, validations // 10)
-
-
-def _beside(training: Curve, since: TrainingSince, hidden: bool) -> str:
-    """What the training loss did meanwhile."""
-    if hidden:
-        return f"while {training.name} did not rise; a fall is hidden in its noise"
-    by = f" by {1 - since.now / since.before:.0%}" if since.now > 0 else f" from {since.before:.4g} to {since.now:.4g}"
-    return f"while {training.name} fell{by}"
 
 
 def _belongs(training: Curve, validation: Curve) -> bool:

@@ -20,6 +20,7 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import classes_of
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Episode, Remedy, Severity
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -37,6 +38,81 @@ class Level:
     best: float = math.inf
     """The lowest of all means."""
     said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlateauFacts(Facts):
+    """A loss that has not fallen since its start."""
+
+    kind: ClassVar[str] = "plateau"
+    metrics = ("loss", "start", "gain", "classes")
+
+    loss: float
+    """Mean of the last losses, in the unit of the loss."""
+    start: float
+    """Mean of the first losses, in the unit of the loss."""
+    gain: float
+    """How far the loss has fallen since the start, as a share."""
+    steps: int
+    """Number of last steps in which it has not fallen."""
+    classes: int | None = None
+    """Number of classes of which the loss is at chance level; None where it is at none."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss 2.3 at step 999, chance level for 10 classes; it started at 2.31 and has not fallen in the last …``"""
+        chance = f", chance level for {self.classes:,} classes" if self.classes else ""
+        return (
+            f"loss {self.loss:.4g} at {unit} {step}{chance}; it started at {self.start:.4g} and has not fallen in the "
+            f"last {self.steps:,} {unit}s."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LastLevelFacts(Facts):
+    """What findings of a plateau know of a whole curve."""
+
+    signal: str
+    """The loss, by the name that the log gives it."""
+    last: float
+    """Its level at the end, in the unit of the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatCurveFacts(LastLevelFacts):
+    """A loss whose whole curve is flat from some step on."""
+
+    kind: ClassVar[str] = "flat_curve"
+    metrics = ("first", "last", "gain", "classes")
+
+    first: float
+    """Its level at the start, in the unit of the loss."""
+    gain: float
+    """How far it fell from start to end, as a share; below zero where it rose."""
+    is_small: bool
+    """Whether that is little."""
+    threshold: float | None
+    """Below which share nothing was gained, where it is flat from its start; None where it fell first."""
+    points: int
+    """Number of points of the level at the end, and of that at a start from which it is flat."""
+    last_step: int
+    """Its last step."""
+    classes: int | None = None
+    """Number of classes of which the end is chance level; None where it is of none."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss fell by only 0.3% (threshold 3%): from 2.31 over its first 30 points to 2.3 over its last 30, …``"""
+        moved, only = "did not change", "only " if self.is_small else ""
+        if abs(self.gain) > 0.0005:
+            moved = f"fell by {only}{self.gain:.1%}" if self.gain > 0 else f"rose by {-self.gain:.1%}"
+        least, at_first, at_last = "", "", f"{self.points} points"
+        if self.threshold is not None:
+            least = f" (threshold {self.threshold:.0%})"
+            at_first, at_last = f" over its first {self.points} points", f"{self.points}"
+        chance = f"; {self.last:.4g} is chance level for {self.classes} classes" if self.classes else ""
+        return (
+            f"{self.signal} {moved}{least}: from {self.first:.4g}{at_first} to {self.last:.4g} over its last "
+            f"{at_last}, flat from {unit} {step} to {unit} {self.last_step}{chance}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +211,10 @@ class Plateau(Detector):
         if self._fall_at_most(list(means)) >= self.fall:
             return None
         state.said = True
-        classes = classes_of(recent, self.chance_within)
-        chance = f", chance level for {classes:,} classes" if classes else ""
-        return finding(
-            self,
-            point,
-            Severity.WARNING,
-            f"loss {recent:.4g} at step {point.step}{chance}; it started at {start:.4g} and has not fallen "
-            f"in the last {len(means) * self.stretch:,} steps.",
-            {"loss": recent, "start": start, "gain": gain, **({"classes": float(classes)} if classes else {})},
+        facts = PlateauFacts(
+            recent, start, gain, len(means) * self.stretch, classes_of(recent, self.chance_within) or None
         )
+        return finding(self, point, Severity.WARNING, facts)
 
     def _fall_at_most(self, means: list[float]) -> float:
         """How far the loss has fallen over these means, at most, as a share of its level."""
@@ -263,7 +333,7 @@ class PlateauRule(Rule):
         steady = float(high - low) < self.steady + 3 * levels.noise and gain > -self.steady
         learned = max(gain, rest) >= allowed or -_grown(last - begun) >= allowed + margin + one
         if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
-            return [self._episode(curve, 0, first, last, gain, edge, f" over its first {edge} points")]
+            return [self._episode(curve, 0, first, last, gain, edge, self.stuck_gain)]
         flat = self._flat_from(levels)
         untrained = self.untrained[0] <= math.exp(min(start, 50)) <= self.untrained[1]
         if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
@@ -315,37 +385,28 @@ class PlateauRule(Rule):
         return False
 
     def _episode(
-        self, curve: Curve, start: int, before: float, last: float, gain: float, edge: int, of: str = ""
+        self,
+        curve: Curve,
+        start: int,
+        before: float,
+        last: float,
+        gain: float,
+        points: int,
+        threshold: float | None = None,
     ) -> Episode:
         steps = curve.steps[curve.finite]
-        began, level = int(steps[start]), math.exp(last)
-        only = "only " if gain < self.early_gain else ""
-        moved = "did not change"
-        if abs(gain) > 0.0005:
-            moved = f"fell by {only}{gain:.1%}" if gain > 0 else f"rose by {-gain:.1%}"
-        least = f" (threshold {self.stuck_gain:.0%})" if of else ""
-        ended = f"to {level:.4g} over its last {edge}{'' if of else ' points'}"
-        message = f"{curve.name} {moved}{least}: from {math.exp(before):.4g}{of} {ended}, "
-        message += f"flat from step {began} to step {int(steps[-1])}"
-        evidence = {"first": math.exp(before), "last": level, "gain": gain}
-        classes = chance_of(level)
-        if classes:
-            evidence["classes"] = float(classes)
-            message += f"; {level:.4g} is chance level for {classes} classes"
-        return Episode(
-            self.kind,
-            Severity.WARNING,
-            began,
-            began,
-            int(steps[-1]),
-            message + ".",
-            recovered=False,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence=evidence,
-            remedies=self.remedies,
+        facts = FlatCurveFacts(
+            curve.name,
+            math.exp(last),
+            math.exp(before),
+            gain,
+            is_small=gain < self.early_gain,
+            threshold=threshold,
+            points=points,
+            last_step=int(steps[-1]),
+            classes=chance_of(math.exp(last)) or None,
         )
+        return self.episode(curve, Severity.WARNING, facts, steps[start], steps[-1])
 
 
 def _grown(nats: float) -> float:

@@ -6,10 +6,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import ClassVar
 
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -38,6 +40,33 @@ class RepeatedDataState:
     said: bool = False
     levels: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     """The logarithms of the last losses that were not smooth."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoNoiseFacts(Facts):
+    """A loss that has lost its noise."""
+
+    kind: ClassVar[str] = "no_noise"
+    metrics = ("loss", "usual", "steps", "before")
+
+    loss: float
+    """The loss, in its unit."""
+    usual: float
+    """The usual difference between two changes of the loss, as a share of it."""
+    steps: int
+    """Number of steps in a row without noise."""
+    threshold: float
+    """Below which difference, as a share of the loss, there is no noise."""
+    before: float | None = None
+    """Median of the losses before, in the unit of the loss, where it rose from there."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``loss without noise for 16 steps to step 400: consecutive changes differ by less than 0.1% …``"""
+        rose = f"; it rose from a median of {self.before:.4g} to {self.loss:.4g}" if self.before is not None else ""
+        return (
+            f"loss without noise for {self.steps} {unit}s to {unit} {step}: consecutive changes differ by less than "
+            f"{self.threshold:.1%} of the loss; {self.usual:.1%} was usual from batch to batch{rose}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +195,9 @@ class RepeatedData(Detector):
     def _smooth(self, state: RepeatedDataState, point: Point, level: float) -> Event:
         state.said = True
         before = median(state.levels)
-        event = finding(
-            self,
-            point,
-            Severity.WARNING,
-            f"loss without noise for {state.row} steps to step {point.step}: consecutive changes differ by less than "
-            f"{self.share * state.bend:.1%} of the loss; {state.bend:.1%} was usual from batch to batch.",
-            {"loss": point.value, "usual": state.bend, "steps": float(state.row)},
+        rose = level > before + self.risen * state.bend
+        facts = NoNoiseFacts(
+            point.value, state.bend, state.row, self.share * state.bend, math.exp(before) if rose else None
         )
-        if level <= before + self.risen * state.bend:
-            return event
-        rose = f"{event.message[:-1]}; it rose from a median of {math.exp(before):.4g} to {point.value:.4g}."
-        evidence = {**event.evidence, "before": math.exp(before)}
-        of = ConstantOutput
-        return replace(event, kind=of.kind, message=rose, evidence=evidence, remedies=of.remedies)
+        event = finding(self, point, Severity.WARNING, facts)
+        return replace(event, kind=ConstantOutput.kind, remedies=ConstantOutput.remedies) if rose else event

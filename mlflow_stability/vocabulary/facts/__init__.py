@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mlflow_stability.vocabulary.facts.divergence import DivergenceFacts, LastingRiseFacts, SlowRiseFacts
 from mlflow_stability.vocabulary.facts.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
 from mlflow_stability.vocabulary.facts.limits import (
     SINCE,
@@ -13,23 +12,19 @@ from mlflow_stability.vocabulary.facts.limits import (
     rises_beyond,
     times_beyond,
 )
-from mlflow_stability.vocabulary.facts.loss import NonFiniteFacts, SeenBy, SpikeFacts
+from mlflow_stability.vocabulary.facts.loss import LossEndFacts, LossRiseFacts
 from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 
 __all__ = [
     "SINCE",
-    "DivergenceFacts",
     "Facts",
     "FollowedFacts",
-    "LastingRiseFacts",
     "LimitFacts",
+    "LossEndFacts",
+    "LossRiseFacts",
     "LossTrouble",
-    "NonFiniteFacts",
     "OtherFacts",
     "RiseFacts",
-    "SeenBy",
-    "SlowRiseFacts",
-    "SpikeFacts",
     "TextEnum",
     "classes_of_facts",
     "facts_from_json",

@@ -81,16 +81,35 @@ def test_every_name_of_a_finding_or_a_rule_can_be_explained(name: str, capsys: p
 
 
 FACTS_OF_SEVERAL_KINDS = {
+    "accuracy_fall",
+    "curve_spike",
+    "divergence_at_start",
+    "divergence_classic",
     "example",
+    "final_rise",
+    "flat_curve",
+    "frozen",
+    "generalisation_gap",
     "gradient_above_limit",
+    "gradient_rise",
+    "large_updates",
     "lasting_rise",
     "lost_gradient",
     "log_line",
+    "loss_size",
+    "loss_spike_classic",
+    "low_scores",
+    "no_noise",
     "non_finite",
     "process_end",
+    "resume",
+    "return_fall",
+    "size_rise",
+    "skipped_end",
     "skipped_step",
     "slow_rise",
     "vanishing_layer",
+    "validation_rise",
 }
 """Facts that go by another name than the finding, for others of its type have other facts."""
 

@@ -14,6 +14,7 @@ from mlflow_stability.diagnosis.causes.context import surroundings_of
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_check
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -102,8 +103,8 @@ def test_a_divergence_that_was_found_some_steps_late_does_not_hide_that_the_loss
     losses = falling(COUNT)
     losses[300:] = 6.0 * np.exp(-np.arange(COUNT - 300) / 100)
     history = run_named(loss=losses, learning_rate=np.full(COUNT, 3e-4))
-    evidence = {"loss": float(losses[311]), "level": 1.54, "high_steps": 12.0}
-    episode = Episode("divergence", Severity.CRITICAL, 311, 311, COUNT - 1, "", metric="loss", evidence=evidence)
+    facts = DivergenceFacts(float(losses[311]), 1.54, 9.0, 4.0, 12, 16)
+    episode = Episode("divergence", Severity.CRITICAL, 311, 311, COUNT - 1, metric="loss", facts=facts)
     look = learning_rate_check(surroundings_of(episode, history, run_curves(history)))
     assert look.ruled_out == "learning rate: constant at 0.0003; at this rate the loss fell from 4.44 to 1.54"
 

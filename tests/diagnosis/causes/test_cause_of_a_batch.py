@@ -8,6 +8,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
@@ -185,7 +186,7 @@ def test_a_batch_that_was_repeated_for_long_before_it_was_found_is_said_to_be_re
     losses = falling(COUNT) * noise
     losses[AT:] = losses[AT - 1] * 0.985 ** np.arange(1, COUNT - AT + 1)
     history = run_named(loss=losses, grad_norm=norms(), learning_rate=np.full(COUNT, 3e-4))
-    found = Event(AT + 90, "repeated_data", Severity.WARNING, "No noise.", evidence={"steps": 16.0, "usual": 0.2})
+    found = Event(AT + 90, "repeated_data", Severity.WARNING, "No noise.", facts=NoNoiseFacts(1.0, 0.2, 16, 0.05))
     cause = named(replace(history, format="recorded", events=(found,)))
     assert cause.name == "repeated_data"
     assert any(f"from about step {step} on" in cause.statement for step in range(AT - 3, AT + 2))

@@ -9,8 +9,10 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict.verdict import outcome_of, verdict_of
+from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -50,7 +52,7 @@ def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
     [(0.5, "recovered"), (0.61, "recovered"), (0.9, "unstable"), (2.3, "diverged"), (8.3e64, "diverged")],
 )
 def test_a_training_has_recovered_whose_loss_is_near_its_level_before(ended: float, expected: str) -> None:
-    level = replace(DIVERGED, metric="loss", evidence={"level": 0.5})
+    level = replace(DIVERGED, metric="loss", facts=LossRiseFacts(5.0, 0.5))
     reading = replace(READING, first_level=2.0, last_level=ended)
     assert outcome_of([level, BACK], [reading], "", measured=True, main=reading) == expected
 
@@ -139,11 +141,11 @@ def test_a_run_whose_gradients_are_still_not_cleared_has_not_recovered(later: tu
 
 
 NOT_BACK = episode("divergence", 200, Severity.CRITICAL, recovered=False, metric="loss", attempt=0)
-RATIO = {"best": 0.01, "highest": 9.0, "last": 0.03}
+RATIO = LastingRiseFacts("loss", 0.03, 9.0, True, True, best=0.01, best_step=180, threshold=1.1)
 
 
 def test_a_loss_that_has_not_come_down_since_the_rollback_is_told_with_the_rollback() -> None:
-    found = [replace(NOT_BACK, evidence=RATIO), BACK]
+    found = [replace(NOT_BACK, facts=RATIO), BACK]
     assert outcome(found) == "diverged"
     assert verdict_of("diverged", found, [READING], 500) == (
         "Diverged: rolled back to step 190 after a divergence at step 200, but loss has not come down again: it ended "
@@ -171,18 +173,16 @@ def test_a_loss_that_came_down_after_a_rollback_and_diverged_anew_is_told_from_t
     assert "has not come down again" not in diagnosis.verdict
 
 
-@pytest.mark.parametrize("evidence", [{}, {**RATIO, "best": -1.0}])
-def test_the_rollback_is_told_where_no_ratio_tells_how_far_the_loss_is(evidence: dict[str, float]) -> None:
-    said = verdict_of("diverged", [replace(NOT_BACK, evidence=evidence), BACK], [READING], 500)
+@pytest.mark.parametrize("facts", [None, replace(RATIO, best=-1.0)])
+def test_the_rollback_is_told_where_no_ratio_tells_how_far_the_loss_is(facts: LastingRiseFacts | None) -> None:
+    said = verdict_of("diverged", [replace(NOT_BACK, facts=facts), BACK], [READING], 500)
     assert said == (
         "Diverged: divergence at step 200. The training was rolled back to step 190; the loss has not come down again."
     )
 
 
 def test_what_no_rollback_answered_is_told_first_and_the_rollback_beside_it() -> None:
-    later = replace(
-        NOT_BACK, start=400, peak=400, end=400, attempt=1, message="divergence at step 400.", evidence=RATIO
-    )
+    later = replace(NOT_BACK, start=400, peak=400, end=400, attempt=1, message="divergence at step 400.", facts=RATIO)
     assert verdict_of("diverged", [DIVERGED, BACK, later], [READING], 500).startswith(
         "Diverged: divergence at step 400. The training was rolled back to step 190."
     )

@@ -11,9 +11,9 @@ from reports.run.facts_schema import facts_schema, with_facts
 from reports.samples import ALL, BAD, GOOD, MIXED, NOTHING, SEVERAL, nan, run_of_a_store
 
 from mlflow_stability.diagnosis.verdict.verdict import ENDED, KINDS_THAT_DECIDE, RECOVERED
+from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.json_document import render, schema
-from mlflow_stability.vocabulary.facts import SpikeFacts
 
 
 def refuse(constant: str) -> None:
@@ -35,7 +35,7 @@ def test_the_schema_names_all_facts_with_their_types_and_meanings() -> None:
 
 
 def test_facts_are_an_object_beside_the_message() -> None:
-    facts = SpikeFacts("loss", 7.5, 0.5, 18.8, 8.0)
+    facts = SpikeFacts(7.5, 0.5, 18.8, 8.0)
     (diagnosis, *_) = BAD.diagnoses
     told = replace(diagnosis, episodes=(replace(diagnosis.episodes[0], facts=facts), *diagnosis.episodes[1:]))
     document = json.loads(render(replace(BAD, diagnoses=(told,))))
