@@ -16,11 +16,12 @@ from zoo.curves.ill import FORMS, NON_FINITE, ill_run
 from mlflow_stability import Diagnosis
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts
 from mlflow_stability.vocabulary import Event, Severity
-from mlflow_stability.vocabulary.facts import Facts, NonFiniteFacts, classes_of_facts
+from mlflow_stability.vocabulary.facts import Facts, classes_of_facts
 from mlflow_stability.vocabulary.run import RunHistory
 
 

@@ -19,8 +19,7 @@ from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.slow_rise import SlowRise
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import risen, sigmas
 
 SLOW_STEPS = 32

@@ -13,8 +13,7 @@ from mlflow_stability.detectors.finding_type import Instability, Moves
 from mlflow_stability.detectors.loss_level import RISE
 from mlflow_stability.vocabulary.facts import LossRiseFacts, rises_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE, Event, Severity
 
 
 @dataclass(slots=True)

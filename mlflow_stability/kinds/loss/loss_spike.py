@@ -20,8 +20,7 @@ from mlflow_stability.detectors.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.loss_level import RISE
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
 

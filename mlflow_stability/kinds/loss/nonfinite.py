@@ -21,8 +21,7 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Episode, Remedy, Severity
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Episode, Event, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import infinite
 
 SKIPPED = "skipped_steps"

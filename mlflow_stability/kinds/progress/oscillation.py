@@ -12,8 +12,7 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
 
 
 @dataclass(slots=True)

@@ -21,8 +21,7 @@ from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import stays_at_chance
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, rises_beyond
-from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import Action, Episode, Event, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import above
 
 

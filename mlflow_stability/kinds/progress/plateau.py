@@ -21,8 +21,7 @@ from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import classes_of
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Episode, Remedy, Severity
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Episode, Event, Remedy, Severity
 
 
 @dataclass(slots=True)

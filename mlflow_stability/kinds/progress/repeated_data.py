@@ -12,8 +12,7 @@ from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
 
 
 @dataclass(slots=True)
