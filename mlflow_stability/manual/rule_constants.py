@@ -1,7 +1,8 @@
 """The numbers in the code of rules that no detector has as a field: each with what stands below it.
 
-In: the source files of the folders below. Out: by file, the constants that are numbers. Guarantees: files are read, not
-run, for some of them load torch; a constant without a sentence below it is listed with the one of the group it is in.
+In: the source files of the folders below. Out: by file, the constants that are numbers, and the fields of its classes
+`...Limits` and `Lookback`, of which there is one instance. Guarantees: files are read, not run, for some of them load
+torch; a constant without a sentence below it is listed with the one of the group it is in.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 from mlflow_stability.kinds.documentation import Threshold
 
 FOLDERS = ("curves", "detectors", "diagnosis", "kinds", "recovery")
+CONFIGS = ("Limits", "Lookback")
+"""How the names of classes end whose fields are such numbers."""
 _PACKAGE = Path(__file__).parents[1]
 _OPERATORS = {
     ast.Mult: lambda a, b: a * b,
@@ -34,6 +37,8 @@ def rule_constants() -> Iterator[tuple[str, list[Threshold]]]:
 
 def _constants_in(body: list[ast.stmt]) -> Iterator[Threshold]:
     for at, statement in enumerate(body):
+        if isinstance(statement, ast.ClassDef) and statement.name.endswith(CONFIGS):
+            yield from _fields_in(statement.body)
         if not isinstance(statement, ast.Assign):
             continue
         target = statement.targets[0]
@@ -43,6 +48,15 @@ def _constants_in(body: list[ast.stmt]) -> Iterator[Threshold]:
             continue
         meaning = _meaning(body[at + 1 :])
         yield from (Threshold(n, v, meaning) for n, v in zip(names, values, strict=True) if v is not None)
+
+
+def _fields_in(body: list[ast.stmt]) -> Iterator[Threshold]:
+    """The fields of a class that are numbers."""
+    for at, statement in enumerate(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+            value = _number(statement.value)
+            if value is not None:
+                yield Threshold(statement.target.id, value, _meaning(body[at + 1 :]))
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlflow_stability.diagnosis.causes.catalog import causes
-from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR
+from mlflow_stability.diagnosis.causes.nan_origin import KIND, ORIGIN_LIMITS
 from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER, RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.findings.saved_batch import batches_of, file_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
@@ -157,7 +157,9 @@ def _cause_near(episode: Episode, episodes: Sequence[Episode]) -> Cause | None:
     if episode.cause is not None or episode.kind not in BREAKING:
         return episode.cause
     beside = [each for each in episodes if each.attempt == episode.attempt and each.kind in BREAKING]
-    near = [each for each in beside if each.start - NEAR <= episode.start <= each.start + NEAR]
+    near = [
+        each for each in beside if each.start - ORIGIN_LIMITS.near <= episode.start <= each.start + ORIGIN_LIMITS.near
+    ]
     return next((each.cause for each in near if each.cause is not None), None)
 
 
@@ -172,6 +174,8 @@ def _came_of_finite_numbers(episode: Episode) -> bool:
 def _was_found(episode: Episode, episodes: Sequence[Episode]) -> bool:
     """Whether it is known where that was born of which the episode is, or which it came of."""
     mine = [each for each in episodes if each.attempt == episode.attempt]
-    breaks = [each for each in mine if each.kind in NON_FINITE and each.start <= episode.start + NEAR]
+    breaks = [each for each in mine if each.kind in NON_FINITE and each.start <= episode.start + ORIGIN_LIMITS.near]
     begun = max((each.start for each in breaks), default=episode.start)
-    return any(each.kind == KIND and each.start - NEAR <= begun <= each.end + NEAR for each in mine)
+    return any(
+        each.kind == KIND and each.start - ORIGIN_LIMITS.near <= begun <= each.end + ORIGIN_LIMITS.near for each in mine
+    )

@@ -8,9 +8,11 @@ name of a cause, or the type of a finding. Guarantees: a cause that is not writt
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 from mlflow_stability.detectors.finding_type import Symptom
+from mlflow_stability.detectors.rendered_numbers import rendered
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
 from mlflow_stability.kinds.catalog import TYPES
@@ -20,7 +22,11 @@ from mlflow_stability.vocabulary.discovery import modules_of
 @cache
 def causes() -> Mapping[str, CauseDocumentation]:
     """Every cause by its name, file by file."""
-    return {each.name: each for module in modules_of(__package__) for each in getattr(module, "CAUSES", ())}
+    return {
+        cause.name: replace(cause, evidence=" ".join(rendered(cause.evidence, {}, module.__name__).split()))
+        for module in modules_of(__package__)
+        for cause in getattr(module, "CAUSES", ())
+    }
 
 
 @cache

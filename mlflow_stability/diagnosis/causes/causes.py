@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, chec
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, CheckResult, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, surroundings_of
 from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent
-from mlflow_stability.diagnosis.causes.nan_origin import BROKEN_BATCH, KIND, NEAR, origin_of
+from mlflow_stability.diagnosis.causes.nan_origin import BROKEN_BATCH, KIND, ORIGIN_LIMITS, origin_of
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.findings.saved_batch import batches_of, finite_again
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
@@ -24,10 +24,18 @@ from mlflow_stability.diagnosis.verdict import deciding_of, noun_of
 from mlflow_stability.vocabulary.result import RATE_TOPICS, Cause, Episode, Severity, without_topics
 from mlflow_stability.vocabulary.run import OF_THE_PROCESS, RunHistory
 
-SAME_TROUBLE = 0.05
-"""Episodes that began within this share of the run before another one are where it came from, ..."""
-SAME_POINTS = 64
-"""... and within so many logged points."""
+
+@dataclass(frozen=True, slots=True)
+class SameTroubleLimits:
+    """When two findings are the same trouble."""
+
+    share_of_run: float = 0.05
+    """The earlier one began within this share of the run before the later one, ..."""
+    points: int = 64
+    """... and within this number of logged points."""
+
+
+LIMITS = SameTroubleLimits()
 RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
 """What went on until another finding began is where that came from, however long before."""
 
@@ -128,8 +136,8 @@ def _said(results: Sequence[str], asked: Sequence[Check], cause: Cause) -> tuple
 def _with_birth(cause: Cause, around: EpisodeContext, explained: Episode) -> Cause:
     """The cause, with where a NaN was born meanwhile and what goes against that, if it does not say so."""
     breaks = symptoms()[explained.kind] in (Symptom.NON_FINITE, Symptom.RISING)
-    last = max(explained.end, explained.start + NEAR) if breaks else -1
-    since = around.episode.start - NEAR
+    last = max(explained.end, explained.start + ORIGIN_LIMITS.near) if breaks else -1
+    since = around.episode.start - ORIGIN_LIMITS.near
     first = next((each for each in around.said(KIND) if since <= each.step <= last), None)
     if first is None or (KIND, first.step) in cause.repeats:
         return cause
@@ -152,7 +160,7 @@ def _reach(curves: RunCurves) -> float:
     """How many steps before a finding another one may have begun to be taken for the same trouble."""
     losses = [curve for curve in curves.losses if len(curve.steps) > 1]
     span = max((int(curve.steps[-1] - curve.steps[0]) for curve in losses), default=0)
-    return min(SAME_TROUBLE * span, SAME_POINTS * max((curve.distance for curve in losses), default=1.0))
+    return min(LIMITS.share_of_run * span, LIMITS.points * max((curve.distance for curve in losses), default=1.0))
 
 
 def _same_trouble(episode: Episode, every: Sequence[CheckedEpisode], reach: float) -> list[CheckedEpisode]:

@@ -37,7 +37,7 @@ class CauseDocumentation:
     meaning: str
     """What has happened, in one sentence."""
     evidence: str
-    """What is seen of it, and by which numbers it is told."""
+    """What is seen of it; ``{LIMITS.cuts}`` is a threshold of its file, as in docstrings of detectors."""
     wrong: str
     """When another cause looks the same."""
     remedies: tuple[Remedy, ...]

@@ -12,7 +12,7 @@ spread. Guarantees: sentences of one report that call a norm usual mean the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,20 +24,32 @@ from mlflow_stability.kinds.loss.resume import ResumeFacts
 from mlflow_stability.vocabulary.result import Episode, Event
 from mlflow_stability.vocabulary.run import RunHistory
 
-JUST_BEFORE = 50
-"""So many logged points before the first bad one are just before it."""
-EARLY = 0.05
-"""An episode within this share of the run began early."""
-CLEARLY = 5
-"""A divergence is there for sure where most of so many losses are above all of those just before it."""
-EARLY_IN_IT = 1 / 3
-"""What is measured in this first share of a plateau came with it."""
+
+@dataclass(frozen=True, slots=True)
+class Lookback:
+    """How far back checks look, and what counts as early."""
+
+    just_before: int = 50
+    """Number of logged points before the first bad one that are just before it."""
+    early: float = 0.05
+    """An episode that begins within this share of the run is early."""
+    clearly: int = 5
+    """Number of losses of which most must be above all of those just before a divergence for it to be there for
+    sure."""
+    early_in_plateau: float = 1 / 3
+    """What is measured in this first share of a plateau came with it."""
+    between_looks: int = 10
+    """Number of steps between two looks at settings and weights: what is seen at a step began at most so many
+    before."""
+    unusual_write: float = 5.0
+    """Minimum ratio of a change of the weights by other code to the median of those just before."""
+    points: int = 200
+    """Number of points before an episode that are looked at."""
+    recent: int = 10
+    """Number of points before the first bad one that are just before it, and do not belong to the baseline."""
 
 
-BETWEEN_LOOKS = 10
-"""Settings, and the weights, are looked at every so many steps: what is seen at a step came at most so many before."""
-UNUSUAL = 5.0
-"""A change of the weights by other code stands out from others just before if it is so many times as large."""
+LOOKBACK = Lookback()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +65,9 @@ class ForeignWrite:
 
     @property
     def period(self) -> int | None:
-        """The distance at which it repeats, to `BETWEEN_LOOKS` steps; None: it does not."""
+        """The distance at which it repeats, to `LOOKBACK.between_looks` steps; None: it does not."""
         apart = np.diff(self.steps)
-        regular = len(apart) > 1 and int(apart.max() - apart.min()) <= BETWEEN_LOOKS
+        regular = len(apart) > 1 and int(apart.max() - apart.min()) <= LOOKBACK.between_looks
         return round(float(np.median(apart))) if regular else None
 
 
@@ -87,7 +99,7 @@ class EpisodeContext:
         if self.whole_loss is None or not self.span.begins_training:
             return False
         first, last = int(self.whole_loss.steps[0]), int(self.whole_loss.steps[-1])
-        return self.episode.start - first <= EARLY * (last - first)
+        return self.episode.start - first <= LOOKBACK.early * (last - first)
 
     @property
     def before_any_update(self) -> bool:
@@ -105,7 +117,7 @@ class EpisodeContext:
         """
         start, end = self.episode.start, self.episode.end
         if self.episode.kind == "plateau":
-            return int(start + EARLY_IN_IT * (end - start))
+            return int(start + LOOKBACK.early_in_plateau * (end - start))
         if self.episode.kind != "divergence" or self.loss is None:
             return start
         before = self.before(self.loss)
@@ -114,7 +126,11 @@ class EpisodeContext:
         there = (self.loss.steps >= start) & (self.loss.steps <= self.episode.end)
         steps, high = self.loss.steps[there], self.loss.values[there] > before.max()
         # The first of a few points in a row, of which most are above that range.
-        row = np.lib.stride_tricks.sliding_window_view(high, CLEARLY) if len(high) >= CLEARLY else high[:0]
+        row = (
+            np.lib.stride_tricks.sliding_window_view(high, LOOKBACK.clearly)
+            if len(high) >= LOOKBACK.clearly
+            else high[:0]
+        )
         sure = [at for at in range(len(row)) if row[at][0] and row[at].mean() > 1 / 2]
         return int(steps[sure[0]]) if sure else start
 
@@ -130,7 +146,9 @@ class EpisodeContext:
     @property
     def reach(self) -> float:
         """How many steps lie in what counts as just before."""
-        return JUST_BEFORE * (self.loss.distance if self.loss is not None and len(self.loss.steps) > 1 else 1.0)
+        return LOOKBACK.just_before * (
+            self.loss.distance if self.loss is not None and len(self.loss.steps) > 1 else 1.0
+        )
 
     @property
     def given_norm(self) -> Curve | None:
@@ -154,12 +172,12 @@ class EpisodeContext:
         updates, writes = self._points("foreign_update"), self._points("foreign_writes")
         share = updates.get(step)
         if share is not None:
-            lately = [each for at, each in updates.items() if step - JUST_BEFORE <= at < step]
-            if not lately or share > UNUSUAL * float(np.median(lately)):
-                alike = [at for at, each in updates.items() if each > share / UNUSUAL]
+            lately = [each for at, each in updates.items() if step - LOOKBACK.just_before <= at < step]
+            if not lately or share > LOOKBACK.unusual_write * float(np.median(lately)):
+                alike = [at for at, each in updates.items() if each > share / LOOKBACK.unusual_write]
                 return ForeignWrite(step, share, tuple(alike))
-        seen = next((at for at in writes if step <= at < step + BETWEEN_LOOKS), None)
-        regular = seen is not None and any(seen - 2 * BETWEEN_LOOKS < at < step for at in writes)
+        seen = next((at for at in writes if step <= at < step + LOOKBACK.between_looks), None)
+        regular = seen is not None and any(seen - 2 * LOOKBACK.between_looks < at < step for at in writes)
         return None if seen is None or regular else ForeignWrite(step, None, tuple(writes))
 
     def _points(self, quantity: str) -> dict[int, float]:
@@ -168,13 +186,13 @@ class EpisodeContext:
         points = {} if series is None else dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
         return {at: value for at, value in points.items() if self.span.first <= at <= self.span.last}
 
-    def before(self, curve: Curve, points: int = JUST_BEFORE) -> NDArray[np.float64]:
+    def before(self, curve: Curve, points: int = LOOKBACK.just_before) -> NDArray[np.float64]:
         """The finite values just before the episode."""
         end = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
         values = curve.values[max(0, end - points) : end]
         return values[np.isfinite(values)]
 
-    def first_before(self, curve: Curve, points: int = JUST_BEFORE) -> int:
+    def first_before(self, curve: Curve, points: int = LOOKBACK.just_before) -> int:
         """The first step of what counts as just before."""
         end = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
         return int(curve.steps[max(0, end - points)])
@@ -231,10 +249,9 @@ def shown(value: float) -> str:
     return f"{value:.3g}"
 
 
-LOOKED_AT = 200
-"""So many points before an episode are looked at."""
-RECENT = 10
-"""So many points before the first bad one count as what came just before, and not as usual."""
+def listed_steps(steps: Sequence[int], unit: str, most: int) -> str:
+    """``steps 3, 6, 9, …``: the first ones, `most` of them."""
+    return f"{unit}s {', '.join(map(str, steps[:most]))}{', …' if len(steps) > most else ''}"
 
 
 def usual_norm(around: EpisodeContext) -> float | None:
@@ -245,13 +262,13 @@ def usual_norm(around: EpisodeContext) -> float | None:
 
 def norms_before(around: EpisodeContext) -> NDArray[np.float64]:
     """The gradient norms before an episode, without those that are zero."""
-    norms = np.zeros(0) if around.norm is None else around.before(around.norm, LOOKED_AT)
+    norms = np.zeros(0) if around.norm is None else around.before(around.norm, LOOKBACK.points)
     return norms[norms > 0]
 
 
 def split(norms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Those just before, and those that tell what is usual."""
-    return norms[-RECENT:], norms[:-RECENT] if len(norms) > 2 * RECENT else norms
+    return norms[-LOOKBACK.recent :], norms[: -LOOKBACK.recent] if len(norms) > 2 * LOOKBACK.recent else norms
 
 
 def usual_of(norms: NDArray[np.float64]) -> tuple[float, float]:

@@ -19,18 +19,17 @@ from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, NoNois
 from mlflow_stability.kinds.reported.autopilot import DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
 
-ONSET_WITHIN = 64
-"""A divergence is found to begin at most so many steps before or after the change that made it: twice as many as a
-baseline needs losses (`engine.baseline`)."""
-
 
 def changed_data_check(around: EpisodeContext) -> CheckResult:
     """Whether restored weights showed that the data or the loss function changed; that none did says nothing."""
+    within = (
+        64  # steps between the change and the onset of a divergence: twice what a baseline needs (`engine.baseline`)
+    )
     for event in around.said(DataChanged.kind):
         facts = event.facts
         if not isinstance(facts, DataChangedFacts):
             continue
-        if facts.onset - ONSET_WITHIN <= around.episode.start <= max(facts.onset + ONSET_WITHIN, event.step):
+        if facts.onset - within <= around.episode.start <= max(facts.onset + within, event.step):
             since = min(facts.onset, around.episode.start)
             return is_it("data_changed", facts.reason, since=since, certainty="certain")
     return CheckResult()

@@ -5,21 +5,21 @@ Gradients that were not cleared are a fact of the recording (`missing_zero_grad`
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import (
-    LOOKED_AT,
-    RECENT,
+    LOOKBACK,
     EpisodeContext,
     norms_before,
     shown,
     split,
     usual_of,
 )
-from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.findings.episodes import cleared_from
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientRiseFacts, GradientRiseRule
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
@@ -27,15 +27,45 @@ from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import Action, Episode, Remedy
 from mlflow_stability.vocabulary.text import counted
 
-SETTLED_AFTER = 50
-"""What begins more steps after gradients were cleared again has another cause."""
+
+@dataclass(frozen=True, slots=True)
+class GradientLimits:
+    """Thresholds of the causes in the gradients."""
+
+    settled_after: int = 50
+    """Maximum number of steps after gradients were cleared again in which missing zero_grad() is the cause."""
+    explosion: float = 5.0
+    """Minimum ratio of a gradient norm to its baseline for an explosion, ..."""
+    deviations: float = 6.0
+    """... and minimum σ of its logarithm."""
+    lost_to_rounding: float = 1e-10
+    """Gradient norm of a layer below which none of its weights move: with Adam, too, it is below the usual epsilon."""
+    min_norms: int = 16
+    """Minimum number of gradient norms before an episode for a baseline."""
+    layer_explosion: float = 5.0
+    """Minimum ratio of a layer's gradient norm to its own baseline."""
+    layer_ends: float = 0.01
+    """Share of the next layer's gradient norm below which gradients end in a layer."""
+    clipped_share: float = 0.9
+    """Minimum share of the steps before that were clipped."""
+    min_clipped: int = 16
+    """Minimum number of clipped steps before that are looked at."""
+    shortened: float = 1.1
+    """Ratio of a norm to the clipped norm above which clipping mattered, ..."""
+    shortened_share: float = 0.1
+    """... and minimum share of steps in which it did."""
+    beyond_limit: float = 1.5
+    """Minimum ratio of a norm since then to the limit."""
+
+
+LIMITS, VANISHED = GradientLimits(), GradientVanishing()
 
 
 def kept_gradients_check(around: EpisodeContext) -> CheckResult:
     """Whether it was seen while it trained that nobody clears gradients; that it was not seen says nothing."""
     started, every = around.episode.start, around.history.events or ()
     before = (each for each in around.said(MissingZeroGrad.kind) if each.step <= around.latest)
-    lasting = (each for each in before if (cleared_from(each.step, every) or started) >= started - SETTLED_AFTER)
+    lasting = (each for each in before if (cleared_from(each.step, every) or started) >= started - LIMITS.settled_after)
     said = next(lasting, None)
     if said is None:
         return CheckResult()
@@ -48,32 +78,18 @@ def kept_gradients_check(around: EpisodeContext) -> CheckResult:
     )
 
 
-EXPLODED = 5.0
-"""A gradient norm of so many times its usual one."""
-DEVIATIONS = 6.0
-"""And so many deviations of its own noise above it."""
-VANISHED = 1e-5
-"""A gradient norm of the whole model below this moves nothing."""
-LOST_TO_ROUNDING = 1e-10
-"""A gradient norm of a layer below this moves none of its weights: with Adam too it is below the usual epsilon."""
-OF_ITS_START = 0.1
-"""Or below this share of what it was at the start, while the loss stands still."""
-FEWEST = 16
-"""With fewer gradient norms before, nobody knows what is usual."""
-
-
 def explosion_check(around: EpisodeContext) -> CheckResult:
     """Whether the gradients exploded before the loss did."""
     if around.norm is None:
         return not_seen("gradient norm: not logged")
     before = norms_before(around)
-    if len(before) < FEWEST:
+    if len(before) < LIMITS.min_norms:
         there = counted(len(before), "value")
-        return not_seen(f"gradient norm: {there} before it, {FEWEST} needed for a baseline")
+        return not_seen(f"gradient norm: {there} before it, {LIMITS.min_norms} needed for a baseline")
     recent, earlier = split(before)
     usual, spread = usual_of(earlier)
     highest = float(recent.max())
-    if highest > EXPLODED * usual and np.log(highest) > np.log(usual) + DEVIATIONS * spread:
+    if highest > LIMITS.explosion * usual and np.log(highest) > np.log(usual) + LIMITS.deviations * spread:
         layer = exploding_layer(around)
         return is_it(
             "gradient_explosion",
@@ -81,7 +97,7 @@ def explosion_check(around: EpisodeContext) -> CheckResult:
             f"before (baseline {shown(usual)}).",
             f"gradient norm x {highest / usual:.3g}",
             "" if layer is None else layer.sentence,
-            since=_since_exploded(around.norm, around.episode.start, EXPLODED * usual),
+            since=_since_exploded(around.norm, around.episode.start, LIMITS.explosion * usual),
             place="" if layer is None else layer.place,
         )
     lowest = float(recent.min())
@@ -130,17 +146,17 @@ def vanishing_check(around: EpisodeContext) -> CheckResult:
         evidence, place = _of_the_whole(around), said[0].place
         since = said[0].step
         # A layer whose updates are lost to rounding cannot learn, whatever else is the matter.
-        lost_at = said[0].evidence.get("grad_norm", VANISHED)
-        certainty = "likely" if 0 < lost_at < LOST_TO_ROUNDING else "possible"
+        lost_at = said[0].evidence.get("grad_norm", VANISHED.smallest)
+        certainty = "likely" if 0 < lost_at < LIMITS.lost_to_rounding else "possible"
         return is_it("vanishing_gradients", what, *evidence, since=since, certainty=certainty, place=place)
     if around.norm is None:
         return not_seen("gradient norm: not logged")
     values = around.norm.values[around.norm.finite]
-    if len(values) < FEWEST:
-        return not_seen(f"gradient norm: {counted(len(values), 'value')}, {FEWEST} are needed")
+    if len(values) < LIMITS.min_norms:
+        return not_seen(f"gradient norm: {counted(len(values), 'value')}, {LIMITS.min_norms} are needed")
     tenth = max(3, len(values) // 10)
     first, last = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
-    if last < VANISHED or last < OF_ITS_START * first:
+    if last < VANISHED.smallest or last < VANISHED.share_of_start * first:
         course = f"fell from {shown(first)} to {shown(last)}" if last < 0.9 * first else ""
         course = course or f"was {shown(first)} at the start and {shown(last)} at the end"
         layer = last_layer_with_gradient(around)
@@ -155,9 +171,44 @@ def vanishing_check(around: EpisodeContext) -> CheckResult:
     return is_not(f"vanishing gradients: norm {shown(last)} at the end, {shown(first)} at the start")
 
 
+@dataclass(frozen=True, slots=True)
+class LayerBefore:
+    """The layer, and what speaks for it."""
+
+    place: str
+    sentence: str
+
+
+def exploding_layer(around: EpisodeContext) -> LayerBefore | None:
+    """The layer whose gradient stands out most from its own past, looked at just before or at the beginning."""
+    found: list[tuple[float, str, str]] = []
+    for curve in around.of("grad_norm"):
+        near = (curve.steps <= around.episode.start) & np.isfinite(curve.values)
+        steps, values = curve.steps[near], curve.values[near]
+        if not curve.place or len(values) < 4 or around.episode.start - int(steps[-1]) > around.reach:
+            continue
+        usual, last = float(np.median(values[:-1])), float(values[-1])
+        if last > LIMITS.layer_explosion * usual > 0:
+            where = f"{shown(last)} at {around.unit} {int(steps[-1])}"
+            said = f"largest increase in {curve.place}: {where} (baseline {shown(usual)})"
+            found.append((last / usual, curve.place, said))
+    return None if not found else LayerBefore(*max(found)[1:])
+
+
+def last_layer_with_gradient(around: EpisodeContext) -> LayerBefore | None:
+    """The layer from which on, counted from the output, next to nothing is left of the gradient."""
+    layers = [(each.place, each.values[each.finite]) for each in around.of("grad_norm") if each.place]
+    norms = [(place, float(np.median(values[-3:]))) for place, values in layers if len(values)]
+    for (place, norm), (later, above) in zip(norms[-2::-1], norms[:0:-1], strict=True):
+        if norm < LIMITS.layer_ends * above:
+            said = f"from {place} down: norm {shown(norm)} there, {shown(above)} in {later} after it"
+            return LayerBefore(place, said)
+    return None
+
+
 def _since_exploded(norm: Curve, start: int, limit: float) -> int:
     """The first of the points just before at which the norm stood above a limit."""
-    near = np.flatnonzero((norm.steps < start) & (norm.values > 0) & norm.finite)[-RECENT:]
+    near = np.flatnonzero((norm.steps < start) & (norm.values > 0) & norm.finite)[-LOOKBACK.recent :]
     return int(norm.steps[near[norm.values[near] > limit][0]])
 
 
@@ -174,18 +225,6 @@ def _of_the_whole(around: EpisodeContext) -> tuple[str, ...]:
     return (f"norm of all gradients: {shown(float(values[-1]))}",) if len(values) else ()
 
 
-REGULARLY = 0.9
-"""Minimum share of the steps before that were clipped."""
-MIN_STEPS = 16
-"""Minimum number of steps before that are looked at."""
-SHORTENED = 1.1
-"""A norm that clipping divided by so much was clipped in earnest, ..."""
-OFTEN = 0.1
-"""... and that had to be so in this share of the steps."""
-BEYOND = 1.5
-"""Minimum ratio of a norm since then to the limit."""
-
-
 def clipping_ended_check(around: EpisodeContext) -> CheckResult:
     """Whether the script stopped clipping gradients before it began."""
     norm, clipped = around.norm, around.clipped_norm
@@ -198,17 +237,21 @@ def clipping_ended_check(around: EpisodeContext) -> CheckResult:
     if not is_clipped.any() or is_clipped[-1]:
         return CheckResult()
     end = int(np.flatnonzero(is_clipped)[-1]) + 1
-    before = slice(max(0, end - LOOKED_AT), end)
+    before = slice(max(0, end - LOOKBACK.points), end)
     since = norm.values[end:at]
     given = clipped.values[np.isin(clipped.steps, norm.steps[before])]
     taken = norm.values[before][is_clipped[before]]
     known = np.isfinite(given) & np.isfinite(taken)
-    if known.sum() < MIN_STEPS or is_clipped[before].mean() < REGULARLY or len(since) > LOOKED_AT:
+    if (
+        known.sum() < LIMITS.min_clipped
+        or is_clipped[before].mean() < LIMITS.clipped_share
+        or len(since) > LOOKBACK.points
+    ):
         return not_seen("end of clipping: it was not regular, or ended long before")
     limit = float(given[known].max())
     highest = float(np.nan_to_num(since, nan=0.0, posinf=np.inf).max())
-    shortened = float((taken[known] > SHORTENED * given[known]).mean())
-    if shortened < OFTEN or highest < BEYOND * limit:
+    shortened = float((taken[known] > LIMITS.shortened * given[known]).mean())
+    if shortened < LIMITS.shortened_share or highest < LIMITS.beyond_limit * limit:
         return is_not(f"end of clipping: it had hardly changed a gradient, norm {shown(highest)} since")
     first, last = int(norm.steps[end]), int(norm.steps[end - 1])
     return is_it(
@@ -227,8 +270,9 @@ CAUSES = (
     CauseDocumentation(
         "clipping_ended",
         "The script stopped clipping gradients.",
-        "The gradients of at least 90 % of the steps before were clipped and none of the last steps; clipping had "
-        "shortened at least 10 % of them by 10 % or more, and the norm since then is 1.5 times the limit or more.",
+        "The gradients of at least {LIMITS.clipped_share:percent} of the steps before were clipped and none of the "
+        "last steps; clipping had shortened at least {LIMITS.shortened_share:percent} of them by "
+        "{LIMITS.shortened:rise} or more, and the norm since then is {LIMITS.beyond_limit} times the limit or more.",
         "Gradients that explode later for another reason, which clipping would have hidden.",
         (Remedy(Action.CLIP_GRADIENTS_AGAIN), Remedy(Action.RESTART_BEFORE_STEP)),
         phrase="end of gradient clipping",
@@ -236,15 +280,16 @@ CAUSES = (
     CauseDocumentation(
         "gradient_explosion",
         "The gradients exploded before the loss did.",
-        "The gradient norm just before was 5 times its baseline and 6σ above it, or kept growing.",
+        "The gradient norm just before was {LIMITS.explosion} times its baseline and {LIMITS.deviations}σ above it, "
+        "or kept growing.",
         "Large gradients that follow a rising loss; logging every step shows the order.",
         GradientExplosion.remedies,
     ),
     CauseDocumentation(
         "vanishing_gradients",
         "The gradients were too small to learn from.",
-        "The gradient norm fell below 1e-5, or to 10 % of its start, while the loss did not fall; or layers before one "
-        "of them get almost no gradient.",
+        "The gradient norm fell below {VANISHED.smallest}, or to {VANISHED.share_of_start:percent} of its start, "
+        "while the loss did not fall; or layers before one of them get almost no gradient.",
         "A training that has converged has small gradients, too.",
         GradientVanishing.remedies,
     ),

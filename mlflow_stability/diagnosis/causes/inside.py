@@ -21,6 +21,12 @@ from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, C
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.weights import setting_check
 from mlflow_stability.kinds.inside.attention_collapse import AttentionCollapse
+from mlflow_stability.kinds.inside.attention_logit_growth import AttentionLogitGrowth
+from mlflow_stability.kinds.inside.dead_units import DeadUnits
+from mlflow_stability.kinds.inside.representation_collapse import RepresentationCollapse
+from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
+from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.kinds.optimizer.adam_rms_high import AdamRmsHigh
 from mlflow_stability.vocabulary.result import (
     LOWER_BETA2,
     LOWER_RATE,
@@ -30,14 +36,36 @@ from mlflow_stability.vocabulary.result import (
     Remedy,
 )
 
-NOTHING_TO_SEE = 1e-3
-"""Heads whose entropy is below this share of the highest possible in every measurement never looked around; ..."""
+
+@dataclass(frozen=True, slots=True)
+class InsideLimits:
+    """Thresholds of the causes inside that no detector has."""
+
+    same_weights: float = 0.1
+    """Share by which the weight norm may change for the weights to be the same: codes that became alike did so
+    first."""
+    bits_used: float = 0.3
+    """Share of bits that were ever on below which sparse codes have collapsed, ..."""
+    bits_left: float = 0.5
+    """... and share of its first value below which it must be."""
+    adam_rms: float = 2.3
+    """AdamW RMS above which a loss spike follows in 1 to 8 steps (arXiv:2304.13013, figure 9)."""
+    router_logit: float = 40.0
+    """Router logit above which one expert is certain; from `router_floor` on if it has grown much."""
+    router_floor: float = 20.0
+    """Minimum router logit."""
+    router_entropy: float = 0.6
+    """Share of the maximum entropy of the experts' shares below which a router has collapsed, ..."""
+    router_left: float = 0.7
+    """... and share of its first value below which it must be."""
+    more_units: float = 0.2
+    """Minimum rise of the share of dead or saturated units since the start."""
+
+
+LIMITS = InsideLimits()
+HEADS, LOGITS = AttentionCollapse(), AttentionLogitGrowth()
 STANDS_STILL = ("plateau", "divergence", "gradient_vanishing")
 """... in all heads of a layer, and where nothing is learned, that is no habit of theirs."""
-SAME_WEIGHTS = 0.1
-"""Weights whose norm changed by less than this share did not diverge: codes that became alike did so first."""
-HALF_OF_HEADS = AttentionCollapse().heads
-"""So many heads of a layer, as a share."""
 OF_INPUTS = "sdr_input_ratio"
 """The share of inputs that differ."""
 
@@ -69,14 +97,16 @@ SIGNS = (
         "attention_max_logit",
         "attention_logit_growth",
         "The attention logits of {place} grew from {first} to {last}: the softmax saturates and has no gradient.",
-        lambda first, last: last > max(100.0, 2 * first) or last > max(50.0, 10 * first),
+        lambda first, last: (
+            last > min(max(LOGITS.limit, LOGITS.more * first), max(LOGITS.floor, LOGITS.growth * first))
+        ),
         lambda first, last: last / max(first, 1e-9),
     ),
     Sign(
         "attention_entropy",
         "attention_collapse",
         "The attention of {place} collapsed: its entropy fell from {first} to {last} of its maximum.",
-        lambda first, last: last < 0.05 and first > 0.1,
+        lambda first, last: last < HEADS.lowest and first > HEADS.born,
         lambda first, last: first - last,
         of_heads=True,
     ),
@@ -84,7 +114,7 @@ SIGNS = (
         "sdr_unique_ratio",
         "sdr_collapse",
         "The sparse codes of {place} collapsed: {last} of them were unique, {first} at the start.",
-        lambda _, last: last < 0.3,
+        lambda _, last: last < SdrCollapse().unique,
         lambda _, last: 1 - last,
         through_weights=True,
     ),
@@ -92,16 +122,15 @@ SIGNS = (
         "sdr_bit_usage",
         "sdr_collapse",
         "The sparse codes of {place} collapsed: {last} of their bits were ever on, {first} at the start.",
-        lambda first, last: last < min(0.3, 0.5 * first),
+        lambda first, last: last < min(LIMITS.bits_used, LIMITS.bits_left * first),
         lambda first, last: first - last,
     ),
-    # Adam's second moment lags behind gradients that grow: a spike comes 1-8 steps later (arXiv:2304.13013, figure 9).
     Sign(
         "adam_rms",
         "optimizer_lag",
         "Adam's second moment of {place} was too small: its AdamW RMS rose from {first} to {last}, so steps were too "
         "large.",
-        lambda first, last: last > 2.3 and last > 2 * first,
+        lambda first, last: last > LIMITS.adam_rms and last > AdamRmsHigh().smallest_rise * first,
         lambda first, last: last / max(first, 1e-9),
         "possible",
         strictly=True,
@@ -111,7 +140,9 @@ SIGNS = (
         "router_logit_growth",
         "The logits of router {place} grew from {first} to {last}: it sends each token to one expert with certainty, "
         "and small changes send it elsewhere.",
-        lambda first, last: last > max(40.0, 2 * first) or last > max(20.0, 10 * first),
+        lambda first, last: (
+            last > min(max(LIMITS.router_logit, LOGITS.more * first), max(LIMITS.router_floor, LOGITS.growth * first))
+        ),
         lambda first, last: last / max(first, 1e-9),
         "possible",
     ),
@@ -120,7 +151,7 @@ SIGNS = (
         "router_collapse",
         "Router {place} collapsed to few experts: the entropy of their shares fell from {first} to {last} of its "
         "maximum.",
-        lambda first, last: last < 0.6 and last < 0.7 * first,
+        lambda first, last: last < LIMITS.router_entropy and last < LIMITS.router_left * first,
         lambda first, last: first - last,
         "possible",
     ),
@@ -128,7 +159,7 @@ SIGNS = (
         "activation_dead",
         "dead_units",
         "Units of {place} died: a share of {last} is never active, {first} at the start.",
-        lambda first, last: last > 0.5 and last > first + 0.2,
+        lambda first, last: last > DeadUnits().share and last > first + LIMITS.more_units,
         lambda first, last: last - first,
         "possible",
     ),
@@ -136,7 +167,7 @@ SIGNS = (
         "activation_saturation",
         "saturated_activation",
         "Units of {place} were saturated: a share of {last}, {first} at the start.",
-        lambda first, last: last > 0.5 and last > first + 0.2,
+        lambda first, last: last > SaturatedActivation().share and last > first + LIMITS.more_units,
         lambda first, last: last - first,
         "possible",
     ),
@@ -144,7 +175,7 @@ SIGNS = (
         "effective_rank",
         "representation_collapse",
         "The outputs of {place} collapsed: their effective rank fell from {first} to {last}.",
-        lambda first, last: last < 0.1 * first,
+        lambda first, last: last < RepresentationCollapse().share * first,
         lambda first, last: first / max(last, 1e-9),
         "possible",
     ),
@@ -198,7 +229,7 @@ def _never_looked(around: EpisodeContext) -> CheckResult | None:
         values = curve.values[(curve.steps <= around.latest) & curve.finite]
         if len(values) >= 2:
             layers.setdefault(curve.place.rpartition(".head_")[0], []).append(float(values.max()))
-    still = {layer: highest for layer, highest in layers.items() if layer and max(highest) < NOTHING_TO_SEE}
+    still = {layer: highest for layer, highest in layers.items() if layer and max(highest) < HEADS.nothing}
     if not still:
         return None
     place = min(still, key=lambda each: max(still[each]))
@@ -240,7 +271,7 @@ def _next_of_same_weights(sign: Sign, curve: Curve, around: EpisodeContext) -> i
     if before < 0 or after >= len(norms.steps):
         return None
     then, now = float(norms.values[before]), float(norms.values[after])
-    return int(curve.steps[at]) if abs(now - then) < SAME_WEIGHTS * then else None
+    return int(curve.steps[at]) if abs(now - then) < LIMITS.same_weights * then else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +295,7 @@ def _worst(
     ill = [(curve, pair) for curve, pair in known if sign.ill(pair.first, pair.last)]
     if sign.of_heads:
         heads, together = (Counter(_layer(curve) for curve, _ in each) for each in (known, ill))
-        ill = [each for each in ill if together[_layer(each[0])] >= HALF_OF_HEADS * heads[_layer(each[0])]]
+        ill = [each for each in ill if together[_layer(each[0])] >= HEADS.heads * heads[_layer(each[0])]]
     if not ill:
         return None, len(known)
     curve, worst = max(ill, key=lambda each: sign.far(each[1].first, each[1].last))
@@ -310,7 +341,8 @@ CAUSES = (
     CauseDocumentation(
         "optimizer_lag",
         "Adam's second moment was too small for the gradients, so steps were too large.",
-        "The AdamW RMS of a layer rose above 2.3 and to twice its earlier value. Never named with other optimizers.",
+        "The AdamW RMS of a layer rose above {LIMITS.adam_rms} and to twice its earlier value. Never named with other "
+        "optimizers.",
         "A bad batch raises it as well, but only in its own step, which is not counted.",
         (
             LOWER_BETA2,
@@ -322,37 +354,41 @@ CAUSES = (
     CauseDocumentation(
         "attention_logit_growth",
         "Attention logits grew so large that the softmax saturated.",
-        "The largest logit of a layer rose above 100 and to twice its first value, or above 50 and to ten times it.",
+        "The largest logit of a layer rose above {LOGITS.limit} and to twice its first value, or above {LOGITS.floor} "
+        "and to ten times it.",
         "A learning rate that is too high makes logits grow as well; it is checked first.",
         (Remedy(Action.NORMALISE_OR_CLIP_QUERIES_AND_KEYS), LOWER_RATE_2_TO_5),
     ),
     CauseDocumentation(
         "attention_collapse",
         "The attention of a layer collapsed to a single position.",
-        "In at least half of its heads, the entropy fell from above 10 % to below 5 % of its maximum.",
+        "In at least half of its heads, the entropy fell from above {HEADS.born:percent} to below "
+        "{HEADS.lowest:percent} of its maximum.",
         "Layers whose heads attend to one position by design.",
         (Remedy(Action.NORMALISE_OR_CLIP_QUERIES_AND_KEYS), LOWER_RATE_2_TO_5),
     ),
     CauseDocumentation(
         "router_collapse",
         "The router of a mixture of experts sent nearly all tokens to few experts.",
-        "The entropy of the experts' shares fell below 60 % of its maximum and by 30 % of its earlier value.",
+        "The entropy of the experts' shares fell below {LIMITS.router_entropy:percent} of its maximum and by "
+        "{LIMITS.router_left:fall} of its earlier value.",
         "Routers that were trained before, and batches of one kind of token.",
         (Remedy(Action.ADD_BALANCING_LOSS), LOWER_RATE_2_TO_5),
     ),
     CauseDocumentation(
         "router_logit_growth",
         "The logits of a router grew until it chose experts with certainty.",
-        "The largest logit, without the mean of its token, rose above 40 and to twice its first value, or above 20 and "
-        "to ten times it.",
+        "The largest logit, without the mean of its token, rose above {LIMITS.router_logit} and to twice its first "
+        "value, or above {LIMITS.router_floor} and to ten times it.",
         "A learning rate that is too high makes logits grow as well; it is checked first.",
         (Remedy(Action.ADD_ROUTER_Z_LOSS), Remedy(Action.COMPUTE_ROUTER_IN_SINGLE), LOWER_RATE),
     ),
     CauseDocumentation(
         "sdr_collapse",
         "Sparse codes became nearly identical.",
-        "Fewer than 30 % of the codes were unique, or of the bits ever on, before the loss rose. Codes that were alike "
-        "only in the next measurement are a possible cause, if the weight norm changed by less than 10 % meanwhile.",
+        "Fewer than {LIMITS.bits_used:percent} of the codes were unique, or of the bits ever on, before the loss "
+        "rose. Codes that were alike only in the next measurement are a possible cause, if the weight norm changed by "
+        "less than {LIMITS.same_weights:percent} meanwhile.",
         "Few different inputs.",
         (RAISE_TEMPERATURE_2_TO_3, Remedy(Action.SEPARATE_TOKENS), Remedy(Action.USE_MORE_BITS)),
         phrase="collapse of sparse codes",
@@ -360,7 +396,7 @@ CAUSES = (
     CauseDocumentation(
         "saturated_activation",
         "Units were saturated.",
-        "More than half of a layer's units were saturated, 20 % more than at the start.",
+        "More than half of a layer's units were saturated, {LIMITS.more_units:percent} more than at the start.",
         "Units that are meant to be closed.",
         (LOWER_RATE, Remedy(Action.NORMALISE_BEFORE_ACTIVATION)),
     ),
@@ -374,7 +410,7 @@ CAUSES = (
     CauseDocumentation(
         "dead_units",
         "Units died.",
-        "More than half of a layer's units were never active, 20 % more than at the start.",
+        "More than half of a layer's units were never active, {LIMITS.more_units:percent} more than at the start.",
         "Sparse activations by design.",
         (LOWER_RATE, Remedy(Action.USE_LEAKY_ACTIVATION)),
     ),

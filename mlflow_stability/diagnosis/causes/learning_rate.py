@@ -22,7 +22,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.learning_rate_restart import LEAST_RISE, RateRestart
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, step_size_check
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
 from mlflow_stability.kinds.loss.resume import ResumeFacts
@@ -79,40 +79,47 @@ def _rises_at_once(rate: Curve) -> bool:
     return bool((values[1:] >= LEAST_RISE * values[:-1]).any())
 
 
-ACROSS_RESUME = 1.5
-"""A learning rate that is so many times what it was before a resume is another one."""
-HIGH_FOR_ADAM = 1e-2
-"""Optimizers of the Adam family rarely tolerate more."""
-HIGH = 0.1
-"""Other optimizers learn with more only where all else is made for it."""
-FAR_TOO_HIGH = 10.0
-"""So many times what an optimizer tolerates is too high whatever the schedule."""
-ABOVE_DEFAULT = 10.0
-"""An optimizer whose default rate is known rarely tolerates more than so many times that rate, ..."""
-HIGH_FOR_ANY = 1.0
-"""... and of any other one, or of SGD, a rate above this is far too high in the first steps."""
-NONE_TO_SPEAK_OF = 1e-8
-"""With a learning rate below this nothing moves."""
-STILL = 1e-3
-"""A rate that changed by less than this share just before is constant."""
-RISEN = 1.05
-"""A rate must have risen by this factor in all for its rise to be a reason."""
-WENT_ON = 1.4
-"""A rate that went on to rise by this factor while the training went on well was not too high."""
-NEW_GROUND = 100
-"""Over so many points before the trouble a rate is compared with all that came before them."""
-RAISED = 2.0
-"""A rate that has been raised so many times above that went where the training had never been."""
-TOLERATED = 0.95
-"""A rate that was at this share of the present one, or above, was as high."""
-LEARNED = 0.9
-"""A loss that fell to this share of what it was had learned."""
-FEWEST = 16
-"""With fewer losses at a rate nobody knows whether it was tolerated."""
-ENDS = 5
-"""So many points tell where a loss was."""
-ON_THE_WAY = 0.25
-"""From this share of the way from its baseline to where it was found on a loss belongs to a rise."""
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Thresholds of the causes in the learning rate."""
+
+    across_resume: float = 1.5
+    """Minimum ratio of a learning rate to that before a resume for it to be another one."""
+    high_for_adam: float = 0.01
+    """Optimizers of the Adam family rarely tolerate a higher learning rate."""
+    high: float = 0.1
+    """Optimizers that are not known rarely tolerate a higher learning rate."""
+    far_too_high: float = 10.0
+    """Factor on what an optimizer tolerates from which on a learning rate is too high whatever the schedule."""
+    above_default: float = 10.0
+    """Factor on its default learning rate up to which a known optimizer tolerates more, ..."""
+    high_for_any: float = 1.0
+    """... and for any other one, or SGD, the rate from ten times which on first steps are far too large."""
+    too_low: float = 1e-08
+    """Learning rate up to which no weight moves."""
+    constant: float = 0.001
+    """Share of its change just before up to which a learning rate is constant."""
+    risen: float = 1.05
+    """Minimum factor by which a learning rate must have risen in all for its rise to be a reason."""
+    tolerated_later: float = 1.4
+    """A learning rate that later rose by this factor while the training went well was not too high."""
+    new_ground: int = 100
+    """Number of points before an episode whose learning rate is compared with all before them."""
+    raised: float = 2.0
+    """Minimum factor on the highest learning rate before them."""
+    tolerated: float = 0.95
+    """Minimum share of the present learning rate at which an earlier one was as high."""
+    learned: float = 0.9
+    """Share of its first value to which a loss must fall to have learned."""
+    min_losses: int = 16
+    """Minimum number of losses at a learning rate that show whether it was tolerated."""
+    ends: int = 5
+    """Number of points whose median is where a loss was."""
+    on_the_way: float = 0.25
+    """Share of the way from its baseline to where it was found from which on a loss belongs to a rise."""
+
+
+LIMITS = RateLimits()
 Values = NDArray[np.float64]
 
 
@@ -131,13 +138,13 @@ def tolerated_by(around: EpisodeContext) -> Tolerated:
     """Of the optimizer in use; of an unknown one what most tolerate."""
     known = default_rate(around.history)
     adam = is_adam(around.history)
-    if adam and (known is None or known[1] * ABOVE_DEFAULT <= HIGH_FOR_ADAM):
-        return Tolerated("Adam", HIGH_FOR_ADAM, FAR_TOO_HIGH * HIGH_FOR_ADAM)
+    if adam and (known is None or known[1] * LIMITS.above_default <= LIMITS.high_for_adam):
+        return Tolerated("Adam", LIMITS.high_for_adam, LIMITS.far_too_high * LIMITS.high_for_adam)
     if known is None:
-        return Tolerated("an optimizer", HIGH, FAR_TOO_HIGH * HIGH_FOR_ANY)
+        return Tolerated("an optimizer", LIMITS.high, LIMITS.far_too_high * LIMITS.high_for_any)
     name, rate = known
-    least = FAR_TOO_HIGH * HIGH_FOR_ANY if name.lower() in ("sgd", "asgd") else 0.0
-    return Tolerated(name, rate * ABOVE_DEFAULT, max(least, rate * ABOVE_DEFAULT * FAR_TOO_HIGH))
+    least = LIMITS.far_too_high * LIMITS.high_for_any if name.lower() in ("sgd", "asgd") else 0.0
+    return Tolerated(name, rate * LIMITS.above_default, max(least, rate * LIMITS.above_default * LIMITS.far_too_high))
 
 
 def learning_rate_check(around: EpisodeContext) -> CheckResult:
@@ -166,7 +173,7 @@ def rate_too_low_check(around: EpisodeContext) -> CheckResult:
     if not every:
         return not_seen("learning rate: not logged")
     top = max(float(rate.values[rate.finite].max()) for rate in every)
-    if top <= NONE_TO_SPEAK_OF:
+    if top <= LIMITS.too_low:
         said = f"The learning rate never exceeded {shown(top)}, too low to change the weights."
         return is_it("learning_rate_too_low", said, since=min(int(rate.steps[0]) for rate in every))
     return is_not(f"learning rate too low: it reached {shown(top)}")
@@ -180,7 +187,7 @@ def rate_too_high_check(around: EpisodeContext) -> CheckResult:
     rate, values = highest
     top, name = float(values.max()), "learning rate too high"
     losses = around.loss.values[around.loss.finite & (around.loss.steps <= around.episode.end)]
-    if len(losses) >= FEWEST and _fell(losses):
+    if len(losses) >= LIMITS.min_losses and _fell(losses):
         return is_not(f"{name}: the loss fell from {shown(losses[0])} at rates up to {shown(top)}")
     limit = tolerated_by(around)
     if top > limit.rate and around.span.begins_training:
@@ -216,7 +223,7 @@ def _since_the_resume(around: EpisodeContext) -> CheckResult | None:
         same = old.values[old.finite & (old.steps <= rate.steps[0])]
         before = float(same[-1] if len(same) else old.values[old.finite][-1])
         after = float(rate.values[rate.finite][0])
-        if before > 0 and after >= ACROSS_RESUME * before:
+        if before > 0 and after >= LIMITS.across_resume * before:
             return is_it(
                 "learning_rate_jump",
                 f"The learning rate changed at the resume at {around.unit} {int(rate.steps[0])}: {shown(before)} "
@@ -258,23 +265,23 @@ def _name_of(rate: Curve, rates: Sequence[Curve]) -> str:
 def _risen(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult | None:
     """Whether it was rising when it began, and higher than ever before."""
     now, finite = float(values[-1]), rate.steps[rate.finite]
-    higher = _tolerated_later(around, rate, WENT_ON * now)
+    higher = _tolerated_later(around, rate, LIMITS.tolerated_later * now)
     if higher is not None:
         return is_not(f"learning rate: {shown(now)}, and {shown(higher)} later without trouble")
-    ground = float(values[:-NEW_GROUND].max()) if len(values) > NEW_GROUND else 0.0
-    if ground > 0 and now >= RAISED * ground:
+    ground = float(values[: -LIMITS.new_ground].max()) if len(values) > LIMITS.new_ground else 0.0
+    if ground > 0 and now >= LIMITS.raised * ground:
         return is_it(
             "learning_rate_too_high",
             f"The learning rate had risen to {shown(now)} when it began; before, it was at most {shown(ground)}.",
-            f"learning rate x {now / ground:.3g} within {NEW_GROUND} points",
-            since=int(finite[len(values) - NEW_GROUND]),
+            f"learning rate x {now / ground:.3g} within {LIMITS.new_ground} points",
+            since=int(finite[len(values) - LIMITS.new_ground]),
             remedies=(Remedy(Action.LOWER_LEARNING_RATE, baseline=now, target=ground),),
         )
     begun = _climb(values)
-    recent = values[-JUST_BEFORE:]
-    rising = len(values) > ENDS and now > (1 + STILL) * float(recent[0])
+    recent = values[-LOOKBACK.just_before :]
+    rising = len(values) > LIMITS.ends and now > (1 + LIMITS.constant) * float(recent[0])
     highest_before = float(values[:begun].max(initial=0.0))
-    if not rising or now < RISEN * float(values[begun]) or now <= highest_before:
+    if not rising or now < LIMITS.risen * float(values[begun]) or now <= highest_before:
         return None
     return is_it(
         "learning_rate_too_high",
@@ -294,8 +301,8 @@ def _tolerated_later(around: EpisodeContext, rate: Curve, least: float) -> float
     before = around.loss.values[(around.loss.steps < start) & around.loss.finite]
     if not len(since) or not len(before) or not np.isfinite(since).all():
         return None
-    usual = float(np.median(before[-JUST_BEFORE:]))
-    well = float(np.median(since[:JUST_BEFORE])) <= usual and float(np.median(since[-ENDS:])) <= usual
+    usual = float(np.median(before[-LOOKBACK.just_before :]))
+    well = float(np.median(since[: LOOKBACK.just_before])) <= usual and float(np.median(since[-LIMITS.ends :])) <= usual
     return float(rate.values[high].max()) if well else None
 
 
@@ -308,7 +315,7 @@ def _climb(values: Values) -> int:
 def _too_high(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult | None:
     """Whether it was too high from the start, or for the optimizer."""
     episode, now, limit = around.episode, float(values[-1]), tolerated_by(around)
-    of_adam = limit.rate == HIGH_FOR_ADAM
+    of_adam = limit.rate == LIMITS.high_for_adam
     top = float(rate.values[rate.finite].max())
     first = int(rate.steps[0])
     if around.is_early and now > limit.far:
@@ -361,11 +368,11 @@ def _tolerated(around: EpisodeContext, rate: Curve, values: Values) -> CheckResu
         )
     if around.loss is None:
         return not_seen(f"{said}; too few losses at this rate")
-    reached = int(rate.steps[rate.finite][int(np.argmax(values >= TOLERATED * float(values[-1])))])
+    reached = int(rate.steps[rate.finite][int(np.argmax(values >= LIMITS.tolerated * float(values[-1])))])
     at_it = (around.loss.steps >= reached) & (around.loss.steps < around.episode.start) & around.loss.finite
     losses = _until_the_rise(around, around.loss.values[at_it])
-    if len(losses) >= FEWEST and _fell(losses):
-        first, last = float(np.median(losses[:ENDS])), float(np.median(losses[-ENDS:]))
+    if len(losses) >= LIMITS.min_losses and _fell(losses):
+        first, last = float(np.median(losses[: LIMITS.ends])), float(np.median(losses[-LIMITS.ends :]))
         return is_not(f"{said}; at this rate the loss fell from {shown(first)} to {shown(last)}")
     return not_seen(f"{said}; the loss had not fallen at this rate, so a lower one may help")
 
@@ -375,8 +382,9 @@ def _until_the_rise(around: EpisodeContext, losses: Values) -> Values:
     rise = around.episode.known(LossRiseFacts)
     if rise is None:
         return losses
-    high = np.flatnonzero(losses[-JUST_BEFORE:] > rise.baseline + ON_THE_WAY * (rise.value - rise.baseline))
-    return losses[: max(0, len(losses) - JUST_BEFORE) + int(high[0])] if len(high) else losses
+    rises = losses[-LOOKBACK.just_before :] - rise.baseline
+    high = np.flatnonzero(rises > LIMITS.on_the_way * (rise.value - rise.baseline))
+    return losses[: max(0, len(losses) - LOOKBACK.just_before) + int(high[0])] if len(high) else losses
 
 
 def _learned_before(around: EpisodeContext) -> bool:
@@ -385,10 +393,10 @@ def _learned_before(around: EpisodeContext) -> bool:
 
 def _fell(losses: Values) -> bool:
     """Whether a loss ended lower than it began."""
-    if len(losses) < 2 * ENDS:
+    if len(losses) < 2 * LIMITS.ends:
         return False
-    first, last = float(np.median(losses[:ENDS])), float(np.median(losses[-ENDS:]))
-    return last < (LEARNED * first if first > 0 else first)
+    first, last = float(np.median(losses[: LIMITS.ends])), float(np.median(losses[-LIMITS.ends :]))
+    return last < (LIMITS.learned * first if first > 0 else first)
 
 
 def _until(curve: Curve, step: int) -> Values:
@@ -398,9 +406,9 @@ def _until(curve: Curve, step: int) -> Values:
 
 
 def _course(values: Values) -> str:
-    recent = values[-JUST_BEFORE:]
+    recent = values[-LOOKBACK.just_before :]
     low, high = float(recent.min()), float(recent.max())
-    if high - low <= STILL * high:
+    if high - low <= LIMITS.constant * high:
         return f"constant at {shown(high)}"
     way = "falling" if recent[-1] < recent[0] else "rising"
     return f"{way} from {shown(float(recent[0]))} to {shown(float(recent[-1]))}"
@@ -410,8 +418,9 @@ CAUSES = (
     CauseDocumentation(
         "learning_rate_jump",
         "The learning rate jumped shortly before.",
-        "A finding of `learning_rate_jump` within the 50 points before: the rate rose in one step beyond its highest "
-        "so far. Warm-ups and warm restarts do not count. After a resume: the rate was 1.5 times the rate before.",
+        "A finding of `learning_rate_jump` within the {LOOKBACK.just_before} points before: the rate rose in one step "
+        "beyond its highest so far. Warm-ups and warm restarts do not count. After a resume: the rate was "
+        "{LIMITS.across_resume} times the rate before.",
         "The training tolerated the jump, and the finding has another cause.",
         LearningRateJump.remedies,
     ),
@@ -419,24 +428,24 @@ CAUSES = (
         "learning_rate_too_high",
         "The learning rate was too high for the model.",
         "One of: the first updates changed the weights by 10 % of their norm or more; the rate was rising and at its "
-        "highest so far; it was above ten times the default of its optimizer (0.01 with Adam, 10 with Adadelta) and "
-        "the loss did not fall; updates stayed large and it hardly fell. Never named before the first optimizer step, "
-        "nor for first updates at the default.",
+        "highest so far; it was above ten times the default of its optimizer ({LIMITS.high_for_adam} with Adam, 10 "
+        "with Adadelta) and the loss did not fall; updates stayed large and it hardly fell. Never named before the "
+        "first optimizer step, nor for first updates at the default.",
         "A rise that coincides with a bad batch; an architecture that is made for large rates.",
         (LOWER_RATE_2_TO_5,),
     ),
     CauseDocumentation(
         "learning_rate_too_low",
         "The learning rate was too low to change the weights.",
-        "It never exceeded 1e-8.",
+        "It never exceeded {LIMITS.too_low}.",
         "An optimizer that does not scale its steps by the logged rate.",
         (Remedy(Action.RAISE_LEARNING_RATE),),
     ),
     CauseDocumentation(
         "no_warm_up",
         "The learning rate was at its highest from the first step on.",
-        "The finding started in the first 5 % of the run, at the highest rate. Or the first updates changed the "
-        "weights by more than 2 % of their norm and the loss rose.",
+        "The finding started in the first {LOOKBACK.early:percent} of the run, at the highest rate. Or the first "
+        "updates changed the weights by more than 2 % of their norm and the loss rose.",
         "Bad initial weights, or a rate that is too high after a warm-up as well.",
         (WARM_UP_LEARNING_RATE,),
         phrase="missing warm-up",

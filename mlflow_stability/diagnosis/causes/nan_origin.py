@@ -11,7 +11,7 @@ In: the surroundings of an episode. Out: the event of its step, its sentence, an
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from mlflow_stability.detectors.finding_type import Symptom
@@ -24,12 +24,21 @@ from mlflow_stability.vocabulary.result import Action, Episode, Event, Remedy
 
 KIND = "nan_origin"
 BROKEN_BATCH = "broken_batch"
-NEAR = 2
-"""What broke at most so many steps later is the same."""
-ABSURD = 1e15
-"""Numbers beyond this are not reached by one step of a training that was sound."""
-MODEST = 10.0
-"""Numbers up to this overflow in no type: an infinity that comes of them is one of an operation that is not defined."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginLimits:
+    """Thresholds of the causes of the first non-finite value."""
+
+    near: int = 2
+    """Maximum number of steps between a break and a finding of the same."""
+    absurd: float = 1000000000000000.0
+    """Magnitude that one step of a normal training does not reach."""
+    modest: float = 10.0
+    """Magnitude that overflows in no type: an infinity from it comes from an undefined operation."""
+
+
+ORIGIN_LIMITS = OriginLimits()
 
 
 def origin_near(around: EpisodeContext) -> Event | None:
@@ -46,7 +55,7 @@ def origin_of(finding: Event | Episode) -> NanOriginFacts:
 
 def near(around: EpisodeContext, event: Event) -> bool:
     """Whether an event belongs to the beginning of the episode."""
-    return around.episode.start <= event.step <= around.episode.start + NEAR
+    return around.episode.start <= event.step <= around.episode.start + ORIGIN_LIMITS.near
 
 
 def range_of(origin: NanOriginFacts) -> str:
@@ -63,9 +72,9 @@ def overflowed(origin: NanOriginFacts) -> bool:
         return origin.overflowed
     if origin.source is not NanSource.FORWARD:
         return False
-    largest = MODEST if origin.value_range is None else max(map(abs, origin.value_range))
+    largest = ORIGIN_LIMITS.modest if origin.value_range is None else max(map(abs, origin.value_range))
     infinite = origin.output is not None and origin.output.inf > 0 and origin.output.nan == 0
-    return largest >= (MODEST if infinite else ABSURD)
+    return largest >= (ORIGIN_LIMITS.modest if infinite else ORIGIN_LIMITS.absurd)
 
 
 NAMES = {
@@ -169,7 +178,7 @@ def _of_the_forward_pass(around: EpisodeContext, origin: Event, sound: bool) -> 
     facts, repeats = origin_of(origin), ((KIND, origin.step),)
     largest = 0.0 if facts.value_range is None else max(map(abs, facts.value_range))
     given = _modest_batch(around)
-    if sound and largest > ABSURD and given:
+    if sound and largest > ORIGIN_LIMITS.absurd and given:
         return is_it(
             "damaged_weights",
             f"The weights were corrupted at {around.unit} {origin.step}: values up to {shown(largest)} reached "
@@ -191,7 +200,7 @@ def _modest_batch(around: EpisodeContext) -> str:
     for each in around.said(BROKEN_BATCH):
         tensors = each.facts.tensors if isinstance(each.facts, BrokenBatchFacts) else ()
         ranges = [abs(end) for tensor in tensors for end in (tensor.least, tensor.greatest) if end is not None]
-        if near(around, each) and ranges and max(ranges) < ABSURD:
+        if near(around, each) and ranges and max(ranges) < ORIGIN_LIMITS.absurd:
             return f"a batch with values up to {shown(max(ranges))}"
     return ""
 

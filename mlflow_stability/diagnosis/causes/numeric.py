@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,13 +17,20 @@ from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollap
 from mlflow_stability.kinds.reported.nan_origin import NanSource
 from mlflow_stability.vocabulary.result import Action, Event, Remedy
 
-HALVINGS = 3
-"""So many reductions of the loss scale just before mean that it was collapsing."""
-RAISED = 8.0
-"""A scale that was raised so many times within the points just before is raised boldly; doubling every 2000 steps is
-usual."""
-IN_A_ROW = 3
-"""So many steps in a row that break do so whatever their batch is."""
+
+@dataclass(frozen=True, slots=True)
+class ScaleLimits:
+    """Thresholds of the causes in the loss scale."""
+
+    cuts: int = 3
+    """Minimum number of reductions of the loss scale just before."""
+    raised: float = 8.0
+    """Minimum factor by which a scale rose within the points just before; doubling every 2000 steps is usual."""
+    in_a_row: int = 3
+    """Number of broken steps in a row that do not depend on their batches."""
+
+
+LIMITS = ScaleLimits()
 
 
 def overflow_check(around: EpisodeContext) -> CheckResult:
@@ -73,7 +82,7 @@ def gradient_first_check(around: EpisodeContext) -> CheckResult:
         return is_not("non-finite gradient: its norm was finite as long as the loss")
     row = _row_of_broken(around.norm, first)
     whole = f" up to {around.unit} {after}" if after < int(around.loss.steps[-1]) else ""
-    every = f"{row} {around.unit}s in a row, with different batches" if IN_A_ROW <= row < after - first else ""
+    every = f"{row} {around.unit}s in a row, with different batches" if LIMITS.in_a_row <= row < after - first else ""
     return is_it(
         "gradient_non_finite",
         f"The gradient was non-finite first: {around.norm.name} at {around.unit} {first}, while the loss was still "
@@ -123,7 +132,7 @@ def loss_scale_check(around: EpisodeContext) -> CheckResult:
         return is_not("loss scale: not in use") if len(before) == 0 else not_seen("loss scale: one value before it")
     cuts = int((np.diff(before) < 0).sum())
     grown = bool((np.diff(before) > 0).any())
-    if cuts >= HALVINGS and not grown:
+    if cuts >= LIMITS.cuts and not grown:
         return is_it(
             "fp16_scale",
             f"fp16 gradient overflow: the loss scale was lowered {cuts} times without growing, from "
@@ -140,9 +149,9 @@ def _raised(around: EpisodeContext, before: NDArray[np.float64]) -> CheckResult 
         return None
     top, lowest = float(before.max()), float(before[: int(np.argmax(before)) + 1].min())
     place = int(np.searchsorted(around.scale.steps, around.episode.start))
-    then = around.scale.values[place : place + IN_A_ROW]
+    then = around.scale.values[place : place + LIMITS.in_a_row]
     top = max(top, float(then[0])) if len(then) and np.isfinite(then[0]) else top
-    if top < RAISED * lowest:
+    if top < LIMITS.raised * lowest:
         return None
     norms, usual = norms_before(around), usual_norm(around)
     if len(norms) < 2 or usual is None:
@@ -172,8 +181,8 @@ CAUSES = (
     CauseDocumentation(
         "fp16_scale",
         "Scaled gradients overflowed in fp16 (above 65504).",
-        "The loss scale was lowered three times without growing, or rose 8-fold until gradients of usual size "
-        "overflowed. Never named where fp16 is not used.",
+        "The loss scale was lowered three times without growing, or rose {LIMITS.raised}-fold until gradients of "
+        "usual size overflowed. Never named where fp16 is not used.",
         "A scaler that searches for its first scale.",
         LossScaleCollapse.remedies,
         excluded_by=lambda known: "fp16 gradient overflow: fp16 is not used" if known.half_precision is False else "",

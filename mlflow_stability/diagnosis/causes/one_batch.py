@@ -17,9 +17,9 @@ from mlflow_stability.curves.curves import NORMAL_MAD, Curve, median_deviation
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import (
-    JUST_BEFORE,
-    LOOKED_AT,
+    LOOKBACK,
     EpisodeContext,
+    listed_steps,
     norms_before,
     shown,
     usual_norm,
@@ -27,25 +27,63 @@ from mlflow_stability.diagnosis.causes.context import (
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
 from mlflow_stability.vocabulary.result import Action, Remedy
 
-WITH_IT = 3.0
-"""A gradient norm that jumps together with the loss jumps to so many times its usual one."""
-SHORT = 3
-"""A spike of so many logged points or fewer is that of a batch."""
-FEWEST_POINTS = 50
-"""A curve of fewer points may log an epoch in each, and no batch."""
-FEWEST = 16
-"""With fewer values before, nobody knows what is usual."""
-LEAP = 10.0
-"""A loss that is so many times the whole range of the last points above them did not get there by a usual update."""
-MOST_IN_A_ROW = 8
-"""So many bad batches in a row at most are counted; more are another story."""
-AFTERWARDS = 3
-"""So many steps after one that was skipped must be as usual to clear the weights."""
-NEAR = 2.0
-"""Their losses are as usual if none is further from the median, above it or below, than so many times the range of the
-last points."""
-THE_SAME = 1e-6
-"""Losses that differ by this share of themselves are one number, as rounding has it."""
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Thresholds of the causes in one batch, or in all batches from a step on."""
+
+    with_it: float = 3.0
+    """Minimum ratio of a gradient norm that jumps with the loss to its baseline."""
+    short: int = 3
+    """Maximum number of logged points of a spike of one batch."""
+    min_points: int = 50
+    """Minimum number of points of a curve; one with fewer may log an epoch in each."""
+    min_values: int = 16
+    """Minimum number of values before an episode for a baseline."""
+    leap: float = 10.0
+    """Factor on the range of the last points from which on no usual update explains a rise above them."""
+    in_a_row: int = 8
+    """Maximum number of bad batches in a row that are counted."""
+    afterwards: int = 3
+    """Number of steps after a skipped one that must be normal to clear the weights."""
+    normal_range: float = 2.0
+    """Factor on the range of the last points within which their losses are normal."""
+    same_number: float = 1e-06
+    """Share by which losses differ that are one number but for rounding."""
+    returns: int = 3
+    """Minimum number of times that a batch returns, ..."""
+    as_high: float = 0.5
+    """... each rising by this share of the highest loss near, ..."""
+    between: float = 0.1
+    """... with nearly no other loss that rises by this share of it, ..."""
+    rare: float = 0.1
+    """... and at most this share of all losses."""
+    no_exception: float = 0.25
+    """Share of its rise that values before must reach, `returns` times, for a value to be no exception."""
+    searched: int = 48
+    """Maximum number of points between a jump and the divergence that is found."""
+    jump_min_losses: int = 16
+    """Minimum number of losses before a jump that tell their range."""
+    deviations: float = 6.0
+    """Minimum rise of a jump in σ of the losses before."""
+    stay_above: int = 4
+    """Number of losses from the jump on whose median must stay above the range before."""
+    after: int = 8
+    """Number of losses after the jump that are looked at, ..."""
+    built_up: float = 3.0
+    """... none of which rises above so many times the jump: a training that diverges by its own steps multiplies its
+    loss."""
+    shrunk: float = 0.7
+    """Share of the weight norm of the measurement before below which the weights were decayed away."""
+    faded: float = 0.35
+    """Minimum share of the jump of the median of the next `stay_above` losses: the step on a bad batch leaves less."""
+    back: float = 0.05
+    """Share of the jump up to which a loss is normal again: then it was some batches."""
+    rate_before: int = 8
+    """Number of steps before a jump in which a jump of the learning rate explains it."""
+
+
+LIMITS = BatchLimits()
 
 
 def bad_batch_check(around: EpisodeContext) -> CheckResult:
@@ -59,12 +97,14 @@ def bad_batch_check(around: EpisodeContext) -> CheckResult:
     sudden = sudden_check(around)
     if sudden.cause is not None:
         return sudden
-    if any(episode.start <= each.step <= episode.end + SHORT * loss.distance for each in around.said("rollback")):
+    if any(
+        episode.start <= each.step <= episode.end + LIMITS.short * loss.distance for each in around.said("rollback")
+    ):
         return is_not("bad batch: the loss did not recover by itself, the training was rolled back")
     if episode.kind == "divergence" and episode.recovered:
         return is_not("bad batch: the loss was high in more than a few steps")
     points = int(((loss.steps >= episode.start) & (loss.steps <= episode.end)).sum())
-    if not episode.recovered or points > SHORT:
+    if not episode.recovered or points > LIMITS.short:
         lasted = "did not recover" if not episode.recovered else f"lasted {points} logged points"
         return is_not(f"bad batch: the jump {lasted}")
     if loss.quantity == "val_loss":
@@ -75,13 +115,13 @@ def bad_batch_check(around: EpisodeContext) -> CheckResult:
     if around.norm is not None:
         usual, at = usual_norm(around), around.at(around.norm)
         at = at[np.isfinite(at)]
-        if usual is not None and len(norms_before(around)) >= FEWEST and len(at):
-            if float(at.max()) > WITH_IT * usual > 0:
+        if usual is not None and len(norms_before(around)) >= LIMITS.min_values and len(at):
+            if float(at.max()) > LIMITS.with_it * usual > 0:
                 jumped = ", and the gradient norm with it," if episode.kind != "gradient_explosion" else ""
                 evidence.append(f"gradient norm {shown(float(at.max()))} in that step (baseline {shown(usual)})")
             else:
                 evidence.append(f"gradient norm {shown(float(at.max()))} in that step, normal")
-    if not jumped and len(loss.values) < FEWEST_POINTS:
+    if not jumped and len(loss.values) < LIMITS.min_points:
         return not_seen(f"bad batch: {len(loss.values)} logged points, so one point may stand for many batches")
     norm = f"the gradient norm of {episode.place}" if episode.place else "the gradient norm"
     what = norm if episode.kind == "gradient_explosion" else "the loss"
@@ -92,19 +132,19 @@ def bad_batch_check(around: EpisodeContext) -> CheckResult:
 def returning_batch_check(around: EpisodeContext) -> CheckResult:
     """Whether single batches with about the same loss come again and again, as one sample does in each epoch."""
     loss = around.loss
-    if loss is None or not around.every_step or loss.quantity == "val_loss" or len(loss.values) < FEWEST_POINTS:
+    if loss is None or not around.every_step or loss.quantity == "val_loss" or len(loss.values) < LIMITS.min_points:
         return CheckResult()
     values = np.where(loss.finite, loss.values, -np.inf)
     level, top = float(np.median(values)), _top_near(around, values)
-    high, between = values > level + HALF * (top - level), values > level + LITTLE * (top - level)
+    high, between = values > level + LIMITS.as_high * (top - level), values > level + LIMITS.between * (top - level)
     begins = np.flatnonzero(high & ~np.r_[False, high[:-1]])
     longest = max((int(np.argmin(np.r_[high[at:], False])) for at in begins), default=0)
     others = int(between.sum() - high.sum())
-    if len(begins) < RETURNS or longest > SHORT or others > len(begins) or between.mean() > RARE:
+    if len(begins) < LIMITS.returns or longest > LIMITS.short or others > len(begins) or between.mean() > LIMITS.rare:
         return CheckResult()
     steps = [int(each) for each in loss.steps[begins]]
     first = next((each for each in reversed(steps) if each <= around.latest), None)
-    if first is None or around.episode.start - first > LOOKED_AT:
+    if first is None or around.episode.start - first > LOOKBACK.points:
         return CheckResult()
     apart = np.diff(steps)
     every = (
@@ -117,7 +157,7 @@ def returning_batch_check(around: EpisodeContext) -> CheckResult:
         "bad_batch",
         f"Bad batches: {len(steps)} losses of {shown(float(heights.min()))} to {shown(float(heights.max()))} among "
         f"losses of about {shown(level)}, {every}. The same samples probably return in each epoch.",
-        f"{around.unit}s {', '.join(map(str, steps[:MOST_IN_A_ROW]))}{', …' if len(steps) > MOST_IN_A_ROW else ''}",
+        listed_steps(steps, around.unit, LIMITS.in_a_row),
         since=first,
         remedies=(
             Remedy(Action.INSPECT_BATCH),
@@ -129,21 +169,23 @@ def returning_batch_check(around: EpisodeContext) -> CheckResult:
 def _top_near(around: EpisodeContext, values: NDArray[np.float64]) -> float:
     """The highest loss from a little before an episode to its end."""
     steps = np.zeros(0) if around.loss is None else around.loss.steps
-    there = (steps >= around.episode.start - SEARCHED) & (steps <= around.episode.end)
+    there = (steps >= around.episode.start - LIMITS.searched) & (steps <= around.episode.end)
     return float(values[there].max(initial=-np.inf))
 
 
 def _regular(around: EpisodeContext) -> str:
     """How often values about as high come anyway; empty: they do not."""
     curve = around.norm if around.episode.kind == "gradient_explosion" else around.loss
-    before = np.zeros(0) if curve is None else around.before(curve, LOOKED_AT)
+    before = np.zeros(0) if curve is None else around.before(curve, LOOKBACK.points)
     value = None if curve is None else value_at(curve, around.episode.start)
-    if len(before) < FEWEST or value is None or not np.isfinite(value):
+    if len(before) < LIMITS.min_values or value is None or not np.isfinite(value):
         return ""
     # A peak is compared with its neighbours: a loss that falls was as high at first.
     peaks = before[1:-1] - np.maximum(before[:-2], before[2:])
-    count = int((peaks > QUARTER * (value - float(np.median(before)))).sum())
-    return f"{count} of the {len(before)} values before rose a quarter as far or more" if count >= RETURNS else ""
+    count = int((peaks > LIMITS.no_exception * (value - float(np.median(before)))).sum())
+    return (
+        f"{count} of the {len(before)} values before rose a quarter as far or more" if count >= LIMITS.returns else ""
+    )
 
 
 def sudden_check(around: EpisodeContext) -> CheckResult:
@@ -154,14 +196,14 @@ def sudden_check(around: EpisodeContext) -> CheckResult:
     if not around.every_step:
         return not_seen("bad batch: the loss of each step was not logged")
     before = around.before(loss)
-    if len(before) < FEWEST:
-        return not_seen(f"bad batch: {len(before)} losses before it, {FEWEST} needed for a baseline")
+    if len(before) < LIMITS.min_values:
+        return not_seen(f"bad batch: {len(before)} losses before it, {LIMITS.min_values} needed for a baseline")
     unsound = unsound_before(around)
     if unsound:
         return is_not(f"bad batch: {unsound}")
     usual, span = float(np.median(before)), float(before.max() - before.min())
     value = value_at(loss, step)
-    if value is not None and np.isfinite(value) and value - usual > LEAP * span > 0:
+    if value is not None and np.isfinite(value) and value - usual > LIMITS.leap * span > 0:
         return _leap(around, value, usual, span)
     return _cleared(around, usual, span)
 
@@ -178,9 +220,9 @@ def _leap(around: EpisodeContext, value: float, usual: float, span: float) -> Ch
     if stayed is not None:
         return stayed
     place = int(np.searchsorted(loss.steps, step, side="right"))
-    if not around.episode.recovered and _is_as_high(loss.values[place : place + AFTER], usual, value):
+    if not around.episode.recovered and _is_as_high(loss.values[place : place + LIMITS.after], usual, value):
         return is_not("bad batch: the next losses are as high")
-    if not around.episode.recovered and there is not None and before is not None and there <= WITH_IT * before:
+    if not around.episode.recovered and there is not None and before is not None and there <= LIMITS.with_it * before:
         return is_not(
             f"bad batch: gradient norm {shown(there)} at {around.unit} {step} (baseline {shown(before)}), so its "
             "optimizer step was no larger than others"
@@ -204,8 +246,8 @@ def _stayed(around: EpisodeContext, value: float, usual: float, evidence: list[s
     if loss is None:
         return None
     place = int(np.searchsorted(loss.steps, step, side="right"))
-    later = loss.values[place : place + MOST_IN_A_ROW]
-    if len(later) < MOST_IN_A_ROW or not np.all(np.isfinite(later)):
+    later = loss.values[place : place + LIMITS.in_a_row]
+    if len(later) < LIMITS.in_a_row or not np.all(np.isfinite(later)):
         return None
     leap = f"the loss jumped from {shown(usual)} to {shown(value)} in one step"
     if _is_constant(later, value):
@@ -225,9 +267,9 @@ def _last_of_the_leap(around: EpisodeContext, usual: float, span: float) -> int:
     if loss is None:
         return step
     place = int(np.searchsorted(loss.steps, step, side="left"))
-    high = loss.values[place : place + MOST_IN_A_ROW + 1] - usual > LEAP * span
+    high = loss.values[place : place + LIMITS.in_a_row + 1] - usual > LIMITS.leap * span
     width = int(np.argmin(high)) if not high.all() else 0
-    back = loss.values[place + width : place + width + AFTERWARDS] - usual
+    back = loss.values[place + width : place + width + LIMITS.afterwards] - usual
     return int(loss.steps[place + width - 1]) if width > 1 and len(back) and float(back.max()) < span else step
 
 
@@ -240,11 +282,15 @@ def _cleared(around: EpisodeContext, usual: float, span: float) -> CheckResult:
     if around.scale is not None and value is not None and np.isfinite(value):
         return is_not("bad batch: the loss was finite, and gradients are scaled")
     place = int(np.searchsorted(loss.steps, step, side="right"))
-    later = loss.values[place : place + AFTERWARDS]
-    until = int(loss.steps[place : place + AFTERWARDS].max(initial=step))
+    later = loss.values[place : place + LIMITS.afterwards]
+    until = int(loss.steps[place : place + LIMITS.afterwards].max(initial=step))
     if any(step <= each.step <= until for each in around.said("rollback")):
         return is_not("bad batch: the training was rolled back, so later batches used other weights")
-    if len(later) < AFTERWARDS or not np.all(np.isfinite(later)) or float(np.abs(later - usual).max()) > NEAR * span:
+    if (
+        len(later) < LIMITS.afterwards
+        or not np.all(np.isfinite(later))
+        or float(np.abs(later - usual).max()) > LIMITS.normal_range * span
+    ):
         return is_not("bad batch: the next batches were not normal either")
     gradients = _gradients_after(around)
     if gradients:
@@ -266,13 +312,17 @@ def _gradients_after(around: EpisodeContext) -> str:
     if around.norm is None:
         return ""
     place = int(np.searchsorted(around.norm.steps, around.episode.start, side="right"))
-    after, before, usual = around.norm.values[place : place + AFTERWARDS], norms_before(around), usual_norm(around)
+    after, before, usual = (
+        around.norm.values[place : place + LIMITS.afterwards],
+        norms_before(around),
+        usual_norm(around),
+    )
     if not np.all(np.isfinite(after)):
         return "the gradients of the next batches were non-finite as well"
-    if usual is None or len(before) < FEWEST or not len(after):
+    if usual is None or len(before) < LIMITS.min_values or not len(after):
         return ""
     highest = float(after.max())
-    if highest <= max(WITH_IT * usual, float(before.max())):
+    if highest <= max(LIMITS.with_it * usual, float(before.max())):
         return ""
     return (
         f"the next batches were not normal either, with a gradient norm of {shown(highest)} (baseline {shown(usual)})"
@@ -288,7 +338,7 @@ def shrunk_weights(around: EpisodeContext) -> int | None:
     for place in (after, after + 1):
         if 0 < place < len(norms.steps):
             then, now = float(norms.values[place - 1]), float(norms.values[place])
-            if np.isfinite(then) and np.isfinite(now) and now < SHRUNK * then:
+            if np.isfinite(then) and np.isfinite(now) and now < LIMITS.shrunk * then:
                 return place
     return None
 
@@ -299,12 +349,12 @@ def unsound_before(around: EpisodeContext) -> str:
         (around.given_norm, "the gradient norm"),
         *((rate, "the learning rate") for rate in around.rates),
     ):
-        values = np.zeros(0) if curve is None else around.before(curve, LOOKED_AT)
-        if len(values) < FEWEST or (what == "the learning rate" and float(values.min()) <= 0):
+        values = np.zeros(0) if curve is None else around.before(curve, LOOKBACK.points)
+        if len(values) < LIMITS.min_values or (what == "the learning rate" and float(values.min()) <= 0):
             continue
-        usual, last = float(np.median(values[-FEWEST:])), float(values[-1])
-        if last > WITH_IT * usual > 0:
-            median = f"median of its last {FEWEST} values: {shown(usual)}"
+        usual, last = float(np.median(values[-LIMITS.min_values :])), float(values[-1])
+        if last > LIMITS.with_it * usual > 0:
+            median = f"median of its last {LIMITS.min_values} values: {shown(usual)}"
             return f"{what} already {shown(last)} in the step before; {median}"
     return ""
 
@@ -330,36 +380,6 @@ def value_at(curve: Curve, step: int) -> float | None:
     return float(curve.values[place]) if place < len(curve.steps) and curve.steps[place] == step else None
 
 
-RETURNS = 3
-"""Batches that return do so at least so many times, ..."""
-HALF, LITTLE = 0.5, 0.1
-"""... rise at least half as far as the highest near, and nearly no other loss a tenth as far, ..."""
-RARE = 0.1
-"""... and are at most this share of all."""
-QUARTER = 0.25
-"""A value that others before reach to this share of its rise, `RETURNS` times, is no exception."""
-SEARCHED = 48
-"""A divergence is found at most so many points after its jump."""
-MIN_POINTS = 16
-"""Minimum number of losses before a jump that tell their range."""
-DEVIATIONS = 6.0
-"""Minimum rise in σ of the losses before."""
-SAME = 4
-"""Number of losses from the jump on that must stay above the range before."""
-AFTER = 8
-"""Number of losses after the jump that are looked at, ..."""
-BUILT_UP = 3.0
-"""... none of which rises to so many times the jump: a training that diverges by its own steps multiplies its loss."""
-SHRUNK = 0.7
-"""Weights whose norm falls below this share of itself from one measurement to the next are decayed away."""
-FADED = 0.35
-"""Minimum share of the jump that the median of the next `SAME` losses has: the step on a bad batch leaves less."""
-BACK = 0.05
-"""A loss at this share of the jump or below is normal again: then it was some batches."""
-RATE_BEFORE = 8
-"""A learning rate that jumped in so many steps before explains the jump."""
-
-
 @dataclass(frozen=True, slots=True)
 class Jump:
     """A loss that left its range in one step and stayed."""
@@ -372,41 +392,47 @@ class Jump:
 
 
 def jump_near(around: EpisodeContext) -> Jump | None:
-    """The first jump of the loss from `SEARCHED` points before an episode to its last possible beginning."""
+    """The first jump of the loss from `LIMITS.searched` points before an episode to its last possible beginning."""
     loss = around.loss
     if loss is None or not around.every_step or loss.quantity == "val_loss":
         return None
     start = int(np.searchsorted(loss.steps, around.episode.start, side="left"))
     end = int(np.searchsorted(loss.steps, around.latest, side="right"))
-    candidates = range(max(MIN_POINTS, start - SEARCHED), min(end, len(loss.values)))
+    candidates = range(max(LIMITS.jump_min_losses, start - LIMITS.searched), min(end, len(loss.values)))
     return next((jump for at in candidates if (jump := _jump_at(loss.steps, loss.values, at)) is not None), None)
 
 
 def _jump_at(steps: NDArray[np.int64], values: NDArray[np.float64], at: int) -> Jump | None:
-    before = values[max(0, at - JUST_BEFORE) : at]
-    before, row = before[np.isfinite(before)], values[at : at + SAME]
-    if len(before) < MIN_POINTS or len(row) < SAME or not np.isfinite(row).all():
+    before = values[max(0, at - LOOKBACK.just_before) : at]
+    before, row = before[np.isfinite(before)], values[at : at + LIMITS.stay_above]
+    if len(before) < LIMITS.jump_min_losses or len(row) < LIMITS.stay_above or not np.isfinite(row).all():
         return None
     top = float(before.max())
     if row[0] <= top or float(np.median(row)) <= top:
         return None
     usual = float(np.median(before))
     rise = float(row[0]) - usual
-    if rise <= DEVIATIONS * NORMAL_MAD * median_deviation(before) or rise < FADED * (float(np.median(row)) - usual):
+    if rise <= LIMITS.deviations * NORMAL_MAD * median_deviation(before) or rise < LIMITS.faded * (
+        float(np.median(row)) - usual
+    ):
         return None
-    return Jump(int(steps[at]), usual, float(row[0]), values[at + 1 : at + 1 + AFTER])
+    return Jump(int(steps[at]), usual, float(row[0]), values[at + 1 : at + 1 + LIMITS.after])
 
 
 def _is_as_high(later: NDArray[np.float64], usual: float, value: float) -> bool:
     """Whether the losses after a jump are about as high as its own, which no optimizer step had changed yet."""
-    rises = (later[:AFTER] - usual) / (value - usual)
-    if len(rises) < SAME or not np.isfinite(rises).all() or _is_constant(later, value):
+    rises = (later[: LIMITS.after] - usual) / (value - usual)
+    if len(rises) < LIMITS.stay_above or not np.isfinite(rises).all() or _is_constant(later, value):
         return False
-    return float(rises.min()) > BACK and float(rises.max()) <= BUILT_UP and float(np.median(rises[:SAME])) >= FADED
+    return (
+        float(rises.min()) > LIMITS.back
+        and float(rises.max()) <= LIMITS.built_up
+        and float(np.median(rises[: LIMITS.stay_above])) >= LIMITS.faded
+    )
 
 
 def _is_constant(later: NDArray[np.float64], value: float) -> bool:
-    return float(np.abs(later - value).max()) <= THE_SAME * abs(value)
+    return float(np.abs(later - value).max()) <= LIMITS.same_number * abs(value)
 
 
 def changed_at_once_check(around: EpisodeContext) -> CheckResult:
@@ -419,7 +445,10 @@ def changed_at_once_check(around: EpisodeContext) -> CheckResult:
         return is_not(f"{name}: the loss did not jump in one step and stay")
     there = around.starting_at(jump.step)
     jumped = [
-        each for rate in there.rates for each in jumps_in(rate) if each.step <= jump.step < each.step + RATE_BEFORE
+        each
+        for rate in there.rates
+        for each in jumps_in(rate)
+        if each.step <= jump.step < each.step + LIMITS.rate_before
     ]
     if jumped:
         return is_not(f"{name}: the learning rate jumped at {around.unit} {jumped[0].step}")
@@ -449,10 +478,10 @@ CAUSES = (
         "bad_batch",
         "One batch, or a few, caused it.",
         "One of: the loss jumped in one step and the step before was normal (where it did not recover: with the "
-        "gradient norm, and the next losses were not all as high); a spike of at most three points recovered "
-        "by itself; the batch itself was non-finite; the step was skipped and the next batches were normal; single "
-        "losses of the same height return. Never named where values a quarter as high came three times in the 200 "
-        "points before, as with heavy-tailed noise.",
+        "gradient norm, and the next losses were not all as high); a spike of at most three points recovered by "
+        "itself; the batch itself was non-finite; the step was skipped and the next batches were normal; single "
+        "losses of the same height return. Never named where values a quarter as high came three times in the "
+        "{LOOKBACK.points} points before, as with heavy-tailed noise.",
         "An unstable step looks the same where gradient norm and learning rate are not logged.",
         (Remedy(Action.INSPECT_BATCH),),
         helped_by_smaller_updates=False,

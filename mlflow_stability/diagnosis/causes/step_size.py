@@ -16,6 +16,8 @@ learning rate itself is too high.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve
@@ -26,18 +28,34 @@ from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate
 from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 
-ABSURD = 0.1
-"""An update of this share of the weights leaves little of what they held; a thousandth is usual."""
-USUAL_FIRST = 0.01
-"""The first updates of a training are larger than later ones: so large they may be."""
-USUAL_LATER = 0.003
-"""The updates of a transformer that learns well are as large at most."""
-FIRST_POINTS = 32
-"""A beginning within so many points, or a twentieth of the run, is one of the first steps."""
-LEFT = 3.0
-"""A loss at so many times its first value has left its start: updates from there on come of that."""
-LEARNED = 0.8
-"""A loss that had fallen to this share of its first value stood the updates until then."""
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Thresholds of the causes in the size of updates, as shares of the weight norm where nothing else is said."""
+
+    absurd: float = 0.1
+    """An update that leaves little of what the weights held; 0.001 is usual."""
+    usual_first: float = 0.01
+    """Size up to which the first updates of a training are normal."""
+    usual_later: float = 0.003
+    """Size up to which updates of a transformer that learns well are normal."""
+    first_points: int = 32
+    """Number of points, or a twentieth of the run, in which a beginning is one of the first steps."""
+    left_start: float = 3.0
+    """Ratio of a loss to its first value from which on updates follow from the rise."""
+    learned: float = 0.8
+    """Share of its first value below which a loss tolerated the updates until then."""
+    first_steps: int = 4
+    """Number of steps whose updates are first ones."""
+    large: float = 0.02
+    """Minimum size of a first update that is too large."""
+    no_warm_up: float = 0.9
+    """Share of its highest value from which on a first learning rate was not warmed up."""
+    rose: float = 1.05
+    """Minimum ratio of the loss after the first two updates to that before them."""
+
+
+LIMITS = StepLimits()
 OF_STEPS = ("update_ratio_high", "weight_spike")
 """Findings that say no more than that steps are large are not explained by that."""
 
@@ -50,7 +68,7 @@ def step_size_check(around: EpisodeContext) -> CheckResult | None:
     if _at_its_default(around):
         return None
     first, start = int(around.loss.steps[0]), around.episode.start
-    early = around.is_early or start - first <= FIRST_POINTS * around.loss.distance
+    early = around.is_early or start - first <= LIMITS.first_points * around.loss.distance
     early = early and around.span.begins_training
     return _of_the_first(around, ratio, around.loss) if early and not around.episode.recovered else None
 
@@ -71,9 +89,9 @@ def too_high(around: EpisodeContext, update: float, step: int, *more: str) -> Ch
     return is_it(
         "learning_rate_too_high",
         " ".join((sentence, *more)),
-        f"update ratio {update:.3g}; {USUAL_FIRST:g} is large for a first step, 0.001 is usual later",
+        f"update ratio {update:.3g}; {LIMITS.usual_first:g} is large for a first step, 0.001 is usual later",
         since=step,
-        remedies=(lower_by(rate, update / USUAL_FIRST),),
+        remedies=(lower_by(rate, update / LIMITS.usual_first),),
     )
 
 
@@ -102,35 +120,27 @@ def _of_the_first(around: EpisodeContext, ratio: Curve, loss: Curve) -> CheckRes
     losses, steps = loss.values[loss.finite], loss.steps[loss.finite]
     if len(losses) < 2 or losses[0] <= 0:
         return None
-    left = np.flatnonzero((losses >= LEFT * losses[0]) & (steps <= max(around.episode.start, around.episode.peak)))
+    left = np.flatnonzero(
+        (losses >= LIMITS.left_start * losses[0]) & (steps <= max(around.episode.start, around.episode.peak))
+    )
     if not len(left) and around.episode.kind != "divergence":
         return None
     end = min(around.episode.start, int(steps[left[0]])) if len(left) else around.episode.start
-    if float(losses[steps <= end].min()) < LEARNED * losses[0]:
+    if float(losses[steps <= end].min()) < LIMITS.learned * losses[0]:
         return None
     usable = ratio.finite & (ratio.steps <= end)
     if not usable.any():
         return None
     worst = int(np.argmax(np.where(usable, ratio.values, -np.inf)))
     update = float(ratio.values[worst])
-    return too_high(around, update, int(ratio.steps[worst])) if update >= ABSURD else None
-
-
-FIRST_STEPS = 4
-"""The updates of so many steps at the start are first ones, ..."""
-LARGE = 0.02
-"""... and too large above this share of the weights' norm; a thousandth is usual."""
-AT_TOP = 0.9
-"""A rate that begins at this share of its highest value or above was not warmed up."""
-ROSE = 1.05
-"""The loss is that much higher after the first update, or the second, than before it."""
+    return too_high(around, update, int(ratio.steps[worst])) if update >= LIMITS.absurd else None
 
 
 def first_updates_large(around: EpisodeContext) -> bool:
     """Whether an update up to the beginning was too large for weights just drawn; True where none was measured."""
     ratio = next((each for each in around.of("update_ratio") if not each.place), None)
     updates = np.zeros(0) if ratio is None else around.before(ratio)
-    return not len(updates) or float(updates.max()) >= LARGE
+    return not len(updates) or float(updates.max()) >= LIMITS.large
 
 
 def first_steps_check(around: EpisodeContext) -> CheckResult:
@@ -143,14 +153,14 @@ def first_steps_check(around: EpisodeContext) -> CheckResult:
     if not rates or ratio is None or around.loss is None or not around.every_step:
         return not_seen("first steps: learning rate, updates and loss of each of them were not logged")
     start = int(around.loss.steps[0])
-    first = (ratio.steps < start + FIRST_STEPS) & ratio.finite
+    first = (ratio.steps < start + LIMITS.first_steps) & ratio.finite
     updates = ratio.values[first]
     losses = around.loss.values[:3]
     rate = max(rates, key=lambda each: float(each.max()))
     if len(updates) == 0 or len(losses) < 3 or not np.isfinite(losses).all():
         return not_seen("first steps: updates were not measured")
     moved, rose = float(updates.max()), float(losses[1:].max() / losses[0]) if losses[0] > 0 else 0.0
-    if float(rate[0]) < AT_TOP * float(rate.max()) or moved < LARGE or rose < ROSE:
+    if float(rate[0]) < LIMITS.no_warm_up * float(rate.max()) or moved < LIMITS.large or rose < LIMITS.rose:
         return is_not(
             f"missing warm-up: first update {moved:.2%} of the weights, learning rate {shown(float(rate[0]))} "
             f"(highest {shown(float(rate.max()))})"
@@ -158,7 +168,7 @@ def first_steps_check(around: EpisodeContext) -> CheckResult:
     if _at_its_default(around):
         return not_seen(f"missing warm-up: the learning rate {shown(float(rate[0]))} is the default of the optimizer")
     answer = f"the loss rose from {shown(float(losses[0]))} to {shown(float(losses[1:].max()))} on"
-    if moved >= ABSURD:
+    if moved >= LIMITS.absurd:
         return too_high(around, moved, int(ratio.steps[first][int(np.argmax(updates))]), f"T{answer[1:]} it.")
     return is_it(
         "no_warm_up",
@@ -181,7 +191,7 @@ def lasting_updates_check(around: EpisodeContext) -> CheckResult:
         f"change the weights by as much as they hold, and the loss fell by only {facts.late_fall:.1%}.",
         "an update usually changes 0.1 % of the weights",
         since=around.episode.start,
-        remedies=(lower_by(rate, min(10.0, max(5.0, ratio / USUAL_LATER))),),
+        remedies=(lower_by(rate, min(10.0, max(5.0, ratio / LIMITS.usual_later))),),
     )
 
 

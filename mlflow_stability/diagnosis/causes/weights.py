@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import BETWEEN_LOOKS, EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, listed_steps, shown
 from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights, value_at
 from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
@@ -18,20 +19,30 @@ from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Action, Event, Remedy
 from mlflow_stability.vocabulary.text import factor
 
-MOSTLY_FROZEN, NEARLY_FROZEN = 0.9, 0.99
-"""A model of whose values this share is frozen may be unable to learn, and probably is."""
-JUMPED = 3.0
-"""Weights whose norm is so many times that of the measurement before have jumped."""
-BEYOND = 10.0
-"""... and by so many times what the optimizer can do, it was not the optimizer."""
-ADAM_STEP = 10.0
-"""So many learning rates a parameter can move in one step of Adam at most, at the betas in use: 7.3 at the defaults."""
+
+@dataclass(frozen=True, slots=True)
+class WeightLimits:
+    """Thresholds of the causes in the weights."""
+
+    mostly_frozen: float = 0.9
+    """Share of frozen values from which on a model may be unable to learn, ..."""
+    nearly_frozen: float = 0.99
+    """... and probably is."""
+    jumped: float = 3.0
+    """Minimum ratio of a weight norm to that of the measurement before, ..."""
+    beyond: float = 10.0
+    """... and minimum ratio of its change to what the optimizer can do."""
+    adam_step: float = 10.0
+    """Learning rates that a parameter moves in one step of Adam at most, at usual betas: 7.3 at the defaults."""
+    shown_steps: int = 6
+    """Maximum number of steps that are listed."""
+    in_a_row: int = 3
+    """Number of broken batches in a row that are not bad batches."""
+
+
+LIMITS = WeightLimits()
 OWN_PARAMS = "stability."
 """How the parameters begin that a recording writes into its run."""
-MAX_SHOWN = 6
-"""So many steps are listed at most."""
-IN_A_ROW = 3
-"""So many batches in a row that all break are not bad batches."""
 
 
 def decay_check(around: EpisodeContext) -> CheckResult:
@@ -75,7 +86,7 @@ def setting_check(around: EpisodeContext) -> CheckResult:
         "frozen_parameters" if frozen else "configuration_changed",
         f"A setting changed just before: {said}",
         f"{max(0, start - changes[0].step)} {around.unit}s before the first sign at {around.unit} {start}",
-        since=changes[0].step - BETWEEN_LOOKS,
+        since=changes[0].step - LOOKBACK.between_looks,
         certainty="possible",
     )
 
@@ -88,7 +99,7 @@ def frozen_check(around: EpisodeContext) -> CheckResult:
         return not_seen("frozen parameters: their number was not recorded")
     total, trained = map(int, counts)
     frozen = 1 - trained / total if total else 0.0
-    if frozen < MOSTLY_FROZEN:
+    if frozen < LIMITS.mostly_frozen:
         return is_not(f"frozen parameters: {frozen:.0%} of all values".replace("%", " %"))
     lints = [(each.message, each.facts) for each in around.said("model_lint")]
     said = [message for message, facts in lints if isinstance(facts, LintFacts) and facts.check == "frozen"]
@@ -97,7 +108,7 @@ def frozen_check(around: EpisodeContext) -> CheckResult:
         f"Only {trained:,} of {total:,} values of the model are trained; all others are frozen.",
         *said[:1],
         since=around.span.first,
-        certainty="likely" if frozen >= NEARLY_FROZEN else "possible",
+        certainty="likely" if frozen >= LIMITS.nearly_frozen else "possible",
     )
 
 
@@ -112,13 +123,13 @@ def damage_check(around: EpisodeContext) -> CheckResult:
         row += 1
     if start not in {each.step for each in around.said("step_skipped")}:
         return not_seen("corrupted weights: visible only where non-finite steps are skipped")
-    if row < IN_A_ROW:
+    if row < LIMITS.in_a_row:
         if row and place + row < len(loss.values):
             return is_not(
                 "corrupted weights: the same weights gave a finite loss at "
                 f"{around.unit} {int(loss.steps[place + row])}"
             )
-        return not_seen(f"corrupted weights: visible only in {IN_A_ROW} non-finite losses in a row")
+        return not_seen(f"corrupted weights: visible only in {LIMITS.in_a_row} non-finite losses in a row")
     before = around.before(loss)
     if not len(before):
         return not_seen("corrupted weights: no loss before it")
@@ -174,15 +185,13 @@ def replaced_check(around: EpisodeContext) -> CheckResult:
         jumped[:1].upper() + jumped[1:],
         *_when(written.steps, around.unit),
         since=step,
-        certainty="certain" if not len(known) or written.share > BEYOND * float(known[-1]) else "likely",
+        certainty="certain" if not len(known) or written.share > LIMITS.beyond * float(known[-1]) else "likely",
     )
 
 
 def _when(steps: Sequence[int], unit: str) -> tuple[str, ...]:
     """At which steps it was seen, where it was more than once."""
-    if len(steps) < 2:
-        return ()
-    return (f"seen at {unit}s {', '.join(map(str, steps[:MAX_SHOWN]))}{', …' if len(steps) > MAX_SHOWN else ''}",)
+    return (f"seen at {listed_steps(steps, unit, LIMITS.shown_steps)}",) if len(steps) > 1 else ()
 
 
 def overwritten_check(around: EpisodeContext) -> CheckResult:
@@ -192,12 +201,12 @@ def overwritten_check(around: EpisodeContext) -> CheckResult:
     for norm in around.of("param_norm"):
         nearest = int(np.searchsorted(norm.steps, start, side="left"))
         # A divergence may be said to begin one step after the weights were written to.
-        earlier = [nearest - 1] if nearest and start - norm.steps[nearest - 1] <= BETWEEN_LOOKS else []
+        earlier = [nearest - 1] if nearest and start - norm.steps[nearest - 1] <= LOOKBACK.between_looks else []
         for after in (each for each in (*earlier, nearest) if 0 < each < len(norm.steps)):
             then, now = float(norm.values[after - 1]), float(norm.values[after])
             if of_the_whole(norm.place) and np.isfinite((then, now)).all():
                 seen = f"weight norm {shown(then)} before, {shown(now)} after"
-            if np.isfinite(now) and now > JUMPED * then > 0:
+            if np.isfinite(now) and now > LIMITS.jumped * then > 0:
                 jumps.append((norm.place, then, now, int(norm.steps[after - 1]), int(norm.steps[after])))
                 break
     if not jumps:
@@ -205,7 +214,7 @@ def overwritten_check(around: EpisodeContext) -> CheckResult:
     bounds = {each[3:]: _reachable(around, *each[3:]) for each in jumps}
     # What is measured most often is surrounded closest: in fewer steps the optimizer can do less.
     bounded = [(each, bound) for each in jumps if (bound := bounds[each[3:]]) is not None]
-    beyond = [each for each, bound in bounded if each[2] - each[1] >= BEYOND * bound]
+    beyond = [each for each, bound in bounded if each[2] - each[1] >= LIMITS.beyond * bound]
     place, then, now, first, last = max(beyond or jumps, key=lambda each: each[2] / each[1])
     bound = bounds[first, last]
     if not bounded or bound is None:
@@ -213,7 +222,7 @@ def overwritten_check(around: EpisodeContext) -> CheckResult:
         free = [f"({first:g}, {second:g})" for first, second in settings.betas or () if _forgets_squares(first, second)]
         known = f"has no bound at betas={free[0]}" if settings.adam and free else "is not recorded"
         return not_seen(f"corrupted weights: their norm jumped, and how far the optimizer can change it {known}")
-    if now - then < BEYOND * bound:
+    if now - then < LIMITS.beyond * bound:
         return not_seen("corrupted weights: their norm jumped, and the recorded updates are large enough for that")
     whose = "the weights" if of_the_whole(place) else f"the weights of {place}"
     return is_it(
@@ -279,7 +288,7 @@ def _adam_step(betas: tuple[tuple[float, float], ...] | None) -> float | None:
     if betas is None or any(_forgets_squares(*pair) for pair in betas):
         return None
     bounds = [(1 - first) / math.sqrt((1 - second) * (1 - first * first / second)) for first, second in betas]
-    return max((ADAM_STEP, *bounds))
+    return max((LIMITS.adam_step, *bounds))
 
 
 def _forgets_squares(first: float, second: float) -> bool:
@@ -293,7 +302,7 @@ def _changes(around: EpisodeContext) -> list[Event]:
     return [
         each
         for each in around.said("configuration_changed")
-        if start - around.reach < each.step <= start + BETWEEN_LOOKS
+        if start - around.reach < each.step <= start + LOOKBACK.between_looks
     ]
 
 
@@ -301,9 +310,9 @@ CAUSES = (
     CauseDocumentation(
         "weights_replaced",
         "Other code replaced the weights between two optimizer steps.",
-        "The loss was high at once, before any update on what came then, and some weights had changed since the end of "
-        "the step before by more than 10 times what an update changes (certain), or they were written to in place "
-        "(likely; signals `foreign_update` and `foreign_writes`).",
+        "The loss was high at once, before any update on what came then, and some weights had changed since the end "
+        "of the step before by more than {LIMITS.beyond} times what an update changes (certain), or they were written "
+        "to in place (likely; signals `foreign_update` and `foreign_writes`).",
         "A write that left the weights as they were, such as averaged weights that were taken out again, beside a bad "
         "batch.",
         (
@@ -316,10 +325,10 @@ CAUSES = (
     CauseDocumentation(
         "damaged_weights",
         "Weights or buffers were corrupted, but not by a gradient.",
-        "Several batches in a row were non-finite on weights that worked one step before, or the weight norm jumped by "
-        "more than 10 times what learning rate and gradients allow. How far Adam can change it follows from the "
-        "recorded betas; it is not known where the square of the first reaches the second. How far SGD can change it "
-        "follows from the gradient norm after clipping. Never named with other optimizers.",
+        "Several batches in a row were non-finite on weights that worked one step before, or the weight norm jumped "
+        "by more than {LIMITS.beyond} times what learning rate and gradients allow. How far Adam can change it "
+        "follows from the recorded betas; it is not known where the square of the first reaches the second. How far "
+        "SGD can change it follows from the gradient norm after clipping. Never named with other optimizers.",
         "A bad update that was not recorded.",
         (
             Remedy(Action.RESTART_BEFORE_STEP),
@@ -340,7 +349,8 @@ CAUSES = (
     CauseDocumentation(
         "configuration_changed",
         "A setting of the training changed just before.",
-        "A recorded setting differs from its value 10 steps earlier. Possible only: not all changes matter.",
+        "A recorded setting differs from its value {LOOKBACK.between_looks} steps earlier. Possible only: not all "
+        "changes matter.",
         "An intended change, and a finding with another cause.",
         (Remedy(Action.CHECK_INTENDED_CHANGE),),
         phrase="changed setting",
@@ -348,8 +358,9 @@ CAUSES = (
     CauseDocumentation(
         "frozen_parameters",
         "Nearly all parameters are frozen, or the number of trained parameters changed just before.",
-        "A loss that does not fall while 90 % of the model's values are frozen (possible) or 99 % (likely). Or "
-        "parameters were frozen or unfrozen within the 10 steps before.",
+        "A loss that does not fall while {LIMITS.mostly_frozen:percent} of the model's values are frozen (possible) "
+        "or {LIMITS.nearly_frozen:percent} (likely). Or parameters were frozen or unfrozen within the "
+        "{LOOKBACK.between_looks} steps before.",
         "Adapters, such as LoRA, and training in stages, on purpose.",
         (Remedy(Action.CHECK_FROZEN_PARAMETERS),),
     ),

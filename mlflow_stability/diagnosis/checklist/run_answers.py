@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.curves import Curve, decoded
 from mlflow_stability.detectors.layer_values import BAND, gradient_flow
 from mlflow_stability.diagnosis.causes.check import CheckResult
-from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.gradient import vanishing_check
 from mlflow_stability.diagnosis.causes.nan_origin import (
     BROKEN_BATCH,
@@ -236,8 +236,8 @@ def validation_gap(case: Case) -> Answer:
     validations, losses = _finite_values(case.around.of("val_loss")), _finite_values(case.around.of("loss"))
     if not validations or not losses:
         return no_data("training and validation loss were not both logged")
-    validation, training = float(validations[0][-1]), float(np.median(losses[0][-JUST_BEFORE:]))
-    first, gap = float(validations[0][0]) - float(np.median(losses[0][:JUST_BEFORE])), validation - training
+    validation, training = float(validations[0][-1]), float(np.median(losses[0][-LOOKBACK.just_before :]))
+    first, gap = float(validations[0][0]) - float(np.median(losses[0][: LOOKBACK.just_before])), validation - training
     wide = gap > max(0.0, first) and validation > 2 * training > 0
     text = f"Validation {shown(validation)}, training {shown(training)} at the end: a gap of {shown(gap)}"
     return Answer(f"{text}; at the start {shown(first)}.", "bad" if wide else "ok")

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve
 from mlflow_stability.diagnosis.causes.check import CheckResult
-from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, shown
 from mlflow_stability.diagnosis.checklist.question import Answer, Case, Source, no_data
 from mlflow_stability.kinds.catalog import DETECTORS
 from mlflow_stability.kinds.nouns import bare_noun_of
@@ -145,7 +145,7 @@ def change_of(case: Case, curve: Curve) -> Change | None:
     if case.has_finding:
         begins = int(np.searchsorted(steps, episode.start, side="left"))
         ends = max(int(np.searchsorted(steps, max(episode.peak, episode.start), side="right")), begins + 1)
-        usual, at = values[max(0, begins - JUST_BEFORE) : begins], min(begins, len(values) - 1)
+        usual, at = values[max(0, begins - LOOKBACK.just_before) : begins], min(begins, len(values) - 1)
     else:
         begins, ends, at = len(values), len(values), len(values) - 1
         usual = values[: max(1, len(values) // 10)]
