@@ -104,7 +104,7 @@ class DivergenceRule(Rule):
 
     fewest_points: int = 7
     """Minimum number of points."""
-    smallest_rise: float = math.log(1.10)
+    smallest_rise: float = math.log(Divergence().smallest_rise)
     """Minimum mean rise of the end above the best level, in nats: {smallest_rise:exp_rise}."""
     smallest_rise_in_spreads: float = 8.0
     """Minimum rise of a curve that reaches zero or below, in units of its own standard deviation."""

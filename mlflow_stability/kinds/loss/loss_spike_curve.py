@@ -23,6 +23,9 @@ from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
+_STEP_BY_STEP = LossSpike()
+"""The detector: where a threshold means the same for a whole curve, it is the same number."""
+
 
 @dataclass(frozen=True, slots=True)
 class CurveSpikeFacts(Facts):
@@ -67,9 +70,9 @@ class SpikeRule(Rule):
 
     What it sees: in curves of {fewest_points} to {most_points} points, one point above the medians of its neighbours,
     up to {reach} on each side. It is further above them than the curve's own noise reaches once in twenty runs of this
-    length (times {share_of_tail}, in long curves times {further_of_many}), and by {smallest_jump[0]:exp_rise} (from 256
-    points on: by {smallest_jump[1]:exp_rise} and {deviations[1]}σ), and {deviations_there}σ of the noise of the {there}
-    points on each side. Or several points, up to a fifth of the curve, whose median is
+    length (times {share_of_tail}, in long curves times {further_of_many}), and by {smallest_jump[0]:exp_rise} (from
+    {lengths[1]} points on: by {smallest_jump[1]:exp_rise} and {deviations[1]}σ), and {deviations_there}σ of the noise
+    of the {there} points on each side. Or several points, up to a fifth of the curve, whose median is
     {smallest_rise_of_several:exp_rise} and {deviations_of_several}σ above the medians of as many points before and
     after; these may jump and decay, or build up over epochs. A loss that reaches zero or below is judged by
     {deviations_below_zero}σ, by {smallest_rise_in_spreads} of its own standard deviations and
@@ -82,9 +85,9 @@ class SpikeRule(Rule):
     there, in several a divergence. A spike to {huge} times the level before is critical. A single point that recovered
     is INFO. It is a warning where {fewest_after} points or more after it keep {kept_rise:percent} of its rise, where it
     is one of {returns} spikes within {returns_within} points, or where it undid {lost_progress[0]:percent} of all
-    progress made until then. From 256 points on, it must be at {times_beyond_noise} times its threshold in σ and undo
-    {lost_progress[1]:percent} of the progress, in nats, or all of it where the loss has not yet fallen by a factor of
-    {learnt:exp}.
+    progress made until then. From {lengths[1]} points on, it must be at {times_beyond_noise} times its threshold in σ
+    and undo {lost_progress[1]:percent} of the progress, in nats, or all of it where the loss has not yet fallen by a
+    factor of {learnt:exp}.
 
     Why it matters: a spike is a bad batch or a step that was too large; the next one may not recover.
 
@@ -119,12 +122,14 @@ class SpikeRule(Rule):
     """Minimum number of points."""
     most_points: int = 100_000
     """Maximum number of points; longer curves are left to the detector."""
+    lengths: tuple[int, int] = (16, 256)
+    """Numbers of points of a short and of a long curve: thresholds with two values move from the one to the other."""
     further_of_many: float = 1.3
-    """Factor on the tail for curves of 256 points or more, which the detector judges as well."""
-    share_of_tail: float = 1.0
+    """Factor on the tail for long curves, which the detector judges as well."""
+    share_of_tail: float = _STEP_BY_STEP.share_of_tail
     """Factor on the tail of the curve's own noise; 0 turns this off."""
-    deviations: tuple[float, float] = (5.0, 8.0)
-    """Thresholds in σ for curves of 16 points or fewer, and of 256 or more."""
+    deviations: tuple[float, float] = (5.0, _STEP_BY_STEP.threshold)
+    """Thresholds in σ for short and for long curves."""
     smallest_jump: tuple[float, float] = (math.log(1.3), math.log(1.15))
     """Minimum rises in nats for the same two lengths."""
     deviations_of_several: float = 7.0
@@ -132,8 +137,8 @@ class SpikeRule(Rule):
     flagged than with single points alone."""
     smallest_rise_of_several: float = math.log(1.3)
     """Minimum rise of several points, in nats: healthy validations vary by 10 to 20 %."""
-    deviations_below_zero: float = 12.0
-    """Threshold in σ for a loss that reaches zero or below; the same as the detector's."""
+    deviations_below_zero: float = _STEP_BY_STEP.threshold_of_differences
+    """Threshold in σ for a loss that reaches zero or below."""
     smallest_rise_in_spreads: float = 1.0
     """Minimum rise of such a loss in units of the curve's own standard deviation."""
     smallest_share_of_fall: float = 0.1
@@ -153,11 +158,11 @@ class SpikeRule(Rule):
     """Maximum number of neighbours on each side; of short curves an eighth of the points."""
     start_up: float = 0.05
     """A spike within this share of the run that recovered is a start-up transient, and INFO only."""
-    huge: float = 100.0
+    huge: float = _STEP_BY_STEP.critical_rise
     """Ratio to the level before from which a spike is critical."""
     lost_progress: tuple[float, float] = (0.1, 0.25)
     """Rise of a single point that recovered, as a share of the progress until then, from which it is a warning: for
-    curves of fewer than 256 points, each of which may stand for many steps, and for longer ones, in nats."""
+    short curves, each of whose points may stand for many steps, and for long ones, in nats."""
     times_beyond_noise: float = 1.25
     """Minimum multiple of its threshold in σ for that, in longer curves; also where nothing had been learnt."""
     learnt: float = math.log(2)
@@ -166,9 +171,9 @@ class SpikeRule(Rule):
     """Share of the rise that the points after a spike keep where it made the loss worse."""
     fewest_after: int = 3
     """Minimum number of points after it that show this."""
-    returns: int = 3
+    returns: int = _STEP_BY_STEP.returns
     """Number of spikes within `returns_within` points from which on each is a warning."""
-    returns_within: int = 1000
+    returns_within: int = _STEP_BY_STEP.returns_within
     """The points in which they are counted."""
     threshold_alone: bool = False
     """Whether every spike is a warning, as for a threshold of your own."""
@@ -181,7 +186,7 @@ class SpikeRule(Rule):
         if not isinstance(detector, LossSpike):
             return self
         if not detector.threshold_alone:
-            return self._like(detector, LossSpike())
+            return self._like(detector)
         asked = detector.threshold
         return replace(
             self,
@@ -199,7 +204,8 @@ class SpikeRule(Rule):
             threshold_alone=True,
         )
 
-    def _like(self, detector: LossSpike, usual: LossSpike) -> Rule:
+    def _like(self, detector: LossSpike) -> Rule:
+        usual = _STEP_BY_STEP
         times = detector.threshold / usual.threshold
         together = detector.threshold_with_gradient / usual.threshold_with_gradient
         below_zero = detector.threshold_of_differences / usual.threshold_of_differences
@@ -266,7 +272,9 @@ class SpikeRule(Rule):
         return jumps_of(steps, values, x, self._reach(len(values)), logarithmic)
 
     def _share(self, jumps: Jumps) -> float:
-        return min(1.0, max(0.0, math.log2(len(jumps.z) / 16) / 4))
+        """How far the curve is from a short to a long one, by its number of points: 0 to 1."""
+        short, long = self.lengths
+        return min(1.0, max(0.0, math.log(len(jumps.z) / short) / math.log(long / short)))
 
     def _limit(self, jumps: Jumps) -> float:
         few, many = self.deviations
