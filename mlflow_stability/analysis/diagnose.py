@@ -56,7 +56,7 @@ def diagnose(
 
         >>> from mlflow_stability.kinds import LossSpike
         >>> diagnosis = diagnose("mlruns_fixtures/0/loss_spike", detectors=["divergence", LossSpike(threshold=10)])
-        >>> [(episode.kind, episode.start) for episode in diagnosis.episodes]
+        >>> [(episode.kind, episode.start) for episode in diagnosis.findings]
         [('loss_spike', 400)]
 
     Raises ``RunNotFoundError``, ``TrackingError`` or ``UnreadableLogError`` with a sentence that says what to do, and

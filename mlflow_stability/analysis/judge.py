@@ -51,9 +51,9 @@ def judge(
         >>> from mlflow_stability.kinds import LossSpike
         >>> losses = [2.0 / (1 + step / 60) + 0.01 * (step % 3) for step in range(600)]
         >>> losses[400] *= 1.3
-        >>> [(episode.kind, episode.start) for episode in judge(losses).episodes]
+        >>> [(episode.kind, episode.start) for episode in judge(losses).findings]
         [('loss_spike', 400)]
-        >>> judge(losses, detectors=["divergence", LossSpike(smallest_rise=1.5)]).episodes
+        >>> judge(losses, detectors=["divergence", LossSpike(smallest_rise=1.5)]).findings
         ()
     """
     values = _numbers("losses", losses)

@@ -17,10 +17,10 @@ from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 
 def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
     """The diagnosis as far as these kinds go; without any, all of it."""
-    kept = tuple(each for each in diagnosis.episodes if not kinds or each.kind in kinds)
-    bad, kept_bad = _bad(diagnosis.episodes), _bad(kept)
+    kept = tuple(each for each in diagnosis.findings if not kinds or each.kind in kinds)
+    bad, kept_bad = _bad(diagnosis.findings), _bad(kept)
     if len(bad) == len(kept_bad):
-        return replace(diagnosis, episodes=kept)
+        return replace(diagnosis, findings=kept)
     cause = None
     if kept_bad:
         outcome = outcome_of(kept, diagnosis.curves, "", measured=False)
@@ -33,7 +33,7 @@ def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
         mild = f"no warning{_where(diagnosis)}, only {listed(each.kind for each in kept)} (INFO)" if kept else ""
         verdict = f"Not found: {mild or none}. Other findings: {listed(each.kind for each in bad)}."
     remedies = remedies_of(kept, cause, outcome)
-    return replace(diagnosis, episodes=kept, outcome=outcome, verdict=verdict, cause=cause, remedies=remedies)
+    return replace(diagnosis, findings=kept, outcome=outcome, verdict=verdict, cause=cause, remedies=remedies)
 
 
 def _plainly(kind: str) -> str:

@@ -109,7 +109,7 @@ class RunTools:
         if floor is None:
             raise SettingsError(f"severity must be info, warning or critical; got {plain(severity, 60)!r}.")
         wanted = [
-            each for each in self._read(run)[1].episodes if each.severity >= floor and issue_type in ("", each.kind)
+            each for each in self._read(run)[1].findings if each.severity >= floor and issue_type in ("", each.kind)
         ]
         shown = wanted[max(0, offset) :][: max(1, min(limit, MOST_FINDINGS))]
         told = [

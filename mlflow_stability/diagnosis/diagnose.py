@@ -102,7 +102,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
             silence or single_loss(history),
             without_level={curve.name: reason_words(curve.level) for curve in drawn if not curve.has_level},
         ),
-        episodes=episodes,
+        findings=episodes,
         cause=cause,
         remedies=remedies_of(episodes, cause, outcome),
         curves=readings,

@@ -54,7 +54,7 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         first_step=first,
         last_step=last,
         every=_every(main),
-        marks=tuple(Mark(e.kind, e.severity, int(e.start), int(e.end), e.recovered) for e in diagnosis.episodes),
+        marks=tuple(Mark(e.kind, e.severity, int(e.start), int(e.end), e.recovered) for e in diagnosis.findings),
         onset=min((int(each.start) for each in about_training), default=None),
         divergence=_lost_at(diagnosis.outcome, about_training),
         spikes_in_divergence=_spikes_within(about_training),
@@ -100,7 +100,7 @@ def main_curve(history: RunHistory) -> Curve | None:
 
 
 def _bad(diagnosis: Diagnosis) -> list[Episode]:
-    return [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+    return [each for each in diagnosis.findings if each.severity > Severity.INFO]
 
 
 def _lost_at(outcome: str, troubles: list[Episode]) -> int | None:

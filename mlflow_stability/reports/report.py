@@ -39,7 +39,7 @@ class Report:
     def issues(self) -> Iterator[tuple[Diagnosis, Episode]]:
         """Every episode of every run."""
         for diagnosis in self.diagnoses:
-            for episode in diagnosis.episodes:
+            for episode in diagnosis.findings:
                 yield diagnosis, episode
 
     def count(self, severity: Severity) -> int:

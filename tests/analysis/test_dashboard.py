@@ -23,7 +23,7 @@ def test_a_recorded_run_is_drawn_with_what_its_diagnosis_says(name: str) -> None
     figure, said = dashboard(RECORDED / name), diagnose(RECORDED / name)
     written = texts(figure)
     assert said.verdict in [each.replace("\n", " ") for each in written]
-    assert {episode.kind.replace("_", " ") for episode in said.episodes} <= set(written)
+    assert {episode.kind.replace("_", " ") for episode in said.findings} <= set(written)
     assert cut_off(figure) == []
 
 

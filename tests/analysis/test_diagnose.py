@@ -52,7 +52,7 @@ def test_a_healthy_log_is_healthy() -> None:
 def test_a_log_that_ends_in_nan_is_broken_from_there_on() -> None:
     diagnosis = diagnose(str(write_log(Path("nan.jsonl"), ending_in_nan())))
     assert diagnosis.outcome == "broken"
-    assert [(each.kind, each.start) for each in diagnosis.episodes] == [("nan_detected", 400)]
+    assert [(each.kind, each.start) for each in diagnosis.findings] == [("nan_detected", 400)]
 
 
 @pytest.mark.parametrize("given", ["logs/a.jsonl", "./logs/a.jsonl", "logs//a.jsonl"])

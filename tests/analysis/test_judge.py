@@ -25,7 +25,7 @@ def test_sound_losses_of_any_iterable_are_healthy() -> None:
 def test_what_is_wrong_is_found_at_its_step() -> None:
     losses = falling()
     losses[400] = 60.0
-    (spike,) = [each for each in judge(losses).episodes if each.kind == "loss_spike"]
+    (spike,) = [each for each in judge(losses).findings if each.kind == "loss_spike"]
     assert spike.start == 400
     losses[450:] = [math.nan] * 150
     broken = judge(losses, steps=range(1000, 1600))
@@ -36,13 +36,13 @@ def test_what_is_wrong_is_found_at_its_step() -> None:
 def test_gradient_norms_are_judged_beside_the_losses() -> None:
     norms = [1.0 + 0.1 * math.sin(each) for each in range(600)]
     norms[300] = 500.0
-    kinds = [(each.kind, each.start) for each in judge(falling(), grad_norms=norms).episodes]
+    kinds = [(each.kind, each.start) for each in judge(falling(), grad_norms=norms).findings]
     assert ("gradient_explosion", 300) in kinds
 
 
 def test_validation_losses_may_be_fewer() -> None:
     diagnosis = judge(falling(), val_losses=[1.5, 1.0, 0.8, 0.9, 1.2, 1.6, 2.2, 3.0])
-    assert "overfitting" in [each.kind for each in diagnosis.episodes]
+    assert "overfitting" in [each.kind for each in diagnosis.findings]
 
 
 @pytest.mark.parametrize(

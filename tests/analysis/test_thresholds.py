@@ -45,7 +45,7 @@ def test_a_threshold_of_three_finds_a_loss_that_is_four_deviations_up(count: int
     history = run_named(loss=losses)
 
     def found(threshold: float | None) -> list[int]:
-        episodes = diagnosis_of(history, detectors=detectors_with(loss_spike=threshold)).episodes
+        episodes = diagnosis_of(history, detectors=detectors_with(loss_spike=threshold)).findings
         return [each.peak for each in episodes if each.kind == "loss_spike"]
 
     assert found(None) == found(8.0) == []
@@ -99,7 +99,7 @@ def walk(count: int = 600) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 def starts(kind: str, history: RunHistory, **wished: float) -> list[int]:
-    episodes = diagnosis_of(history, detectors=detectors_with(**wished)).episodes  # type: ignore[arg-type]
+    episodes = diagnosis_of(history, detectors=detectors_with(**wished)).findings  # type: ignore[arg-type]
     return [each.start for each in episodes if each.kind == kind]
 
 
@@ -109,14 +109,14 @@ def test_a_lower_threshold_finds_all_that_a_higher_one_finds_and_more(kind: str,
     found = {each: starts(kind, history, **{kind: each}) for each in (3.0, 5.0, 12.0)}
     assert starts(kind, history) == found[12.0] == []
     assert len(found[3.0]) > len(found[5.0]) > 0
-    wide = diagnosis_of(history, detectors=detectors_with(**{kind: 3.0})).episodes  # type: ignore[arg-type]
+    wide = diagnosis_of(history, detectors=detectors_with(**{kind: 3.0})).findings  # type: ignore[arg-type]
     assert all(any(each.start <= step <= each.end for each in wide) for step in found[5.0])
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("loss_spike", "loss"), ("gradient_explosion", "grad_norm")])
 def test_a_finding_by_a_threshold_of_ones_own_lies_above_it_and_says_so(kind: str, metric: str) -> None:
     history = run_named(**{"loss": np.full(600, 2.0), metric: walk()})
-    found = diagnosis_of(history, detectors=detectors_with(**{kind: 4.0})).episodes  # type: ignore[arg-type]
+    found = diagnosis_of(history, detectors=detectors_with(**{kind: 4.0})).findings  # type: ignore[arg-type]
     own = [each for each in found if each.kind == kind]
     assert own
     for each in own:
@@ -147,16 +147,16 @@ def test_a_classic_divergence_that_recovered_stays_critical_on_a_log() -> None:
     losses = 1.0 + 3 * np.exp(-np.arange(600.0) / 200) + 0.1 * np.sin(np.arange(600.0))
     losses[300:306] *= 3
     history = run_named(loss=losses)
-    found = diagnosis_of(history, detectors=detectors_with(rule="classic")).episodes
+    found = diagnosis_of(history, detectors=detectors_with(rule="classic")).findings
     assert [(each.kind, each.severity, each.start) for each in found] == [("divergence", Severity.CRITICAL, 302)]
-    assert [each.kind for each in diagnosis_of(history).episodes] == ["loss_spike"]
+    assert [each.kind for each in diagnosis_of(history).findings] == ["loss_spike"]
 
 
 def test_a_classic_explosion_stays_a_warning_where_the_loss_did_not_answer() -> None:
     norms = walk()
     norms[400] = 130.0
     history = run_named(loss=walk(), grad_norm=norms)
-    found = diagnosis_of(history, detectors=detectors_with(rule="classic")).episodes
+    found = diagnosis_of(history, detectors=detectors_with(rule="classic")).findings
     (explosion,) = (each for each in found if each.start == 400)
     assert (explosion.kind, explosion.severity) == ("gradient_explosion", Severity.WARNING)
 

@@ -299,7 +299,7 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
         "from mlflow_stability import judge\n"
         "from mlflow_stability.kinds import UnluckyLoss\n"
         "losses = [14.0 if step == 200 else 15.0 - 0.01 * (step % 3) for step in range(300)]\n"
-        "print(*judge(losses, detectors=[UnluckyLoss(number=14.0)]).episodes)\n"
+        "print(*judge(losses, detectors=[UnluckyLoss(number=14.0)]).findings)\n"
     )
     done = run_in(package, "-c", code)
     declared, own = done.out.splitlines()

@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def at_warning(diagnosis: Diagnosis) -> list[Episode]:
-    return [each for each in diagnosis.episodes if each.severity >= Severity.WARNING]
+    return [each for each in diagnosis.findings if each.severity >= Severity.WARNING]
 
 
 if __name__ == "__main__":

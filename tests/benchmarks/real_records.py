@@ -139,7 +139,7 @@ def _stamp(path: Path) -> list[int]:
 def _diagnosed(path: Path) -> dict[str, object]:
     found: list[Diagnosis | Failure] = list(diagnose_all([path]))
     read = [each for each in found if isinstance(each, Diagnosis)]
-    serious = [one for each in read for one in each.episodes if one.severity >= Severity.WARNING]
+    serious = [one for each in read for one in each.findings if one.severity >= Severity.WARNING]
     findings = [asdict(Finding(one.kind, one.severity >= Severity.CRITICAL, int(one.start))) for one in serious]
     return {
         "read": len(read) == len(found),

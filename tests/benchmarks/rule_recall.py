@@ -105,7 +105,7 @@ def findings_of(run: DrawnRun, how: How) -> Sequence[Episode]:
     history = run.history()
     if how.rules_alone:
         return found_by(RULES, run_curves(history), how.detectors)
-    return diagnosis_of(history, detectors=how.detectors).episodes
+    return diagnosis_of(history, detectors=how.detectors).findings
 
 
 def near(step: int, event: PlacedEvent, setting: Setting) -> bool:

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _kinds(diagnosis: Diagnosis) -> str:
-    return ", ".join(dict.fromkeys(each.kind for each in diagnosis.episodes))
+    return ", ".join(dict.fromkeys(each.kind for each in diagnosis.findings))
 
 
 if __name__ == "__main__":

@@ -39,16 +39,16 @@ def test_a_single_odd_loss_before_or_within_a_divergence_is_judged(place: int, v
 def test_a_last_loss_is_never_too_large_to_be_trouble(value: float) -> None:
     losses = falling(60)
     losses[-1] = value
-    assert {each.kind for each in diagnosis_of(run_named(loss=losses)).episodes} == {"loss_spike"}
+    assert {each.kind for each in diagnosis_of(run_named(loss=losses)).findings} == {"loss_spike"}
 
 
 def test_a_gradient_norm_that_grew_from_less_than_a_number_can_be_is_told() -> None:
     norms = np.exp(np.r_[np.full(30, -744.0), np.linspace(-744, 2, 70)])
     losses = np.r_[np.linspace(3, 1, 30), np.linspace(1, 2, 70)]
-    kinds = {each.kind for each in diagnosis_of(run_named(loss=losses, grad_norm=norms)).episodes}
+    kinds = {each.kind for each in diagnosis_of(run_named(loss=losses, grad_norm=norms)).findings}
     assert "gradient_explosion" in kinds
 
 
 def test_values_too_large_to_be_told_apart_are_no_rise() -> None:
     losses = np.where(np.arange(100) % 3 == 0, 1e308, -1e308)
-    assert "divergence" not in {each.kind for each in diagnosis_of(run_named(loss=losses)).episodes}
+    assert "divergence" not in {each.kind for each in diagnosis_of(run_named(loss=losses)).findings}

@@ -79,7 +79,7 @@ def test_the_steps_of_a_course_are_counted_as_the_script_counts_them(first: int,
 
 def test_a_run_that_its_user_stopped_has_no_episode() -> None:
     diagnosis = diagnosis_of(run_of(metric_of("loss", falling(100)), outcome="interrupted"))
-    assert (diagnosis.outcome, diagnosis.episodes) == ("interrupted", ())
+    assert (diagnosis.outcome, diagnosis.findings) == ("interrupted", ())
 
 
 def test_what_was_judged_while_it_trained_is_taken_as_it_was_judged() -> None:
@@ -87,8 +87,8 @@ def test_what_was_judged_while_it_trained_is_taken_as_it_was_judged() -> None:
     losses = falling(400)
     losses[200] *= 3  # nothing was said about it while it trained
     recorded = run_of(metric_of("loss", losses), events=[event])
-    assert [each.kind for each in diagnosis_of(recorded).episodes] == ["gradient_explosion"]
-    assert [each.kind for each in diagnosis_of(run_of(metric_of("loss", losses))).episodes] == ["loss_spike"]
+    assert [each.kind for each in diagnosis_of(recorded).findings] == ["gradient_explosion"]
+    assert [each.kind for each in diagnosis_of(run_of(metric_of("loss", losses))).findings] == ["loss_spike"]
 
 
 def test_what_only_the_whole_curve_shows_is_added_to_what_was_judged_while_it_trained() -> None:
@@ -105,14 +105,14 @@ def test_a_validation_that_no_detector_saw_is_judged_afterwards() -> None:
         metric_of("val_loss", broken, meaning=meanings["val_loss"], steps=10 * np.arange(32)),
         events=[],
     )
-    assert [(each.kind, each.start) for each in diagnosis_of(history).episodes] == [("nan_detected", 300)]
+    assert [(each.kind, each.start) for each in diagnosis_of(history).findings] == [("nan_detected", 300)]
 
 
 def test_of_thinned_points_only_whole_curves_are_judged_and_it_says_so() -> None:
     losses = falling(200)
     losses[100] *= 3
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), complete=False))
-    assert [each.kind for each in diagnosis.episodes] == ["loss_spike"]
+    assert [each.kind for each in diagnosis.findings] == ["loss_spike"]
     assert any("sparse curves" in note for note in diagnosis.notes)
 
 
@@ -120,15 +120,15 @@ def test_neighbouring_spikes_are_one_episode_and_distant_ones_are_two() -> None:
     near, far = falling(600), falling(600)
     near[[400, 401, 403]] *= 3
     far[[300, 500]] *= 3
-    assert len(diagnosis_of(run_named(loss=near)).episodes) == 1
-    assert [each.start for each in diagnosis_of(run_named(loss=far)).episodes] == [300, 500]
+    assert len(diagnosis_of(run_named(loss=near)).findings) == 1
+    assert [each.start for each in diagnosis_of(run_named(loss=far)).findings] == [300, 500]
 
 
 def test_the_parts_of_a_loss_do_not_repeat_what_its_whole_says() -> None:
     whole = falling(400)
     whole[200] *= 3
     diagnosis = diagnosis_of(run_named(total_loss=whole, loss_cls=whole * 0.6, loss_box=whole * 0.4))
-    assert [(each.kind, each.metric) for each in diagnosis.episodes] == [("loss_spike", "total_loss")]
+    assert [(each.kind, each.metric) for each in diagnosis.findings] == [("loss_spike", "total_loss")]
 
 
 def test_several_runs_in_one_file_are_judged_apart() -> None:
@@ -159,7 +159,7 @@ def test_no_history_whatever_breaks_a_diagnosis_and_the_same_gives_the_same(
     assert repr(first) == repr(diagnosis_of(history))
     assert first.outcome
     assert first.verdict.endswith(".")
-    for each in first.episodes:
+    for each in first.findings:
         assert each.start <= each.peak <= each.end
         assert each.kind
         assert each.message

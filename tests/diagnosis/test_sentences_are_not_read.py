@@ -62,7 +62,7 @@ def concluded(diagnosis: Diagnosis) -> dict[str, Any]:
                 episode.remedies,
                 None if episode.cause is None else (episode.cause.name, episode.cause.step, episode.cause.remedies),
             )
-            for episode in diagnosis.episodes
+            for episode in diagnosis.findings
         ],
     }
 
@@ -88,9 +88,9 @@ def test_no_conclusion_about_a_log_depends_on_wording(form: str, monkeypatch: py
 def test_sentences_are_replaced_in_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_sentences(monkeypatch)
     rescued = diagnosis_of(reworded(history_of(EXPERIMENT / "rescue")))
-    assert [each.message[:3] for each in rescued.episodes if each.kind == "rollback"] == ["Fep"]
+    assert [each.message[:3] for each in rescued.findings if each.kind == "rollback"] == ["Fep"]
     ill = diagnosis_of(ill_run("spike of several points", 0).history())
-    assert any("Wug" in each.message for each in ill.episodes)
+    assert any("Wug" in each.message for each in ill.findings)
 
 
 def test_a_training_that_the_autopilot_ended_says_so_in_any_wording(monkeypatch: pytest.MonkeyPatch) -> None:

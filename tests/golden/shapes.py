@@ -74,7 +74,7 @@ def diagnosis_shape(diagnosis: Diagnosis) -> Shape:
             "losses": diagnosis.judged.losses,
             "validation_losses": diagnosis.judged.validations,
             "why_these_losses": diagnosis.judged.reasons,
-            "findings": [finding_shape(episode) for episode in diagnosis.episodes],
+            "findings": [finding_shape(episode) for episode in diagnosis.findings],
             "cause": cause_shape(diagnosis.cause),
             "what_to_do": list(map(str, diagnosis.remedies)),
             "curves": [curve_shape(reading) for reading in diagnosis.curves],

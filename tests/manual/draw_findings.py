@@ -43,7 +43,7 @@ def examples() -> dict[str, Example]:
     found: dict[str, Example] = {}
     for run in sorted(each.parent for each in RUNS.glob("*/meta.yaml")):
         history = history_of(run)
-        for episode in diagnose(run).episodes:
+        for episode in diagnose(run).findings:
             metric = _metric_of(episode, history)
             if metric is not None and (episode.kind not in found or episode.kind == run.name):
                 found[episode.kind] = Example(run.name, episode, metric)

@@ -95,7 +95,7 @@ def test_every_field_of_a_public_type_is_described() -> None:
 def test_findings_of_every_source_are_findings_and_say_what_they_are() -> None:
     losses = [2.0 / (1 + step / 60) + 0.01 * (step % 3) for step in range(400)]
     losses[300] = 50.0
-    (spike,) = mlflow_stability.judge(losses).episodes
+    (spike,) = mlflow_stability.judge(losses).findings
     assert isinstance(spike, mlflow_stability.Episode)
     assert repr(spike) == f"<Episode {spike.severity.name} loss_spike: {spike.message}>"
     (frozen,) = mlflow_stability.check(torch.nn.Linear(4, 4).requires_grad_(requires_grad=False)).findings[:1]

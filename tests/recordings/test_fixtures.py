@@ -57,7 +57,7 @@ def test_a_recorded_run_is_diagnosed_as_what_it_is(run: Path) -> None:
     expected, found = expected_of(run), diagnose(run)
     assert found.format == "recorded"
     assert found.outcome == expected["outcome"], found.verdict
-    serious = [each for each in found.episodes if each.severity >= Severity.WARNING]
+    serious = [each for each in found.findings if each.severity >= Severity.WARNING]
     wanted = expected["issues"]
     assert sorted((each.kind, each.severity.name) for each in serious) == sorted(
         (each["issue_type"], each["severity"]) for each in wanted

@@ -89,7 +89,7 @@ def hostile_diagnoses(draw: st.DrawFn) -> Diagnosis:
         basis=text(),
         verdict=text(),
         ended=text(),
-        episodes=(
+        findings=(
             replace(spike(), message=text(), metric=text(), place=text(), remedies=(remedy(),), cause=hostile_cause()),
             replace(nan(), kind=text(), evidence={text(): 1.0}),
         ),

@@ -116,7 +116,7 @@ def broken(source: str = "logs/bad.jsonl") -> Diagnosis:
         "JSON lines: 1,000 values of 1 metric",
         "broken",
         "Broken: train_loss became NaN at step 960 and stayed so to the end.",
-        episodes=(spike(), oscillation(), nan()),
+        findings=(spike(), oscillation(), nan()),
         cause=Cause(
             "overflow",
             "The loss was infinite one step before it was NaN.",

@@ -38,7 +38,7 @@ def test_each_finding_has_its_cause_beside_it_and_the_deciding_one_a_section(
 
 @pytest.mark.parametrize("render", [terminal.render, markdown_page.render, html_page.render])
 def test_a_cause_that_is_told_as_that_of_the_run_is_not_told_twice(render: Callable[[Report], str]) -> None:
-    run = replace(broken(), episodes=(spike(),), cause=spike().cause)
+    run = replace(broken(), findings=(spike(),), cause=spike().cause)
     text = " ".join(render(Report((run,))).replace("\\", "").replace("<bdi>", "").split())
     assert text.count(BATCH) == 1
     assert "Explains" not in text  # there is one finding
@@ -48,7 +48,7 @@ def test_json_has_the_cause_of_each_issue_and_of_the_run() -> None:
     document = json_document.document(Report((broken(),)))
     jsonschema.validate(document, json_document.schema())
     (run,) = json.loads(json.dumps(document))["runs"]
-    assert [each["cause"] and each["cause"]["name"] for each in run["episodes"]] == ["bad_batch", None, None]
+    assert [each["cause"] and each["cause"]["name"] for each in run["findings"]] == ["bad_batch", None, None]
     assert (run["cause"]["explains"], run["cause"]["step"]) == ("nan_detected", 960)
     assert run["cause"]["not_checked"] == ["gradient norm: not logged"]
 

@@ -67,7 +67,7 @@ def test_smaller_steps_are_those_of_both(sqlite_uri: str, tmp_path: Path) -> Non
     assert weights(first) == weights(second)
     (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
     diagnosis = mlflow_stability.diagnose(run.info.run_id, tracking_uri=sqlite_uri)
-    told = [each.message for each in diagnosis.episodes if each.kind == "smaller_steps"]
+    told = [each.message for each in diagnosis.findings if each.kind == "smaller_steps"]
     assert [each.split()[0] for each in told] == ["Reset", "Learning"]
 
 
@@ -96,7 +96,7 @@ def test_where_the_data_has_changed_both_get_their_weights_of_before_the_rollbac
     assert "mlflow-stability: " not in other
     (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
     diagnosis = mlflow_stability.diagnose(run.info.run_id, tracking_uri=sqlite_uri)
-    (told,) = [each for each in diagnosis.episodes if each.kind == "data_changed"]
+    (told,) = [each for each in diagnosis.findings if each.kind == "data_changed"]
     # The weights of the step of the rollback were replaced within it: what came back is seen by what follows.
     before, after = first[int(told.evidence["target"]) - 2], first[told.start + 1]
     assert after[2] < before[2]

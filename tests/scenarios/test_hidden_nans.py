@@ -27,7 +27,7 @@ def losses_of(flown: Flown) -> dict[int, float]:
 
 def must_say_nan(flown: Flown) -> None:
     diagnosis = diagnosis_of(recorded(flown))
-    assert [each.start for each in diagnosis.episodes if each.kind == "nan_detected"] == [BROKEN]
+    assert [each.start for each in diagnosis.findings if each.kind == "nan_detected"] == [BROKEN]
     assert "NaN" in diagnosis.verdict
     assert f"step {BROKEN}" in diagnosis.verdict
     assert next(each.step for each in flown.events("nan_detected")) == BROKEN

@@ -38,7 +38,7 @@ def test_what_a_script_calls_step_30_is_the_31st_step_everywhere(tmp_path: Path)
     assert [int(each) for each in loss.steps[~torch.tensor(loss.values).isfinite().numpy()]] == [BROKEN + 1]
     assert {each.step for each in flown.events("nan_detected")} == {BROKEN + 1}
     diagnosis = diagnosis_of(run)
-    assert [each.start for each in diagnosis.episodes if each.kind == "nan_detected"] == [BROKEN + 1]
+    assert [each.start for each in diagnosis.findings if each.kind == "nan_detected"] == [BROKEN + 1]
     assert diagnosis.steps == (1, 60)
     assert "in 60 steps" in diagnosis.verdict
 

@@ -153,7 +153,7 @@ def test_steps_that_explode_where_clipping_ended_are_put_down_to_that_and_not_to
     assert found.cause is not None
     assert (found.cause.name, found.cause.certainty, found.cause.since) == ("clipping_ended", "likely", 301)
     assert str(found.remedies[0]) == "Clip gradients at 0.5 again, as up to step 300."
-    named = {each.cause.name for each in found.episodes if each.cause is not None}
+    named = {each.cause.name for each in found.findings if each.cause is not None}
     assert "damaged_weights" not in named
 
 
@@ -390,5 +390,5 @@ def test_one_bad_sample_that_returns_in_each_epoch_is_a_bad_batch(
     assert found.cause.name == "bad_batch"
     assert "20 losses of" in found.cause.statement
     assert ("every 20 steps" in found.cause.statement) or shuffled
-    named = {each.cause.name for each in found.episodes if each.cause is not None}
+    named = {each.cause.name for each in found.findings if each.cause is not None}
     assert "gradients_not_cleared" not in named

@@ -59,7 +59,7 @@ def critical(flown: Flown) -> list[str]:
     live = [each.kind for each in flown.events() if each.severity is Severity.CRITICAL]
     seen = (recorded(flown), logged(flown, "loss", "loss@track_1"), logged(flown, "loss", "loss@track_1", every=10))
     return live + [
-        each.kind for run in seen for each in diagnosis_of(run).episodes if each.severity is Severity.CRITICAL
+        each.kind for run in seen for each in diagnosis_of(run).findings if each.severity is Severity.CRITICAL
     ]
 
 

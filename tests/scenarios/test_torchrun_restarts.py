@@ -52,9 +52,9 @@ def test_a_restarted_job_goes_on_in_the_same_run_which_says_which_rank_died(
     assert len(losses) == DIES_AT + STEPS - CHECKPOINT
     assert run.data.tags["stability.verdict"] == "healthy"
     diagnosis = mlflow_stability.diagnose(run.info.run_id, tracking_uri=sqlite_uri)
-    (died,) = [each for each in diagnosis.episodes if each.kind == RankDied.kind]
+    (died,) = [each for each in diagnosis.findings if each.kind == RankDied.kind]
     assert died.start == DIES_AT
     assert died.message.startswith(f"Rank 1 ({socket.gethostname()}) ended first: after step {DIES_AT}, at ")
-    (again,) = [each for each in diagnosis.episodes if each.kind == JobRestarted.kind]
+    (again,) = [each for each in diagnosis.findings if each.kind == JobRestarted.kind]
     assert again.start == DIES_AT + 1
     assert again.message.startswith("Attempt 2 of the job")

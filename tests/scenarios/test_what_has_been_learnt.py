@@ -104,5 +104,5 @@ def test_a_network_that_dies_at_the_level_of_chance_is_still_found(tmp_path: Pat
 
 
 def serious(history: RunHistory) -> list[tuple[str, int, str]]:
-    episodes = diagnosis_of(history).episodes
+    episodes = diagnosis_of(history).findings
     return [(each.kind, each.start, each.message) for each in episodes if each.severity > Severity.INFO]

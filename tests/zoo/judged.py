@@ -130,7 +130,7 @@ def _judge(records: list[Record], rewards: tuple[float, ...], result: Judged) ->
 
 
 def said_of(history: RunHistory) -> list[Found]:
-    return [Found(each.kind, each.severity, each.start, each.message) for each in diagnosis_of(history).episodes]
+    return [Found(each.kind, each.severity, each.start, each.message) for each in diagnosis_of(history).findings]
 
 
 def in_epochs(run: RunHistory) -> RunHistory:

@@ -95,7 +95,7 @@ def _lines(followed: Iterator[WatchedRun], interval: float) -> None:
     told = -A_LINE_EVERY
     known: set[tuple[str, int]] = set()
     for run in followed:
-        for each in list(run.episodes):
+        for each in list(run.findings):
             if each.severity > Severity.INFO and (each.kind, each.start) not in known:
                 known.add((each.kind, each.start))
                 click.echo(plain(finding_line(each)))

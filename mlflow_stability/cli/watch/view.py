@@ -171,7 +171,7 @@ def _rollbacks(out: TerminalWriter, run: WatchedRun) -> Iterator[Text]:
 
 def _numbered(run: WatchedRun) -> list[tuple[int, Episode]]:
     """Those above INFO, numbered in the order of their steps."""
-    return list(enumerate((each for each in run.episodes if each.severity > Severity.INFO), start=1))
+    return list(enumerate((each for each in run.findings if each.severity > Severity.INFO), start=1))
 
 
 def _findings(out: TerminalWriter, run: WatchedRun, most: int) -> Iterator[Text]:

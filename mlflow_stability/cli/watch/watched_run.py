@@ -39,7 +39,7 @@ class WatchedRun:
         self.latest: dict[str, tuple[float, float]] = {}
         """The newest value of each quantity, and when it was measured."""
         self.best_loss: tuple[float, int] | None = None
-        self.episodes: deque[Episode] = deque(maxlen=MOST_EPISODES)
+        self.findings: deque[Episode] = deque(maxlen=MOST_EPISODES)
         self.rollbacks: list[Event] = []
         self._curves = {quantity: CurveSketch(Signal(quantity)) for quantity in CURVES}
         self._pace: deque[tuple[float, int]] = deque(maxlen=PACE_OF)
@@ -100,11 +100,11 @@ class WatchedRun:
         if event.kind == "rollback":
             self.rollbacks.append(event)
         step = event.step + offset
-        for number in range(len(self.episodes) - 1, -1, -1):
-            known = self.episodes[number]
+        for number in range(len(self.findings) - 1, -1, -1):
+            known = self.findings[number]
             if (known.kind, known.place) == (event.kind, event.place) and step - known.end <= NEIGHBOURS:
                 worse = event.severity > known.severity
-                self.episodes[number] = Episode(
+                self.findings[number] = Episode(
                     known.kind,
                     max(known.severity, event.severity),
                     known.start,
@@ -115,4 +115,4 @@ class WatchedRun:
                     place=known.place,
                 )
                 return
-        self.episodes.append(Episode(event.kind, event.severity, step, step, step, event.message, place=event.place))
+        self.findings.append(Episode(event.kind, event.severity, step, step, step, event.message, place=event.place))

@@ -111,7 +111,7 @@ def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str,
         tag_names.VERDICT: training_outcome(diagnosis),
         tag_names.OUTCOME: _outcome(diagnosis),
         tag_names.CAUSE: card.cause,
-        tag_names.FINDINGS: events_in_words(Counter(each.severity.name for each in diagnosis.episodes)),
+        tag_names.FINDINGS: events_in_words(Counter(each.severity.name for each in diagnosis.findings)),
         tag_names.FIRST_ISSUE_STEP: "" if card.onset is None else str(card.onset),
         tag_names.ROLLBACKS: str(_rollbacks(history)),
         tag_names.SKIPPED_STEPS: str(card.skipped),
@@ -122,7 +122,7 @@ def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str,
 
 def _outcome(diagnosis: Diagnosis) -> str:
     """The verdict; where the autopilot ended the training, that comes first, for the rest may be cut off."""
-    ended = ended_by_autopilot(diagnosis.episodes)
+    ended = ended_by_autopilot(diagnosis.findings)
     first = "" if ended is None else f"Ended with TrainingDiverged at step {ended.end}: {reason_of_end(ended)} "
     return f"{first}{_verdict(diagnosis)}"[:LONGEST_TAG]
 
@@ -134,7 +134,7 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
     verdict, _, more = _verdict(diagnosis).partition(". ")
     first, *others = [str(remedy) for remedy in diagnosis.remedies[:FEW_ACTIONS]] or [""]
     why, _, evidence = cause.statement.partition(". ") if cause else ("", "", "")
-    ended = ended_by_autopilot(diagnosis.episodes)
+    ended = ended_by_autopilot(diagnosis.findings)
     stopped = "" if ended is None else f"TrainingDiverged at step {ended.end}. {reason_of_end(ended)}"
     lines = [
         f"**Ended by mlflow-stability:** {markdown(stopped)}" if stopped else "",
@@ -161,14 +161,14 @@ def _verdict(diagnosis: Diagnosis) -> str:
     _, verdict = run_phrases.headline(diagnosis)
     if diagnosis.cause is not None:
         verdict = verdict.replace(diagnosis.cause.statement, "").replace("  ", " ").strip()
-    if ended_by_autopilot(diagnosis.episodes) is not None:  # that has a line of its own
-        verdict = verdict.replace(end_on_purpose(diagnosis.episodes), "")
+    if ended_by_autopilot(diagnosis.findings) is not None:  # that has a line of its own
+        verdict = verdict.replace(end_on_purpose(diagnosis.findings), "")
     return capitalised(verdict)
 
 
 def _end_of_process(history: RunHistory, diagnosis: Diagnosis) -> str:
     """How the process ended, where it did not end by itself and nothing else says it."""
-    if history.outcome == "stopped" and ended_by_autopilot(diagnosis.episodes) is not None:
+    if history.outcome == "stopped" and ended_by_autopilot(diagnosis.findings) is not None:
         return ""
     if history.outcome in ("", "finished", "running") or diagnosis.outcome == history.outcome:
         return ""

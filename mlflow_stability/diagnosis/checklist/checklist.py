@@ -49,7 +49,7 @@ def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: D
 
     Of a run and no type: that of the worst thing that happened in it.
     """
-    episodes = diagnosis.episodes if diagnosis is not None else ()
+    episodes = diagnosis.findings if diagnosis is not None else ()
     episode = _episode(kind, episodes)
     asked = kind or (episode.kind if episode is not None else "")
     order = order_of(asked)

@@ -40,7 +40,7 @@ class Case:
 
     def findings(self, *kinds: str, least: Severity = Severity.INFO) -> list[Episode]:
         """The findings of these kinds that are at least so severe, in order of time."""
-        return [each for each in self.diagnosis.episodes if each.kind in kinds and each.severity >= least]
+        return [each for each in self.diagnosis.findings if each.kind in kinds and each.severity >= least]
 
 
 Source = Callable[[Case], Answer | None]

@@ -111,7 +111,7 @@ def training_outcome(diagnosis: Diagnosis) -> str:
     """The outcome of the training in one word, however its process ended."""
     if diagnosis.outcome not in ENDED:
         return diagnosis.outcome
-    about_training = [each for each in diagnosis.episodes if each.kind not in OF_THE_PROCESS]
+    about_training = [each for each in diagnosis.findings if each.kind not in OF_THE_PROCESS]
     measured = bool(diagnosis.judged.losses or diagnosis.judged.validations)
     return outcome_of(about_training, diagnosis.curves, "", measured=measured)
 

@@ -80,9 +80,9 @@ def finding(episode: Episode, longest: int = LONGEST) -> dict[str, Any]:
 
 
 def _said(diagnosis: Diagnosis, size: _Size) -> dict[str, Any]:
-    bad = [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+    bad = [each for each in diagnosis.findings if each.severity > Severity.INFO]
     worst = sorted(bad, key=lambda each: -each.severity)[: size.findings]
-    counts = Counter(each.severity.name for each in diagnosis.episodes)
+    counts = Counter(each.severity.name for each in diagnosis.findings)
     cause = diagnosis.cause
     return {
         "source": size.cut(diagnosis.source),

@@ -49,9 +49,9 @@ def render(report: Report) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
     for diagnosis in report.diagnoses:
-        for episode in diagnosis.episodes:
+        for episode in diagnosis.findings:
             table.writerow([*_of_run(diagnosis), *_of_issue(episode), *_of_verdict(diagnosis)])
-        if not diagnosis.episodes and diagnosis.outcome in WELL:
+        if not diagnosis.findings and diagnosis.outcome in WELL:
             table.writerow([*_of_run(diagnosis), *_NO_ISSUE, *_of_verdict(diagnosis)])
     return text.getvalue()
 

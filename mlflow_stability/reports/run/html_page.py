@@ -38,7 +38,7 @@ def render(report: Report) -> str:
 
 def _charts(diagnosis: Diagnosis) -> list[Chart]:
     """The first curve with every episode, the others with their own."""
-    numbered = list(enumerate(diagnosis.episodes, start=1))
+    numbered = list(enumerate(diagnosis.findings, start=1))
     return [
         chart_of(curve, [one for one in numbered if place == 0 or one[1].metric == curve.metric])
         for place, curve in enumerate(sketches_of(diagnosis)[:MOST_CHARTS])

@@ -97,7 +97,7 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
             "others": int(diagnosis.judged.others),
             "reasons": list(diagnosis.judged.reasons),
         },
-        "episodes": [_issue(episode) for episode in diagnosis.episodes],
+        "findings": [_issue(episode) for episode in diagnosis.findings],
         "cause": None if diagnosis.cause is None else _cause(diagnosis.cause),
         "remedies": [remedy.as_json() for remedy in diagnosis.remedies],
         "curves": [_curve(reading) for reading in diagnosis.curves],

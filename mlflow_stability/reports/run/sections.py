@@ -114,7 +114,7 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 
 def _findings(diagnosis: Diagnosis) -> Iterator[Finding]:
     kinds: set[str] = set()
-    for number, episode in enumerate(diagnosis.episodes, start=1):
+    for number, episode in enumerate(diagnosis.findings, start=1):
         cause = wording.own_cause(episode, diagnosis)
         yield Finding(
             episode,

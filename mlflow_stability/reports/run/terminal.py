@@ -114,7 +114,7 @@ def _facts(out: TerminalWriter, run: RunSections) -> Iterator[_Row]:
 
 def _show_curves(out: TerminalWriter, diagnosis: Diagnosis, numbered: _Episodes) -> None:
     """The first curve with every mark, and that of the first bad episode; when asked for, all others."""
-    decisive = next((each.metric for each in diagnosis.episodes if each.severity > Severity.INFO), "")
+    decisive = next((each.metric for each in diagnosis.findings if each.severity > Severity.INFO), "")
     for place, curve in enumerate(sketches_of(diagnosis)):
         if place == 0 or out.verbose or curve.metric == decisive:
             _show_curve(
@@ -209,7 +209,7 @@ def _cells(out: TerminalWriter, diagnosis: Diagnosis, folder: str) -> list[Text]
     steps = f"{diagnosis.steps[1]:,}" if diagnosis.steps else "-"
     cells = [out.text(name), out.text(wording.outcome(diagnosis), OUTCOME_STYLES[diagnosis.outcome]), out.text(steps)]
     for severity in sorted(Severity, reverse=True):
-        count = sum(each.severity is severity for each in diagnosis.episodes)
+        count = sum(each.severity is severity for each in diagnosis.findings)
         cells.append(out.text(str(count), out.style(severity)) if count else out.text("-", "dim"))
     return cells
 
@@ -259,7 +259,7 @@ def _by_type(out: TerminalWriter, report: Report) -> Iterator[_Row]:
     """How many findings of each type there are, and in how many runs, the worst type first."""
     found: dict[str, list[tuple[Severity, int]]] = {}
     for number, diagnosis in enumerate(report.diagnoses):
-        for each in diagnosis.episodes:
+        for each in diagnosis.findings:
             found.setdefault(each.kind, []).append((each.severity, number))
     for kind, those in sorted(found.items(), key=lambda each: (-max(each[1])[0], -len(each[1]), each[0])):
         by_severity = Counter(severity for severity, _ in those)

@@ -47,7 +47,7 @@ def counts(report: Report) -> str:
 
 def counts_of(diagnosis: Diagnosis) -> str:
     """The same for one run, behind the word ``findings``: ``none`` where there are none."""
-    return _counts(Counter(each.severity for each in diagnosis.episodes)) or "none"
+    return _counts(Counter(each.severity for each in diagnosis.findings)) or "none"
 
 
 def read(report: Report) -> str:
@@ -131,7 +131,7 @@ def explained(diagnosis: Diagnosis) -> str:
     Empty where there is one finding, or where the finding is its own cause.
     """
     cause = diagnosis.cause
-    several = sum(each.severity > Severity.INFO for each in diagnosis.episodes) > 1
+    several = sum(each.severity > Severity.INFO for each in diagnosis.findings) > 1
     if cause is None or cause.step is None or cause.name == cause.kind or not several:
         return ""
     return f"{bare_noun_of(cause.kind)} at {diagnosis.unit} {cause.step:,}"
@@ -149,7 +149,7 @@ def is_unsaid_birth(episode: Episode, diagnosis: Diagnosis) -> bool:
     if episode.kind != "nan_origin":
         return False
     told = () if diagnosis.cause is None else diagnosis.cause.repeats
-    others = (repeated for each in diagnosis.episodes for repeated in each.repeats)
+    others = (repeated for each in diagnosis.findings for repeated in each.repeats)
     return (episode.kind, episode.start) not in (*told, *others)
 
 

@@ -1,4 +1,4 @@
-"""What is concluded about one run: outcome, episodes and their causes, remedies, and what could not be told."""
+"""What is concluded about one run: outcome, findings and their causes, remedies, and what could not be told."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Diagnosis(ShownAsPage):
     ``exited``, ``interrupted``; ``cannot_tell``; ``not_found``: nothing of the kinds that were asked for."""
     verdict: str
     """One sentence."""
-    episodes: tuple[Episode, ...] = ()
+    findings: tuple[Episode, ...] = ()
     """In order of time."""
     cause: Cause | None = None
     """Of the finding that decides the outcome; each episode has its own beside it."""
@@ -115,9 +115,9 @@ class Diagnosis(ShownAsPage):
     @property
     def early_stopping_step(self) -> int | None:
         """The step at which a condition of `stop_on` ended the training; None where none did."""
-        return next((each.start for each in self.episodes if each.kind == "early_stopping"), None)
+        return next((each.start for each in self.findings if each.kind == "early_stopping"), None)
 
     @property
     def severity(self) -> Severity:
-        """The worst of its episodes; INFO where there is none."""
-        return max((episode.severity for episode in self.episodes), default=Severity.INFO)
+        """The worst severity of its findings; INFO where there is none."""
+        return max((episode.severity for episode in self.findings), default=Severity.INFO)

@@ -40,7 +40,7 @@ def test_events_that_are_near_are_one_finding_with_the_worst_of_them() -> None:
     run = WatchedRun()
     for event in (spike(10), spike(12, Severity.CRITICAL), spike(14), spike(500)):
         run.hear(event, offset=1)
-    first, second = run.episodes
+    first, second = run.findings
     assert (first.start, first.peak, first.end, first.events, first.severity) == (11, 13, 15, 3, Severity.CRITICAL)
     assert first.message == "loss spiked at step 12."
     assert second.start == 501
@@ -53,7 +53,7 @@ def test_what_is_kept_of_a_long_run_is_bounded() -> None:
         if step % 50 == 0:
             run.hear(spike(step))
     assert len(run.curve("loss")) <= 4096
-    assert len(run.episodes) == MOST_EPISODES
+    assert len(run.findings) == MOST_EPISODES
 
 
 def test_it_has_ended_until_another_step_comes() -> None:

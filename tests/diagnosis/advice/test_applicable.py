@@ -97,8 +97,8 @@ def test_no_episode_says_to_leave_fp16_in_a_run_that_never_used_it() -> None:
         remedies=read_remedies(["Train in bf16 instead of fp16.", "Look."]),
     )
     found = diagnosis_of(broken(NAN, skipped, params=FLOAT32))
-    assert not any("fp16" in sentence for episode in found.episodes for sentence in sentences(episode))
-    assert any("Look." in sentences(episode) for episode in found.episodes)
+    assert not any("fp16" in sentence for episode in found.findings for sentence in sentences(episode))
+    assert any("Look." in sentences(episode) for episode in found.findings)
 
 
 def test_where_the_operation_is_known_only_what_helps_against_it_is_said() -> None:
@@ -127,7 +127,7 @@ def test_a_nan_that_nobody_looked_into_is_still_to_be_found() -> None:
     later = replace(NAN, step=500, message="loss is NaN at step 500.")
     exact = born("forward", "Keep the divisor away from zero.", **{"output.nan": 3.0})
     history = run_of(metric_of("loss", losses), events=[NAN, exact, later], params=FLOAT32)
-    first, second = [each for each in diagnosis_of(history).episodes if each.kind == "nan_detected"]
+    first, second = [each for each in diagnosis_of(history).findings if each.kind == "nan_detected"]
     assert NanDetected.remedies[0] not in first.remedies
     assert NanDetected.remedies[0] in second.remedies
 
@@ -142,7 +142,7 @@ def test_a_batch_without_targets_is_not_met_by_a_lower_learning_rate(kind: str) 
         found = diagnosis_of(broken(NAN, seen, exact, params=params))
         assert found.cause is not None
         assert found.cause.name == "loss_function"
-        for each in found.episodes:
+        for each in found.findings:
             assert not any(re.search("learning rate|lip gradients|fp16", sentence) for sentence in sentences(each)), (
                 each
             )
@@ -160,7 +160,7 @@ def diverged(*events: Event, params: dict[str, str] | None = None, tags: dict[st
 
 
 def of_going_back(found: Diagnosis) -> list[str]:
-    every = [sentence for episode in found.episodes for sentence in sentences(episode)] + sentences(found)
+    every = [sentence for episode in found.findings for sentence in sentences(episode)] + sentences(found)
     return [sentence for sentence in every if "checkpoint" in sentence]
 
 
@@ -170,7 +170,7 @@ def test_nobody_is_told_to_go_back_where_a_rollback_followed() -> None:
 
 
 def test_going_back_names_the_step_and_is_a_condition_where_no_checkpoint_is_known() -> None:
-    start = next(each.start for each in diverged().episodes if each.kind == "divergence")
+    start = next(each.start for each in diverged().findings if each.kind == "divergence")
     assert f"Restart from a checkpoint before step {start}, if there is one." in of_going_back(diverged())
     kept = diverged(tags={"stability.checkpoints": ".mlflow-stability/checkpoints/1"})
     assert f"Restart from a checkpoint before step {start}." in of_going_back(kept)
@@ -220,7 +220,7 @@ def test_smaller_steps_are_not_advised_where_it_was_seen_that_gradients_are_not_
     broke = Event(AT, kind.partition(":")[0], Severity.CRITICAL, "It stands out.", remedies=remedies)
     norms = metric_of("grad_norm", falling(400))
     with_cause = diagnosis_of(run_of(metric_of("loss", losses), norms, events=[seen, broke]))
-    (episode,) = [each for each in with_cause.episodes if each.start == AT and each.kind == broke.kind]
+    (episode,) = [each for each in with_cause.findings if each.start == AT and each.kind == broke.kind]
     call = MissingZeroGrad.remedies[0]
     back = Remedy(Action.RESTART_BEFORE_STEP, step=AT, conditional=True)
     assert episode.remedies in ((call,), (call, back))

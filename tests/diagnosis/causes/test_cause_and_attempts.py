@@ -56,7 +56,7 @@ def rolled_back(*, params: dict[str, str] | None = None, told: bool = True) -> R
 def test_a_rollback_of_our_own_is_not_blamed_on_weight_decay() -> None:
     for told in (True, False):
         history = rolled_back(told=told)
-        for each in diagnosis_of(history).episodes:
+        for each in diagnosis_of(history).findings:
             assert each.cause is None or each.cause.name != "weight_decay", each
 
 
@@ -181,7 +181,7 @@ def random_run(seed: int) -> RunHistory:
 def test_whatever_a_run_holds_causes_keep_to_the_attempt_the_order_of_time_and_the_settings(seed: int) -> None:
     history = random_run(seed)
     attempts, settings, curves = attempts_of_run(history), settings_of(history), run_curves(history)
-    for episode in diagnosis_of(history).episodes:
+    for episode in diagnosis_of(history).findings:
         cause, span = episode.cause, attempts.around(episode.attempt, episode.start)
         if cause is None:
             continue

@@ -73,7 +73,7 @@ def test_single_heads_that_look_at_one_place_are_no_cause_and_half_of_a_layer_is
 
 
 def test_an_optimizer_that_lags_in_the_very_step_of_the_trouble_is_no_cause_of_it() -> None:
-    start = min(each.start for each in diagnosis_of(with_signals()).episodes)
+    start = min(each.start for each in diagnosis_of(with_signals()).findings)
 
     def lagging(at: int) -> RunHistory:
         values = [9.0 if step == at else 1.0 for step in range(start + 1)]

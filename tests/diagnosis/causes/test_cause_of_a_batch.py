@@ -118,7 +118,7 @@ def test_batches_far_below_the_usual_loss_or_with_large_gradients_do_not_clear_t
     losses[AT] = math.nan
     found = diagnosis_of(watched(broken(AT), *skipped(AT), losses=losses, gradients=gradients))
     assert found.cause is None or found.cause.name != "bad_batch"
-    said = [each.cause.statement for each in found.episodes if each.cause is not None]
+    said = [each.cause.statement for each in found.findings if each.cause is not None]
     assert not any("the next batches were normal" in each for each in said)
 
 

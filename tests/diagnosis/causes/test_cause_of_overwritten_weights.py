@@ -98,12 +98,12 @@ def replaced(share: float, *, jump: bool = True) -> RunHistory:
 
 
 def test_weights_that_changed_between_two_steps_before_a_jump_of_the_loss_were_replaced() -> None:
-    causes = [each.cause for each in diagnosis_of(replaced(0.4)).episodes if each.cause is not None]
+    causes = [each.cause for each in diagnosis_of(replaced(0.4)).findings if each.cause is not None]
     assert {(each.name, each.certainty) for each in causes} == {("weights_replaced", "certain")}
     assert "between steps 300 and 301: they changed by 0.4 of their norm" in causes[0].statement
 
 
 def test_a_change_as_small_as_an_update_is_less_sure_and_one_without_a_jump_is_no_finding() -> None:
-    causes = [each.cause for each in diagnosis_of(replaced(0.002)).episodes if each.cause is not None]
+    causes = [each.cause for each in diagnosis_of(replaced(0.002)).findings if each.cause is not None]
     assert {each.certainty for each in causes if each.name == "weights_replaced"} <= {"likely"}
     assert diagnosis_of(replaced(0.4, jump=False)).outcome == "healthy"

@@ -59,5 +59,5 @@ def test_several_remarks_of_the_model_check_stay_several() -> None:
     said = ("Frozen: a.", "Not in the optimizer: b.", "Not in the optimizer: b.")
     events = [Event(1, "model_lint", Severity.INFO, each) for each in said]
     history = run_of(metric_of("loss", falling(300)), events=events)
-    remarks = [each.message for each in diagnosis_of(history).episodes if each.kind == "model_lint"]
+    remarks = [each.message for each in diagnosis_of(history).findings if each.kind == "model_lint"]
     assert sorted(remarks) == ["Frozen: a.", "Not in the optimizer: b."]

@@ -25,7 +25,7 @@ def test_more_spikes_never_make_a_run_healthy(count: int) -> None:
     losses[np.linspace(1000, 3900, count).astype(int)] *= 3
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert diagnosis.outcome == "unstable"
-    assert sum(each.severity is Severity.WARNING for each in diagnosis.episodes) == count
+    assert sum(each.severity is Severity.WARNING for each in diagnosis.findings) == count
 
 
 def test_small_waves_that_come_back_every_epoch_are_one_remark() -> None:
@@ -33,7 +33,7 @@ def test_small_waves_that_come_back_every_epoch_are_one_remark() -> None:
     losses = (1 + 2 * np.exp(-steps / 800)) * (1 + 0.25 * np.abs(steps % 400 / 200 - 1)) * noise(1, 4000)
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert diagnosis.outcome == "healthy"
-    assert len([each for each in diagnosis.episodes if each.kind == "divergence"]) <= 1
+    assert len([each for each in diagnosis.findings if each.kind == "divergence"]) <= 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -50,7 +50,7 @@ def test_a_new_stage_that_falls_again_is_a_warning_and_not_lost() -> None:
     losses = np.where(steps < 2000, 0.5 + 2 * np.exp(-steps / 200), second) * noise(1, 4000, 0.04)
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert (diagnosis.outcome, diagnosis.severity) == ("unstable", Severity.WARNING)
-    assert "falling since its maximum" in diagnosis.episodes[0].message
+    assert "falling since its maximum" in diagnosis.findings[0].message
 
 
 def test_a_loss_that_rises_and_stays_high_is_still_lost() -> None:
@@ -63,7 +63,7 @@ def test_a_replayed_divergence_starts_where_the_loss_left_its_level() -> None:
     rng, steps = np.random.default_rng(3), np.arange(3000)
     losses = -0.9 + 0.8 * np.exp(-steps / 200) + rng.normal(0, 0.02, 3000) + np.where(steps >= 2000, 0.6, 0)
     diagnosis = diagnosis_of(run_named(loss=losses))
-    assert [(each.kind, each.start) for each in diagnosis.episodes] == [("divergence", 2000)]
+    assert [(each.kind, each.start) for each in diagnosis.findings] == [("divergence", 2000)]
 
 
 def test_the_end_of_a_divergence_is_told_by_its_last_values() -> None:

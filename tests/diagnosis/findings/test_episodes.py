@@ -16,7 +16,7 @@ nan, inf = math.nan, math.inf
 
 def episodes_of(losses: np.ndarray, *events: Event) -> list[Episode]:
     norms = metric_of("grad_norm", np.ones(len(losses)))
-    return list(diagnosis_of(run_of(metric_of("loss", losses), norms, events=events)).episodes)
+    return list(diagnosis_of(run_of(metric_of("loss", losses), norms, events=events)).findings)
 
 
 def event_at(step: int, kind: str = "loss_spike", severity: Severity = Severity.WARNING, **evidence: float) -> Event:
@@ -85,7 +85,7 @@ def test_a_jump_of_the_gradient_that_the_loss_did_not_answer_is_only_mentioned_i
     loud[400:440] *= 2
     for losses, severity in ((calm, Severity.INFO), (loud, Severity.WARNING)):
         diagnosis = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms)))
-        jumps = [each for each in diagnosis.episodes if each.kind == "gradient_explosion"]
+        jumps = [each for each in diagnosis.findings if each.kind == "gradient_explosion"]
         assert [each.severity for each in jumps] == [severity]
 
 

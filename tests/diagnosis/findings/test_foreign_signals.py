@@ -18,7 +18,7 @@ def found(path: Path, text: str, name: str = "train.log") -> dict[str, Episode]:
     log = path / name
     log.write_text(text)
     (run,) = read(log)
-    return {each.kind: each for each in diagnosis_of(run).episodes}
+    return {each.kind: each for each in diagnosis_of(run).findings}
 
 
 def losses() -> list[float]:

@@ -136,7 +136,7 @@ def test_a_run_whose_gradients_are_still_not_cleared_has_not_recovered(later: tu
     )
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=events))
     assert diagnosis.verdict.startswith(expected)
-    (uncleared,) = [each for each in diagnosis.episodes if each.kind == "missing_zero_grad"]
+    (uncleared,) = [each for each in diagnosis.findings if each.kind == "missing_zero_grad"]
     assert (uncleared.recovered, uncleared.end) == ((True, 260) if later else (False, 180))
 
 
@@ -165,7 +165,7 @@ def test_a_loss_that_came_down_after_a_rollback_and_diverged_anew_is_told_from_t
         Event(413, "rollback", Severity.INFO, "Rolled back from step 413 to step 301.", evidence={"target": 301.0}),
     )
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=events))
-    first, second = [each for each in diagnosis.episodes if each.kind == "divergence"]
+    first, second = [each for each in diagnosis.findings if each.kind == "divergence"]
     assert (first.start, first.end, first.recovered) == (412, 413, True)
     assert (second.start, second.end, second.recovered) == (602, 799, False)
     assert diagnosis.verdict.startswith("Diverged: loss rose from step 602 on: ended near ")

@@ -40,7 +40,7 @@ STEPS = (100, 180, 260, 400, 520, 700, 760)
 def test_six_skipped_steps_and_seven_infinities_of_one_trouble_are_one_finding() -> None:
     events = [*map(broken, STEPS), *map(skipped, STEPS[:6])]
     diagnosis = diagnosis_of(history(*events, bad=STEPS))
-    (episode,) = [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+    (episode,) = [each for each in diagnosis.findings if each.severity > Severity.INFO]
     assert (episode.kind, episode.start, episode.end, episode.events) == ("inf_detected", 100, 760, 7)
     assert "Found 7 times, last at step 760" in episode.message
     assert "Found 6 times, last at step 700" in episode.message
@@ -49,12 +49,12 @@ def test_six_skipped_steps_and_seven_infinities_of_one_trouble_are_one_finding()
 
 def test_trouble_that_comes_again_long_afterwards_is_another_finding() -> None:
     diagnosis = diagnosis_of(history(broken(100), broken(800), bad=(100, 800)))
-    assert [each.start for each in diagnosis.episodes] == [100, 800]
+    assert [each.start for each in diagnosis.findings] == [100, 800]
 
 
 def test_steps_that_are_skipped_without_a_bad_number_are_one_finding_of_their_own() -> None:
     diagnosis = diagnosis_of(history(*map(skipped, STEPS)))
-    (episode,) = diagnosis.episodes
+    (episode,) = diagnosis.findings
     assert (episode.kind, episode.events, episode.end) == ("step_skipped", 7, 760)
 
 
@@ -63,7 +63,7 @@ def test_the_operation_in_which_it_was_born_stands_in_the_finding_and_in_the_ver
     said = BORN[:1].upper() + BORN[1:]
     assert diagnosis.outcome == "unstable"
     assert said in diagnosis.verdict
-    (episode,) = [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+    (episode,) = [each for each in diagnosis.findings if each.severity > Severity.INFO]
     assert episode.message.endswith(said)
     assert str(episode.remedies[0]) == "Keep what goes into sqrt above zero."
 
@@ -78,7 +78,7 @@ def test_a_training_that_broke_for_good_says_first_where() -> None:
 
 
 def test_a_birth_that_belongs_to_no_other_finding_is_one_itself() -> None:
-    (episode,) = diagnosis_of(history(origin(300))).episodes
+    (episode,) = diagnosis_of(history(origin(300))).findings
     assert (episode.kind, episode.severity) == ("nan_origin", Severity.WARNING)
 
 
@@ -92,5 +92,5 @@ def test_an_infinity_that_turned_into_nan_has_the_last_finite_value_once() -> No
         ),
         Event(251, "nan_detected", Severity.CRITICAL, f"loss is NaN at step 251; {before}.", "", {"loss": math.nan}),
     )
-    (found,) = diagnosis_of(run_of(metric_of("loss", losses), events=events)).episodes
+    (found,) = diagnosis_of(run_of(metric_of("loss", losses), events=events)).findings
     assert found.message == f"loss is infinite at step 250; {before}. loss is NaN at step 251."

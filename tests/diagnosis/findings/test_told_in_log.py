@@ -26,7 +26,7 @@ def diagnosed(path: Path, text: str, asked: str = "") -> Diagnosis:
 
 def serious(found: Diagnosis) -> list[tuple[str, Severity, int, int]]:
     return [
-        (each.kind, each.severity, each.start, each.end) for each in found.episodes if each.severity > Severity.INFO
+        (each.kind, each.severity, each.start, each.end) for each in found.findings if each.severity > Severity.INFO
     ]
 
 
@@ -39,7 +39,7 @@ def test_steps_skipped_for_numbers_up_to_the_end_break_the_run(tmp_path: Path, n
     found = diagnosed(tmp_path, lines(1, 60) + guard(61, 70, norms))
     assert serious(found) == [(kind, Severity.CRITICAL, 61, 70)]
     assert found.outcome == "broken"
-    assert "10 steps skipped from step 61 to the end of the run at step 70" in found.episodes[0].message
+    assert "10 steps skipped from step 61 to the end of the run at step 70" in found.findings[0].message
 
 
 @pytest.mark.parametrize("words", ["OVERFLOW! Skipping step", "skipping batch", "Gradient overflow.  Skipping step"])
@@ -69,14 +69,14 @@ def test_a_scaler_that_was_still_searching_when_a_short_run_ended_is_none(tmp_pa
 def test_a_loss_that_is_nan_in_the_last_words_breaks_the_run(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, lines(1, 60) + "Loss is nan, stopping training\n")
     assert serious(found) == [("nan_detected", Severity.CRITICAL, 60, 60)]
-    assert "Line 61 of the log" in found.episodes[0].message
+    assert "Line 61 of the log" in found.findings[0].message
 
 
 def test_what_ended_one_attempt_is_not_the_verdict_on_the_one_after_it(tmp_path: Path) -> None:
     text = lines(1, 60) + "Loss is nan, stopping training\nRuntimeError: no\n" + lines(1, 90)
     found = diagnosed(tmp_path, text)
     assert serious(found) == []
-    assert {(each.kind, each.attempt, each.start) for each in found.episodes} == {
+    assert {(each.kind, each.attempt, each.start) for each in found.findings} == {
         ("nan_detected", 0, 60),
         ("crashed", 0, 60),
     }

@@ -24,14 +24,14 @@ def spiked(unit: str) -> Diagnosis:
 
 def test_a_log_of_epochs_has_findings_at_epochs() -> None:
     found = spiked("epoch")
-    (episode,) = (each for each in found.episodes if each.kind == "loss_spike")
+    (episode,) = (each for each in found.findings if each.kind == "loss_spike")
     assert "at epoch 40" in episode.message
     assert "epoch 40" in found.verdict
     assert "step 40" not in repr(found)
 
 
 def test_a_log_of_steps_is_told_in_steps() -> None:
-    assert "at step 40" in spiked("step").episodes[0].message
+    assert "at step 40" in spiked("step").findings[0].message
     assert "epoch" not in spiked("step").verdict
 
 

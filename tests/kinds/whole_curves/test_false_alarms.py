@@ -28,7 +28,7 @@ def test_healthy_losses_of_all_shapes_give_no_warning(name: str, every: int) -> 
     for seed in SEEDS:
         losses = HEALTHY[name](np.random.default_rng(seed))[::every]
         diagnosis = diagnosis_of(run_of(metric_of("loss", losses, steps=np.arange(0, 1000, every))))
-        alarms += [(seed, each.kind, each.start) for each in diagnosis.episodes if each.severity > Severity.INFO]
+        alarms += [(seed, each.kind, each.start) for each in diagnosis.findings if each.severity > Severity.INFO]
         # The sign of this one keeps changing, and nothing else was logged.
         unknown = ["cannot_tell"] if name == "policy_gradient" else []
         assert diagnosis.outcome in ["healthy", *unknown] or alarms
@@ -85,9 +85,9 @@ def test_trouble_is_found_once_and_where_it_began(name: str) -> None:
     maker, wanted, onset = PEERS[name]
     for seed in range(5000, 5004):
         diagnosis = diagnosis_of(run_of(metric_of("loss", maker(np.random.default_rng(seed)))))
-        serious = [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+        serious = [each for each in diagnosis.findings if each.severity > Severity.INFO]
         if wanted == "loss_spike":  # of one step: a warning only where it cost much of the progress
-            serious = [each for each in diagnosis.episodes if each.kind == wanted] or serious
+            serious = [each for each in diagnosis.findings if each.kind == wanted] or serious
         assert [each.kind for each in serious] == [wanted]
         assert -40 <= serious[0].start - onset <= 160
 
@@ -96,7 +96,7 @@ def test_a_penalty_of_a_game_may_rise_and_stay() -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, 400)
     losses = np.concatenate([np.full(200, 0.7), np.full(200, 2.5)]) * np.exp(noise)
     generator, plain = metric_of("generator_loss", losses), metric_of("loss", losses)
-    assert [each for each in diagnosis_of(run_of(generator)).episodes if each.severity > Severity.INFO] == []
+    assert [each for each in diagnosis_of(run_of(generator)).findings if each.severity > Severity.INFO] == []
     assert diagnosis_of(run_of(plain)).outcome == "diverged"
 
 
@@ -108,6 +108,6 @@ def test_one_validation_above_the_best_does_not_make_a_noisy_loss_rise() -> None
         losses[-5:] = 0.2  # by luck
         steps = np.array([0, 20, 40, 60, 80, 100])
         validation = metric_of("val_loss", [0.6, 0.45, 0.36, 0.33, 0.32, 0.377], steps=steps)
-        episodes = diagnosis_of(run_of(metric_of("loss", losses), validation)).episodes
+        episodes = diagnosis_of(run_of(metric_of("loss", losses), validation)).findings
         found += any(each.kind == "divergence" for each in episodes)
     assert found == 0

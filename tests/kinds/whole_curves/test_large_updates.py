@@ -37,7 +37,7 @@ def found_in(history: RunHistory) -> list[Episode]:
 
 def test_updates_that_replace_the_weights_and_a_flat_loss_are_a_learning_rate_that_is_too_high() -> None:
     diagnosis = diagnosis_of(recorded(4.5, 2.9, 0.029))
-    (episode,) = diagnosis.episodes
+    (episode,) = diagnosis.findings
     assert (episode.kind, episode.start, episode.end) == ("update_ratio_high", 121, 600)
     assert diagnosis.cause is not None
     assert diagnosis.cause.name == "learning_rate_too_high"

@@ -18,7 +18,7 @@ def test_a_loss_that_blows_up_in_its_last_points_has_diverged_and_the_last_value
     losses[-count:] *= np.exp(2.0 * np.arange(1, count + 1))
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert (diagnosis.outcome, diagnosis.severity) == ("diverged", Severity.CRITICAL)
-    (episode,) = [each for each in diagnosis.episodes if each.kind == "divergence"]
+    (episode,) = [each for each in diagnosis.findings if each.kind == "divergence"]
     assert (episode.start, episode.end, episode.recovered) == (2000 - count, 1999, False)
     assert f"ended at {losses[-1]:.4g}" in diagnosis.verdict
 
@@ -92,13 +92,13 @@ def test_a_gradient_that_breaks_a_step_before_the_loss_is_where_it_begins() -> N
     losses, norms = falling(1200), np.exp(np.random.default_rng(1).normal(0, 0.1, 1200))
     losses[1000:], norms[999:] = nan, nan
     diagnosis = diagnosis_of(run_named(loss=losses, grad_norm=norms))
-    (episode,) = diagnosis.episodes
+    (episode,) = diagnosis.findings
     assert (episode.kind, episode.start, episode.metric, episode.end) == ("nan_detected", 999, "grad_norm", 1199)
     assert diagnosis.cause is not None
     assert diagnosis.cause.name == "gradient_non_finite"
     assert diagnosis.cause.statement.startswith("The gradient was non-finite first: grad_norm at step 999")
     norms[999] = 1.0
-    assert diagnosis_of(run_named(loss=losses, grad_norm=norms)).episodes[0].start == 1000
+    assert diagnosis_of(run_named(loss=losses, grad_norm=norms)).findings[0].start == 1000
 
 
 @pytest.mark.parametrize("grown", [20.0, 60.0])
@@ -107,14 +107,14 @@ def test_gradients_that_grow_gradually_while_the_loss_rises_are_found_and_are_th
     norms = np.exp(rng.normal(0, 0.2, 3000)) * np.minimum(1e4, np.exp(np.maximum(0, steps - 2500) / grown))
     losses = falling(3000) * np.maximum(1, 1 + (steps - 2600) / 200)
     diagnosis = diagnosis_of(run_named(loss=losses, grad_norm=norms))
-    explosions = [each for each in diagnosis.episodes if each.kind == "gradient_explosion"]
+    explosions = [each for each in diagnosis.findings if each.kind == "gradient_explosion"]
     assert [2500 <= each.start <= 2560 for each in explosions] == [True]
     assert diagnosis.outcome == "diverged"
     assert diagnosis.cause is not None
     assert diagnosis.cause.name == "gradient_explosion"
     assert not [
         each
-        for each in diagnosis_of(run_named(loss=falling(3000), grad_norm=norms)).episodes
+        for each in diagnosis_of(run_named(loss=falling(3000), grad_norm=norms)).findings
         if each.evidence.get("grown")
     ]
 
@@ -129,7 +129,7 @@ def test_a_loss_that_was_no_number_in_the_end_is_told_by_its_last_finite_value()
     losses = np.r_[falling(60), 8.0, 150.0, 4e5, 2.2e12, 2.14e25, np.full(60, nan)]
     (episode,) = [
         each
-        for each in diagnosis_of(run_named(loss=losses)).episodes
+        for each in diagnosis_of(run_named(loss=losses)).findings
         if each.kind == "divergence" and not each.recovered
     ]
     assert "last finite value 2.14e+25" in episode.message

@@ -13,7 +13,7 @@ from mlflow_stability.vocabulary.result.event import Severity
 def severities(at: int, value: float) -> list[tuple[str, Severity, bool | None]]:
     norms = np.random.default_rng(0).uniform(0.9, 1.1, 400)
     norms[at] = value
-    found = diagnosis_of(run_named(loss=falling(400), grad_norm=norms)).episodes
+    found = diagnosis_of(run_named(loss=falling(400), grad_norm=norms)).findings
     return [(each.kind, each.severity, each.recovered) for each in found]
 
 

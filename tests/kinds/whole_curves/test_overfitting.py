@@ -117,7 +117,7 @@ def test_it_is_dated_after_the_best_validation() -> None:
 
 def test_the_diagnosis_of_a_run_of_28_epochs_names_it() -> None:
     history = run_named(loss=falling(28), val_loss=turning(28, 0.13, at=0.45, noise=0.015))
-    assert "overfitting" in {each.kind for each in diagnosis_of(history).episodes}
+    assert "overfitting" in {each.kind for each in diagnosis_of(history).findings}
     assert run_curves(history).validations
 
 

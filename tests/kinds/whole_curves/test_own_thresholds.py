@@ -15,7 +15,7 @@ from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
 def kinds(history: RunHistory, detector: Detector) -> list[str]:
-    return [episode.kind for episode in diagnosis_of(history, detectors=[detector]).episodes]
+    return [episode.kind for episode in diagnosis_of(history, detectors=[detector]).findings]
 
 
 def spike(times: float, below: float = 0.0) -> RunHistory:
@@ -92,4 +92,4 @@ def test_a_detector_by_name_and_one_with_thresholds_judge_together() -> None:
     both = [*named(["divergence"]), LossSpike(threshold=10)]
     losses = falling(600)
     losses[300] *= 8
-    assert [each.kind for each in diagnosis_of(run_named(loss=losses), detectors=both).episodes] == ["loss_spike"]
+    assert [each.kind for each in diagnosis_of(run_named(loss=losses), detectors=both).findings] == ["loss_spike"]

@@ -242,7 +242,7 @@ asked_rules_nan = float("nan")
 
 
 def kinds(history: RunHistory, *detectors: Detector) -> set[str]:
-    return {each.kind for each in diagnosis_of(history, detectors=detectors or None).episodes}
+    return {each.kind for each in diagnosis_of(history, detectors=detectors or None).findings}
 
 
 def troubled() -> RunHistory:
@@ -274,7 +274,7 @@ def test_the_usual_detectors_judge_all_of_it() -> None:
 
 
 def test_no_detector_at_all_judges_nothing() -> None:
-    assert diagnosis_of(troubled(), detectors=()).episodes == ()
+    assert diagnosis_of(troubled(), detectors=()).findings == ()
 
 
 def test_the_classic_way_of_finding_a_kind_is_not_helped_by_our_own() -> None:

@@ -62,7 +62,7 @@ def test_a_larger_spike_has_a_higher_score() -> None:
     def score(factor: float) -> float:
         losses = falling(300)
         losses[200] *= factor
-        (found,) = (each for each in diagnosis_of(run_named(loss=losses)).episodes if each.kind == "loss_spike")
+        (found,) = (each for each in diagnosis_of(run_named(loss=losses)).findings if each.kind == "loss_spike")
         return found.score
 
     assert 1 <= score(1.4) < score(2.0) < score(6.0)
@@ -71,7 +71,7 @@ def test_a_larger_spike_has_a_higher_score() -> None:
 def test_what_is_no_matter_of_degree_has_the_highest_score() -> None:
     losses = falling(300)
     losses[200:] = math.nan
-    (found,) = (each for each in diagnosis_of(run_named(loss=losses)).episodes if each.kind == "nan_detected")
+    (found,) = (each for each in diagnosis_of(run_named(loss=losses)).findings if each.kind == "nan_detected")
     assert (found.score, found.severity) == (MOST, Severity.CRITICAL)
 
 

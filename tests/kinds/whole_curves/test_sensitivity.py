@@ -18,7 +18,7 @@ LEVELS = ("low", "normal", "high")
 
 
 def serious(history: RunHistory, sensitivity: str) -> set[str]:
-    found = diagnosis_of(history, detectors=at_sensitivity(default_detectors(), sensitivity)).episodes
+    found = diagnosis_of(history, detectors=at_sensitivity(default_detectors(), sensitivity)).findings
     return {each.kind for each in found if each.severity >= Severity.WARNING}
 
 

@@ -15,7 +15,7 @@ from mlflow_stability.vocabulary.result.episode import Episode
 
 def spikes_of(losses: np.ndarray, every: int = 1) -> list[Episode]:
     history = run_of(metric_of("loss", losses, steps=np.arange(0, len(losses) * every, every)))
-    return [each for each in diagnosis_of(history).episodes if each.kind == "loss_spike"]
+    return [each for each in diagnosis_of(history).findings if each.kind == "loss_spike"]
 
 
 @pytest.mark.parametrize("factor", [1.2, 1.3])
@@ -72,5 +72,5 @@ def test_a_single_spike_above_a_threshold_of_ones_own_is_a_warning() -> None:
     losses = falling(1000)
     losses[600] *= 1.6
     asked = as_asked(default_detectors(), 8.0, None, "normal", "robust")
-    found = diagnosis_of(run_named(loss=losses), detectors=asked).episodes
+    found = diagnosis_of(run_named(loss=losses), detectors=asked).findings
     assert [each.severity for each in found if each.kind == "loss_spike"] == [Severity.WARNING]

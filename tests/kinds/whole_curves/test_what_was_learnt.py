@@ -14,7 +14,7 @@ from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
 def serious(history: RunHistory) -> list[tuple[str, int]]:
-    return [(each.kind, each.start) for each in diagnosis_of(history).episodes if each.severity > Severity.INFO]
+    return [(each.kind, each.start) for each in diagnosis_of(history).findings if each.severity > Severity.INFO]
 
 
 def learnt(count: int, every: int = 1) -> np.ndarray:

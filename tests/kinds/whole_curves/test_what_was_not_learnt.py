@@ -13,7 +13,7 @@ from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
 def serious(history: RunHistory) -> list[tuple[str, int]]:
-    return [(each.kind, each.start) for each in diagnosis_of(history).episodes if each.severity > Severity.INFO]
+    return [(each.kind, each.start) for each in diagnosis_of(history).findings if each.severity > Severity.INFO]
 
 
 def test_a_gradient_norm_of_zero_while_the_loss_falls_was_not_measured() -> None:

@@ -31,7 +31,7 @@ def test_a_healthy_run_has_no_findings() -> None:
 
 def test_of_many_findings_the_worst_are_told_and_the_others_counted() -> None:
     many = tuple(replace(spike(), start=step, message="far above its baseline " * 50) for step in range(500))
-    said = brief(replace(broken(), episodes=(*many, *broken().episodes)))
+    said = brief(replace(broken(), findings=(*many, *broken().findings)))
     assert len(said["findings"]) + said["more_findings"] == 502
     assert "nan_detected" in {each["issue_type"] for each in said["findings"]}
 
@@ -55,7 +55,7 @@ def test_a_run_whose_every_text_is_long_is_small_too() -> None:
         source=long,
         verdict=long,
         cause=cause,
-        episodes=episodes,
+        findings=episodes,
         remedies=read_remedies([long] * 50),
         cannot_tell=(long,) * 50,
     )

@@ -34,7 +34,7 @@ def test_a_healthy_run_has_a_row_with_its_verdict_and_no_issue() -> None:
 
 def test_a_run_of_which_only_other_issues_were_asked_for_has_no_row() -> None:
     (run,) = BAD.diagnoses
-    assert rows_of(Report((replace(run, episodes=()),))) == []
+    assert rows_of(Report((replace(run, findings=()),))) == []
 
 
 def test_evidence_and_remedies_share_a_cell_each() -> None:
@@ -54,7 +54,7 @@ def test_every_issue_has_the_verdict_of_its_run_and_the_cause_of_that() -> None:
 @given(hostile_reports())
 def test_no_cell_is_a_formula_and_no_row_is_lost(report: Report) -> None:
     text = render(report)
-    well = sum(not each.episodes and each.outcome in WELL for each in report.diagnoses)
+    well = sum(not each.findings and each.outcome in WELL for each in report.diagnoses)
     assert len(text.splitlines()) == 1 + sum(1 for _ in report.issues()) + well
     for row in csv.reader(io.StringIO(text)):
         assert len(row) == len(COLUMNS)

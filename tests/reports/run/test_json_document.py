@@ -37,11 +37,11 @@ def test_the_schema_names_all_facts_with_their_types_and_meanings() -> None:
 def test_facts_are_an_object_beside_the_message() -> None:
     facts = SpikeFacts(7.5, 0.5, 18.8, 8.0)
     (diagnosis, *_) = BAD.diagnoses
-    told = replace(diagnosis, episodes=(replace(diagnosis.episodes[0], facts=facts), *diagnosis.episodes[1:]))
+    told = replace(diagnosis, findings=(replace(diagnosis.findings[0], facts=facts), *diagnosis.findings[1:]))
     document = json.loads(render(replace(BAD, diagnoses=(told,))))
     Draft202012Validator(schema()).validate(document)
-    assert document["runs"][0]["episodes"][0]["facts"] == facts.as_json()
-    document["runs"][0]["episodes"][0]["facts"]["sigmas"] = "many"
+    assert document["runs"][0]["findings"][0]["facts"] == facts.as_json()
+    document["runs"][0]["findings"][0]["facts"]["sigmas"] = "many"
     assert not Draft202012Validator(schema()).is_valid(document)
 
 

@@ -63,7 +63,7 @@ def test_where_a_nan_was_born_is_shown_unless_the_cause_says_it(quoted: bool) ->
     cause = run.cause
     if quoted:
         cause = replace(cause, evidence=(f"T{said[1:]}",), repeats=((birth.kind, birth.start),))
-    run = replace(run, episodes=(*run.episodes, birth), cause=cause)
+    run = replace(run, findings=(*run.findings, birth), cause=cause)
     lines = " ".join(shown(replace(BAD, diagnoses=(run,))).split())
     assert lines.count("comes from log in head") == 1
     assert ("INFO nan_origin" in lines) is not quoted
@@ -82,7 +82,7 @@ def test_the_curve_that_went_wrong_is_shown_beside_the_first() -> None:
     text = shown(Report((other,)))
     assert "\ntotal " in text
     assert "\ntrain_loss " in text
-    assert "\ntrain_loss " not in shown(Report((replace(other, episodes=()),)))
+    assert "\ntrain_loss " not in shown(Report((replace(other, findings=()),)))
 
 
 def test_findings_for_information_are_named_and_shown_when_asked_for() -> None:
@@ -105,8 +105,8 @@ def test_of_several_runs_the_healthy_ones_are_in_the_table_alone() -> None:
 
 def test_the_findings_of_several_runs_are_counted_by_type_the_worst_first() -> None:
     runs = (
-        replace(healthy("a.csv"), episodes=(spike(),)),
-        replace(healthy("b.csv"), episodes=(spike(), nan())),
+        replace(healthy("a.csv"), findings=(spike(),)),
+        replace(healthy("b.csv"), findings=(spike(), nan())),
         healthy("c.csv"),
     )
     rows = shown(Report(runs)).partition("Findings by type\n")[2].splitlines()[:2]
@@ -174,7 +174,7 @@ def test_a_curve_without_a_finite_value_and_one_of_one_point_can_be_shown() -> N
 
 def test_of_many_episodes_the_worst_are_shown_and_the_others_counted() -> None:
     many = [replace(spike(), start=step, peak=step, end=step) for step in range(0, 1000, 50)]
-    report = Report((replace(broken(), episodes=(*many, nan(), oscillation())),))
+    report = Report((replace(broken(), findings=(*many, nan(), oscillation())),))
     text = shown(report)
     assert "  12  CRITICAL nan_detected" in text
     assert "not shown: loss_spike (9)" in text

@@ -26,7 +26,7 @@ def test_what_was_read_and_found_is_counted(report: Report, read: str, counts: s
 
 def test_what_a_run_shows_is_counted_by_how_bad_it_is_and_what_is_not_there_is_left_out() -> None:
     assert wording.counts_of(broken()) == "1 critical, 1 warning, 1 info"
-    assert wording.counts_of(replace(broken(), episodes=(spike(), spike()))) == "2 warnings"
+    assert wording.counts_of(replace(broken(), findings=(spike(), spike()))) == "2 warnings"
     assert wording.counts_of(healthy()) == "none"
 
 

@@ -150,7 +150,7 @@ def test_overfitting_is_found_live_and_nothing_is_logged_twice(
     assert told["val_loss_step"].tolist() == list(range(1, 21))
 
     diagnosis = diagnose(run_id)
-    assert [each.kind for each in diagnosis.episodes].count("overfitting") == 1
+    assert [each.kind for each in diagnosis.findings].count("overfitting") == 1
 
 
 def test_a_validation_loss_logged_without_steps_is_judged_at_those_of_the_training(

@@ -91,7 +91,7 @@ def _judge(records: list[Record], trial: Trial) -> None:
     trial.outcomes.append(diagnosis.outcome)
     trial.verdicts.append(diagnosis.verdict)
     found = [(event.kind, event.severity, event.step, event.message) for event in events]
-    found += [(episode.kind, episode.severity, episode.start, episode.message) for episode in diagnosis.episodes]
+    found += [(episode.kind, episode.severity, episode.start, episode.message) for episode in diagnosis.findings]
     for kind, severity, step, message in found:
         line = f"{severity.name} {kind} at {step}: {message}"
         if severity >= Severity.WARNING and kind not in OF_THE_MACHINE and line not in trial.warnings:
