@@ -1,1 +1,1 @@
-"""From events and judgements to one list of episodes."""
+"""From events and judgements to one list of findings."""
