@@ -93,8 +93,8 @@ class StreakDetector(Detector):
     state_type: ClassVar[type[Any]] = Streak
 
     def takes(self, state: Any, point: Point) -> bool:  # noqa: ARG002 - for those that keep some of the points
-        """Take a point in; whether it is a value to be judged."""
-        return point.finite
+        """Take a point in; whether it is a value to be judged, whose baseline is known where that is asked for."""
+        return point.finite and (point.scale != 0 or point.quantity not in self.compared)
 
     @abstractmethod
     def facts(self, state: Any, point: Point) -> Facts | None:

@@ -12,14 +12,14 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Moves
 from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import FirstValues
-from mlflow_stability.vocabulary.facts import Facts, times_beyond
+from mlflow_stability.vocabulary.facts import RiseFacts, times_beyond
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
 from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(frozen=True, slots=True)
-class LayerExplosionFacts(Facts):
-    """A gradient norm of a layer that jumped."""
+class LayerExplosionFacts(RiseFacts):
+    """The gradient norm of a layer that jumped; of several the one with the largest jump."""
 
     kind: ClassVar[str] = "layer_explosion"
     metrics: ClassVar = {
@@ -30,14 +30,6 @@ class LayerExplosionFacts(Facts):
         "layers": "layers",
     }
 
-    place: str
-    """The layer with the largest jump."""
-    value: float
-    """Its gradient norm."""
-    baseline: float
-    """Its gradient norm that was normal before."""
-    ratio: float
-    """The threshold, as a ratio to the baseline."""
     sigmas: float
     """How far the norm is above its baseline, in σ of its noise."""
     threshold: float
@@ -145,7 +137,6 @@ class LayerExplosion(Detector):
             return state, None
         worst = max(jumped, key=lambda each: each.value / each.center)
         facts = LayerExplosionFacts(
-            worst.place,
             worst.value,
             worst.center,
             self.smallest_rise,
@@ -153,6 +144,7 @@ class LayerExplosion(Detector):
             self.threshold,
             len(jumped),
             len(layers),
+            place=worst.place,
         )
         return state, finding(self, worst, self.severities[-1], facts)
 

@@ -66,11 +66,7 @@ class StepTimeIncrease(StreakDetector):
         Remedy(Action.LOOK_FOR_OTHER_PROCESSES),
     )
 
-    def takes(self, _state: Streak, point: Point) -> bool:
-        """Whether the usual time is known."""
-        return point.finite and point.scale != 0 and point.center > 0
-
     def facts(self, _state: Streak, point: Point) -> Facts | None:
         """Whether the step took too long."""
-        slow = point.value > point.center * self.smallest_rise
+        slow = 0 < point.center * self.smallest_rise < point.value
         return StepTimeFacts(point.value, point.center, self.smallest_rise) if slow else None

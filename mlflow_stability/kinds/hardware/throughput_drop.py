@@ -7,30 +7,24 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.streak import Streak, StreakDetector
-from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.facts import Facts, RiseFacts
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class ThroughputFacts(Facts):
-    """A throughput below its usual value."""
+class ThroughputFacts(RiseFacts):
+    """A throughput below its usual value, in tokens or samples a second."""
 
     kind: ClassVar[str] = "throughput_drop"
 
     signal: str
     """What is counted: ``tokens_per_second`` or ``samples_per_second``."""
-    value: float
-    """The throughput, in the unit of the signal."""
-    baseline: float
-    """The usual throughput, in the same unit."""
-    share: float
-    """The threshold, as a share of the baseline."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         """``samples_per_second 120 at step 400, 40% of the usual 300 (threshold 50%).``"""
         return (
             f"{self.signal} {self.value:.4g} at {unit} {step}, {self.value / self.baseline:.0%} of the usual "
-            f"{self.baseline:.4g} (threshold {self.share:.0%})."
+            f"{self.baseline:.4g} (threshold {self.ratio:.0%})."
         )
 
     def numbers(self) -> dict[str, float]:
@@ -77,11 +71,7 @@ class ThroughputDrop(StreakDetector):
         Remedy(Action.CHECK_NETWORK),
     )
 
-    def takes(self, _state: Streak, point: Point) -> bool:
-        """Whether the usual throughput is known."""
-        return point.finite and point.scale != 0 and point.center > 0
-
     def facts(self, _state: Streak, point: Point) -> Facts | None:
         """Whether the throughput is too low."""
-        low = point.value < point.center * self.share
-        return ThroughputFacts(point.quantity, point.value, point.center, self.share) if low else None
+        low = point.center > 0 and point.value < point.center * self.share
+        return ThroughputFacts(point.value, point.center, self.share, point.quantity) if low else None

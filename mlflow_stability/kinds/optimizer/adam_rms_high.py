@@ -75,10 +75,6 @@ class AdamRmsHigh(StreakDetector):
         CLIP_AT_1,
     )
 
-    def takes(self, _state: Streak, point: Point) -> bool:
-        """Whether the baseline is known."""
-        return point.finite and point.scale != 0
-
     def facts(self, _state: Streak, point: Point) -> Facts | None:
         """Whether the RMS is high."""
         high = point.value > self.highest and point.value >= point.center * self.smallest_rise

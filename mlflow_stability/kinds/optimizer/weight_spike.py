@@ -91,6 +91,10 @@ class WeightSpike(StreakDetector):
     )
     state_type = WeightSpikeState
 
+    def takes(self, _state: WeightSpikeState, point: Point) -> bool:
+        """Whether it is finite: other values stand in for a baseline that is not known yet."""
+        return point.finite
+
     def facts(self, state: WeightSpikeState, point: Point) -> Facts | None:
         """Whether the norm is far above its baseline."""
         level = self._level(state, point)
