@@ -69,8 +69,6 @@ class Detector(FindingType, ABC):
     """Of what is measured by layer: ``whole``, only the whole model's values; ``layers``, only those of its layers."""
     on_request: ClassVar[bool] = False
     """Whether it looks only when it is asked for by name."""
-    judged: ClassVar[str] = ""
-    """The name in the evidence of the value that is compared with a limit or a level; empty: a z says how far."""
     state_type: ClassVar[type[Any]]
     """What it keeps from point to point, made without arguments; where it takes some, `begin` is overridden."""
 

@@ -9,7 +9,8 @@ import pytest
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.streak import OVER_AFTER, Streak, StreakByPlace, StreakDetector
-from mlflow_stability.vocabulary.facts import Facts, LimitFacts, RiseFacts
+from mlflow_stability.kinds.hardware.step_time_increase import StepTimeFacts
+from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,13 @@ def test_a_value_that_is_compared_is_judged_from_its_baseline_on() -> None:
 @pytest.mark.parametrize(
     ("facts", "exceeds"),
     [
-        (LimitFacts(6.0, 3.0), 2.0),
-        (LimitFacts(1.0, 3.0), 3.0),
-        (LimitFacts(0.0, 3.0), None),
-        (LimitFacts(float("inf"), 3.0), None),
-        (RiseFacts(8.0, 2.0, 2.0), 2.0),
-        (RiseFacts(1.0, 2.0, 0.5), None),
-        (RiseFacts(1.0, 0.0, 2.0), None),
+        (HighFacts(6.0, 3.0), 2.0),
+        (HighFacts(1.0, 3.0), 3.0),
+        (HighFacts(0.0, 3.0), None),
+        (HighFacts(float("inf"), 3.0), None),
+        (StepTimeFacts(8.0, 2.0, 2.0), 2.0),
+        (StepTimeFacts(1.0, 2.0, 0.5), None),
+        (StepTimeFacts(1.0, 0.0, 2.0), None),
     ],
 )
 def test_facts_say_by_how_many_times_a_threshold_is_exceeded(facts: Facts, exceeds: float | None) -> None:

@@ -217,7 +217,6 @@ class Divergence(Detector):
     symptom = Symptom.RISING
     order = 40
     quantities = ("loss", "learning_rate")
-    judged = "loss"
     compared = ("loss",)
     severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {

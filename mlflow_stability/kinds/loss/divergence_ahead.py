@@ -90,7 +90,6 @@ class DivergenceAhead(Detector):
     plural = "signs of divergence"
     order = 55
     quantities = ("param_norm",)
-    judged = "cusum"
     places = WHOLE
     severities = (Severity.INFO,)
     experimental = True

@@ -115,7 +115,6 @@ class DivergenceAtStart(Detector):
     order = 50
     rule = "start"
     quantities = ("loss", "micro_batches", "grad_norm", "update_ratio")
-    judged = "loss"
     places = WHOLE
     severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}

@@ -369,7 +369,6 @@ class LossSpikeClassic(Detector):
     on_request = True
     rule = "classic"
     quantities = ("loss",)
-    judged = "loss"
     remedies = (
         LOWER_RATE_2_TO_5,
         CLIP_AT_1,

@@ -173,7 +173,6 @@ class Overfitting(Detector):
     symptom = Symptom.OVERFITTING
     order = 90
     quantities = ("loss", "val_loss")
-    judged = "val_loss"
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power", "beyond_noise": "times"}
     remedies = (
         Remedy(Action.KEEP_BEST_WEIGHTS),
