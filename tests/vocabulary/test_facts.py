@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import pytest
@@ -16,7 +17,7 @@ from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
 from mlflow_stability.vocabulary import Event
-from mlflow_stability.vocabulary.facts import Facts, OtherFacts, facts_from_json
+from mlflow_stability.vocabulary.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
 from mlflow_stability.vocabulary.result import read_remedies
 
 
@@ -115,3 +116,11 @@ def test_an_event_of_facts_has_their_sentence_and_numbers() -> None:
 def test_sentence_of_a_spike_follows_what_is_known() -> None:
     spike = SpikeFacts(7.5, 0.5, 18.8, 8.0)
     assert spike.sentence(400) == "loss 7.5 at step 400, 18.8σ above its baseline of 0.5 (threshold 8σ)."
+
+
+def test_metrics_are_fields_of_their_facts() -> None:
+    classes = [cls for cls in classes_of_facts().values() if cls.__module__.startswith("mlflow_stability.")]
+    assert len(classes) > 40
+    for cls in classes:
+        metrics = cls.metrics.values() if isinstance(cls.metrics, Mapping) else cls.metrics
+        assert {name.partition(".")[0] for name in metrics} <= {field.name for field in fields(cls)}, cls.__name__

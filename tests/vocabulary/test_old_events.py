@@ -8,7 +8,13 @@ import math
 import pytest
 
 from mlflow_stability import Severity
+from mlflow_stability.kinds.loss.divergence import DivergenceFacts, SizeFacts, SlowRiseFacts
+from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
+from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
+from mlflow_stability.kinds.progress.overfitting import OverfittingFacts
+from mlflow_stability.kinds.progress.plateau import PlateauFacts
+from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
 from mlflow_stability.kinds.reported.batches import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource, TensorFacts
@@ -143,3 +149,24 @@ def test_sentences_that_nobody_knows_stay_apart() -> None:
     assert read_from_old_line(Event(4, "plateau", Severity.INFO, "It stays.")) is None
     changed = read_from_old_line(Event(4, "configuration_changed", Severity.INFO, "Something changed."))
     assert changed == OtherFacts({"message": "Something changed."})
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts"),
+    [
+        ("loss_spike", SpikeFacts(7.5, 0.5, 18.8, 8.0, gradient_sigmas=9.0)),
+        ("divergence", DivergenceFacts(9.1, 1.28, 30.2, 6.0, 12, 16, first_high=390, onset=384)),
+        ("divergence", SlowRiseFacts(2.1, 1.9, 32, 0.1, 8.0, 7.0)),
+        ("divergence", SlowRiseFacts(2.9, 1.9, 32, 0.53)),
+        ("divergence", SizeFacts(4e5, 410.0, 20, 12, 16, 4.1e5, 388)),
+        ("divergence", StartFacts(9.1, 2.3, 0.4, 2, 3, 3.0)),
+        ("plateau", PlateauFacts(2.3, 2.31, 0.004, 1000, 10)),
+        ("overfitting", OverfittingFacts(1.9, 300, 2.1, 0.4, 0.8, 1.1)),
+        ("repeated_data", NoNoiseFacts(0.5, 0.1, 16, 0.025)),
+        ("constant_output", NoNoiseFacts(0.5, 0.1, 16, 0.025, 0.3)),
+    ],
+)
+def test_the_numbers_of_an_old_event_tell_which_facts_they_are(kind: str, facts: Facts) -> None:
+    read = read_from_old_line(Event.of(facts, 400, Severity.WARNING, kind=kind))
+    assert type(read) is type(facts)
+    assert read.numbers() == facts.numbers()
