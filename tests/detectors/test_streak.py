@@ -15,7 +15,6 @@ from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 
 @dataclass(frozen=True, slots=True)
 class HighFacts(LimitFacts):
-    kind: ClassVar[str] = "high"
     metrics: ClassVar = {"limit": "threshold", "x": "value"}
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
