@@ -1,9 +1,4 @@
-"""Every cause that can be named, and where to look for it: what the files of this package declare.
-
-A file has `CAUSES`, what each cause means, what is seen of it, when it is wrong and what goes against it, and `CHECKS`,
-the functions that look for them, each with the symptoms it is asked for. Nothing else has to know of the file. In: the
-name of a cause, or the type of a finding. Guarantees: a cause that is not written down is not named.
-"""
+"""Every cause that can be named, and where to look for it: `CAUSES` and `CHECKS` of the files of this package."""
 
 from __future__ import annotations
 

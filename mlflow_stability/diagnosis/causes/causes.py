@@ -1,9 +1,4 @@
-"""Names why each finding came about, as far as the run shows it.
-
-In: the episodes of a run and its history. Out: the episodes, each with its likeliest cause, what speaks for it, what
-was ruled out and what could not be checked; or without one, and a sentence about what would have to be known.
-Guarantees: never a guess.
-"""
+"""Names why each finding came about, as far as the run shows it; never a guess."""
 
 from __future__ import annotations
 
@@ -174,7 +169,6 @@ def _same_trouble(episode: Episode, every: Sequence[CheckedEpisode], reach: floa
 
 
 def _led_to(earlier: Episode, later: Episode, reach: float) -> bool:
-    """Whether an episode is the beginning of a later one."""
     if earlier.attempt != later.attempt or earlier.start > later.start or earlier.kind in OF_THE_PROCESS:
         return False
     passed = bool(earlier.recovered) and earlier.end < later.start

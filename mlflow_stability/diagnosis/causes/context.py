@@ -1,13 +1,7 @@
-"""What lies around the beginning of an episode: the curves in which its cause may be seen.
+"""Curves and events around the beginning of an episode, in which its cause may be seen.
 
-In: an episode, a history and its curves. Out: loss, gradient norm, learning rates and loss scale of the same attempt,
-any other curve on request, what was said while it trained, with ways to ask for what came just before. Guarantees: no
-curve reaches across a rollback or a restart, so that nothing can be compared across one.
-
-What the gradient norm usually is: one number for all that is said about it.
-
-In: the surroundings of an episode, or norms before it. Out: the middle of those that are not just before it, with their
-spread. Guarantees: sentences of one report that call a norm usual mean the same number.
+No curve reaches across a rollback or a restart, so that nothing can be compared across one. There is one baseline of
+the gradient norm for all sentences of a report.
 """
 
 from __future__ import annotations
@@ -92,6 +86,10 @@ class EpisodeContext:
     def unit(self) -> str:
         """What the log calls a step: ``step``, or ``epoch`` where it counts nothing else."""
         return self.history.step_unit
+
+    def whole(self, quantity: str) -> Curve | None:
+        """The curve of a quantity of the whole model."""
+        return next((curve for curve in self.of(quantity) if not curve.place), None)
 
     @property
     def is_early(self) -> bool:

@@ -12,14 +12,7 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import (
-    LOOKBACK,
-    EpisodeContext,
-    norms_before,
-    shown,
-    split,
-    usual_of,
-)
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, norms_before, shown, split, usual_of
 from mlflow_stability.diagnosis.findings.episodes import cleared_from
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientRiseFacts, GradientRiseRule
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
@@ -220,7 +213,7 @@ def _since_left(norm: Curve, first: float) -> int:
 
 
 def _of_the_whole(around: EpisodeContext) -> tuple[str, ...]:
-    whole = next((each for each in around.of("grad_norm") if not each.place), None)
+    whole = around.whole("grad_norm")
     values = np.zeros(0) if whole is None else around.before(whole)
     return (f"norm of all gradients: {shown(float(values[-1]))}",) if len(values) else ()
 
@@ -308,13 +301,7 @@ _KEPT = frozenset({"gradients_not_cleared"})
 CHECKS = (
     Check(
         kept_gradients_check,
-        {
-            Symptom.NON_FINITE: 45,
-            Symptom.RISING: 15,
-            Symptom.STUCK: 15,
-            Symptom.LARGE_UPDATES: 15,
-            Symptom.INSIDE: 45,
-        },
+        {Symptom.NON_FINITE: 45, Symptom.RISING: 15, Symptom.STUCK: 15, Symptom.LARGE_UPDATES: 15, Symptom.INSIDE: 45},
         _KEPT,
     ),
     Check(

@@ -1,10 +1,8 @@
-"""Looks for the cause inside: attention that grew, units that died, codes that became alike, routers that collapsed,
-an optimizer that lags.
+"""Looks for the cause in layers: attention, units, sparse codes, routers, and an optimizer that lags.
 
-In: what the probes measured of layers up to the beginning, or early in a plateau, which has no sharp beginning. Out:
-the layer where it went furthest; of a divergence also what was first measured so right after it had begun, as a
-possible cause. What such a layer does is asked after the learning rate and the data, for it is mostly what they did to
-it.
+Names the layer in which a measurement changed most, up to the beginning or early in a plateau; of a divergence also
+what changed in the first measurement after it, as a possible cause. Asked after learning rate and data, which mostly
+cause it.
 """
 
 from __future__ import annotations
@@ -262,7 +260,7 @@ def _right_after(around: EpisodeContext) -> CheckResult | None:
 
 def _next_of_same_weights(sign: Sign, curve: Curve, around: EpisodeContext) -> int | None:
     """The step of the next measurement, where the norm of all weights was then what it had been before."""
-    norms = next((each for each in around.of("param_norm") if not each.place), None)
+    norms = around.whole("param_norm")
     at = int(np.searchsorted(curve.steps, around.episode.start, side="right"))
     if not sign.through_weights or norms is None or not 0 < at < len(curve.steps):
         return None
@@ -316,7 +314,6 @@ def _worst(
 
 
 def _layer(curve: Curve) -> str:
-    """The layer of a head; what is no head is a layer itself."""
     return curve.place.partition(".head_")[0]
 
 
@@ -344,10 +341,7 @@ CAUSES = (
         "The AdamW RMS of a layer rose above {LIMITS.adam_rms} and to twice its earlier value. Never named with other "
         "optimizers.",
         "A bad batch raises it as well, but only in its own step, which is not counted.",
-        (
-            LOWER_BETA2,
-            Remedy(Action.CLIP_UPDATES_OR_USE_SPAM),
-        ),
+        (LOWER_BETA2, Remedy(Action.CLIP_UPDATES_OR_USE_SPAM)),
         excluded_by=lambda known: "Adam's second moment: another optimizer is used" if known.adam is False else "",
         phrase="Adam second moment too small",
     ),

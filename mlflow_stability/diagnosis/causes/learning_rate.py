@@ -1,12 +1,8 @@
 """Looks for the cause in the learning rate: a jump, a missing warm-up, a rate that is too high or too low.
 
-The argument: a rate at which the loss had fallen for a while is not what broke the training; a rate that is higher than
-all before may be, and one at which nothing was ever learned cannot be cleared.
-
-Finds the jumps and the restarts of a logged learning rate, by the definitions of the detectors.
-
-In: the curve of a learning rate. Out: where it jumped, with the rates before and after; where it was restarted on
-purpose. Guarantees: what the detector of jumps excuses, as warm restarts and warm-ups, is no jump here either.
+A rate at which the loss had fallen for a while did not break the training; a rate that is higher than all before may
+have, and one at which nothing was ever learned cannot be ruled out. Jumps are those of the detector, which excuses warm
+restarts and warm-ups.
 """
 
 from __future__ import annotations
@@ -235,7 +231,6 @@ def _since_the_resume(around: EpisodeContext) -> CheckResult | None:
 
 
 def _jumped(around: EpisodeContext) -> CheckResult | None:
-    """Whether it jumped just before, as the detector of jumps defines it."""
     start = around.episode.start
     for rate in around.rates:
         near = [each for each in jumps_in(rate) if around.first_before(rate) <= each.step <= around.latest]
@@ -263,7 +258,6 @@ def _name_of(rate: Curve, rates: Sequence[Curve]) -> str:
 
 
 def _risen(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult | None:
-    """Whether it was rising when it began, and higher than ever before."""
     now, finite = float(values[-1]), rate.steps[rate.finite]
     higher = _tolerated_later(around, rate, LIMITS.tolerated_later * now)
     if higher is not None:
@@ -392,7 +386,6 @@ def _learned_before(around: EpisodeContext) -> bool:
 
 
 def _fell(losses: Values) -> bool:
-    """Whether a loss ended lower than it began."""
     if len(losses) < 2 * LIMITS.ends:
         return False
     first, last = float(np.median(losses[: LIMITS.ends])), float(np.median(losses[-LIMITS.ends :]))
@@ -400,7 +393,6 @@ def _fell(losses: Values) -> bool:
 
 
 def _until(curve: Curve, step: int) -> Values:
-    """The finite values up to a step."""
     finite = curve.finite
     return curve.values[finite][: int(np.searchsorted(curve.steps[finite], step, side="right"))]
 

@@ -1,12 +1,7 @@
-"""Looks for the cause in what was found when the broken step was run again: where its first non-finite number was born.
+"""Looks for the cause in what was found when the broken step was run again: the origin of its first non-finite value.
 
-In: the events ``nan_origin`` and ``broken_batch`` of the step that broke. What the batch held before the model met
-it, and what the optimizer's state holds, is seen directly; an operation that overflowed is the end of a story, and what
-came before it is asked first.
-
-Reads what the event `nan_origin` says of the first number that is not finite.
-
-In: the surroundings of an episode. Out: the event of its step, its sentence, and whether numbers overflowed there.
+What the batch held before the model met it, and what the optimizer's state holds, is seen directly. An operation that
+overflowed is mostly the end of a story: causes that come before it are asked first.
 """
 
 from __future__ import annotations
@@ -222,10 +217,7 @@ CAUSES = (
         "The loss function produced the first non-finite value.",
         "The non-finite step was run again, and the inputs of the loss were finite.",
         "Labels or logits that are invalid for any loss function.",
-        (
-            Remedy(Action.CHECK_LOSS_FUNCTION),
-            Remedy(Action.CHECK_LOSS_TERMS_OF_BATCH),
-        ),
+        (Remedy(Action.CHECK_LOSS_FUNCTION), Remedy(Action.CHECK_LOSS_TERMS_OF_BATCH)),
         helped_by_smaller_updates=False,
     ),
     CauseDocumentation(
@@ -258,11 +250,7 @@ CAUSES = (
         "Loss or gradient norm of the first step of the training is NaN or infinite. Where the step was run again and "
         "its operation was found, that is named instead.",
         "A training that continues from weights that were broken before.",
-        (
-            Remedy(Action.CHECK_FIRST_TARGETS),
-            Remedy(Action.CHECK_OPERATIONS),
-            Remedy(Action.CHECK_INPUTS_AND_WEIGHTS),
-        ),
+        (Remedy(Action.CHECK_FIRST_TARGETS), Remedy(Action.CHECK_OPERATIONS), Remedy(Action.CHECK_INPUTS_AND_WEIGHTS)),
         helped_by_smaller_updates=False,
         phrase="non-finite from the start",
     ),

@@ -113,7 +113,6 @@ def _first_broken(around: EpisodeContext) -> tuple[int | None, int | None]:
 
 
 def _row_of_broken(norm: Curve, first: int) -> int:
-    """For how many points in a row the norm was not finite."""
     values = norm.values[int(np.searchsorted(norm.steps, first)) :]
     whole = np.flatnonzero(np.isfinite(values))
     return int(whole[0]) if len(whole) else len(values)
@@ -194,10 +193,7 @@ CAUSES = (
         "The gradient norm was non-finite at a step with a finite loss; or the step was run again, and the backward "
         "pass made the first non-finite value.",
         "A norm that overflows although each gradient is finite.",
-        (
-            Remedy(Action.KEEP_INPUTS_FROM_ZERO),
-            Remedy(Action.LOWER_LOSS_SCALE_OR_BF16),
-        ),
+        (Remedy(Action.KEEP_INPUTS_FROM_ZERO), Remedy(Action.LOWER_LOSS_SCALE_OR_BF16)),
         helped_by_smaller_updates=False,
         phrase="non-finite gradient",
     ),

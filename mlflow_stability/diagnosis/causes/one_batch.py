@@ -159,15 +159,11 @@ def returning_batch_check(around: EpisodeContext) -> CheckResult:
         f"losses of about {shown(level)}, {every}. The same samples probably return in each epoch.",
         listed_steps(steps, around.unit, LIMITS.in_a_row),
         since=first,
-        remedies=(
-            Remedy(Action.INSPECT_BATCH),
-            Remedy(Action.FIND_COMMON_SAMPLES),
-        ),
+        remedies=(Remedy(Action.INSPECT_BATCH), Remedy(Action.FIND_COMMON_SAMPLES)),
     )
 
 
 def _top_near(around: EpisodeContext, values: NDArray[np.float64]) -> float:
-    """The highest loss from a little before an episode to its end."""
     steps = np.zeros(0) if around.loss is None else around.loss.steps
     there = (steps >= around.episode.start - LIMITS.searched) & (steps <= around.episode.end)
     return float(values[there].max(initial=-np.inf))
@@ -204,19 +200,17 @@ def sudden_check(around: EpisodeContext) -> CheckResult:
     usual, span = float(np.median(before)), float(before.max() - before.min())
     value = value_at(loss, step)
     if value is not None and np.isfinite(value) and value - usual > LIMITS.leap * span > 0:
-        return _leap(around, value, usual, span)
-    return _cleared(around, usual, span)
+        return _leap(around, loss, value, usual, span)
+    return _cleared(around, loss, usual, span)
 
 
-def _leap(around: EpisodeContext, value: float, usual: float, span: float) -> CheckResult:
-    step, loss, norm = around.episode.start, around.loss, around.norm
-    if loss is None:
-        return not_seen("bad batch: no loss was logged")
+def _leap(around: EpisodeContext, loss: Curve, value: float, usual: float, span: float) -> CheckResult:
+    step, norm = around.episode.start, around.norm
     evidence = [f"the step before was normal: {of_the_step_before(around)}"]
     there, before = None if norm is None else value_at(norm, step), usual_norm(around)
     if there is not None and before is not None:
         evidence.append(f"gradient norm {shown(there)} in that step (baseline {shown(before)})")
-    stayed = _stayed(around, value, usual, evidence)
+    stayed = _stayed(around, loss, value, usual, evidence)
     if stayed is not None:
         return stayed
     place = int(np.searchsorted(loss.steps, step, side="right"))
@@ -227,7 +221,7 @@ def _leap(around: EpisodeContext, value: float, usual: float, span: float) -> Ch
             f"bad batch: gradient norm {shown(there)} at {around.unit} {step} (baseline {shown(before)}), so its "
             "optimizer step was no larger than others"
         )
-    last = _last_of_the_leap(around, usual, span)
+    last = _last_of_the_leap(around, loss, usual, span)
     which = f"Bad batch at {around.unit} {step}" if last == step else f"Bad batches at {around.unit}s {step} to {last}"
     skipped = any(each.step == step for each in around.said("step_skipped"))
     after = "" if skipped or around.episode.recovered else " The optimizer step on it caused the rest."
@@ -240,11 +234,9 @@ def _leap(around: EpisodeContext, value: float, usual: float, span: float) -> Ch
     )
 
 
-def _stayed(around: EpisodeContext, value: float, usual: float, evidence: list[str]) -> CheckResult | None:
+def _stayed(around: EpisodeContext, loss: Curve, value: float, usual: float, evidence: list[str]) -> CheckResult | None:
     """What else it was if the losses after the leap are as high as its own, which no optimizer step had changed yet."""
-    step, loss = around.episode.start, around.loss
-    if loss is None:
-        return None
+    step = around.episode.start
     place = int(np.searchsorted(loss.steps, step, side="right"))
     later = loss.values[place : place + LIMITS.in_a_row]
     if len(later) < LIMITS.in_a_row or not np.all(np.isfinite(later)):
@@ -261,11 +253,9 @@ def _stayed(around: EpisodeContext, value: float, usual: float, evidence: list[s
     return None
 
 
-def _last_of_the_leap(around: EpisodeContext, usual: float, span: float) -> int:
+def _last_of_the_leap(around: EpisodeContext, loss: Curve, usual: float, span: float) -> int:
     """The last of a few steps that jumped as far and were followed by usual ones; the first where it went on."""
-    step, loss = around.episode.start, around.loss
-    if loss is None:
-        return step
+    step = around.episode.start
     place = int(np.searchsorted(loss.steps, step, side="left"))
     high = loss.values[place : place + LIMITS.in_a_row + 1] - usual > LIMITS.leap * span
     width = int(np.argmin(high)) if not high.all() else 0
@@ -273,10 +263,9 @@ def _last_of_the_leap(around: EpisodeContext, usual: float, span: float) -> int:
     return int(loss.steps[place + width - 1]) if width > 1 and len(back) and float(back.max()) < span else step
 
 
-def _cleared(around: EpisodeContext, usual: float, span: float) -> CheckResult:
-    """Whether the step was skipped and the weights were found sound by the batches after it."""
-    step, loss = around.episode.start, around.loss
-    if loss is None or not any(each.step == step for each in around.said("step_skipped")):
+def _cleared(around: EpisodeContext, loss: Curve, usual: float, span: float) -> CheckResult:
+    step = around.episode.start
+    if not any(each.step == step for each in around.said("step_skipped")):
         return is_not("bad batch: the loss did not jump in one step")
     value = value_at(loss, step)
     if around.scale is not None and value is not None and np.isfinite(value):
@@ -331,7 +320,7 @@ def _gradients_after(around: EpisodeContext) -> str:
 
 def shrunk_weights(around: EpisodeContext) -> int | None:
     """Return the place, among measured weight norms, before or at which the weights were decayed away; else None."""
-    norms = next((curve for curve in around.of("param_norm") if not curve.place), None)
+    norms = around.whole("param_norm")
     if norms is None:
         return None
     after = int(np.searchsorted(norms.steps, around.episode.start, side="left"))
@@ -347,10 +336,14 @@ def unsound_before(around: EpisodeContext) -> str:
     """What was not as usual in the step before; empty: nothing."""
     for curve, what in (
         (around.given_norm, "the gradient norm"),
-        *((rate, "the learning rate") for rate in around.rates),
+        *(
+            (rate, "the learning rate")
+            for rate in around.rates
+            if around.before(rate, LOOKBACK.points).min(initial=1) > 0
+        ),
     ):
         values = np.zeros(0) if curve is None else around.before(curve, LOOKBACK.points)
-        if len(values) < LIMITS.min_values or (what == "the learning rate" and float(values.min()) <= 0):
+        if len(values) < LIMITS.min_values:
             continue
         usual, last = float(np.median(values[-LIMITS.min_values :])), float(values[-1])
         if last > LIMITS.with_it * usual > 0:

@@ -1,17 +1,7 @@
-"""Looks for the cause in the size of the steps themselves, and says how much lower the learning rate has to be.
+"""Looks for the cause in the size of updates, and says how much lower the learning rate has to be.
 
-In: the measured updates of the whole model, as shares of its weights, up to where the loss left its start. Out: that
-the learning rate is too high, with the share and a rate that would make first updates usual ones; None where updates
-were not measured or are no reason. Guarantees: an update that training went on from well, as one of weights that start
-at nothing may be, is none.
-
-Looks for the cause in the first steps: updates that were too large for weights just drawn, without a warm-up.
-
-In: the learning rate, the size of updates and the loss of the first steps. Out: whether the rate stood at its highest
-from the first step on, whether its first updates moved the weights by far more than updates usually do, and whether the
-loss rose on them at once. Only all three together say it: an update as large can be right for weights that start at
-nothing, and a loss rises now and then by itself. Where updates were so large that no warm-up would have helped, the
-learning rate itself is too high.
+Large updates are no cause where the training went on well from them: weights that start at zero have such. First
+updates are too large only where the rate was at its highest from the first step on and the loss rose at once.
 """
 
 from __future__ import annotations
@@ -62,7 +52,7 @@ OF_STEPS = ("update_ratio_high", "weight_spike")
 
 def step_size_check(around: EpisodeContext) -> CheckResult | None:
     """Whether the first updates were so large that no training stands them."""
-    ratio = next((each for each in around.of("update_ratio") if not each.place), None)
+    ratio = around.whole("update_ratio")
     if ratio is None or around.loss is None or len(around.loss.values) < 2 or around.episode.kind in OF_STEPS:
         return None
     if _at_its_default(around):
@@ -138,7 +128,7 @@ def _of_the_first(around: EpisodeContext, ratio: Curve, loss: Curve) -> CheckRes
 
 def first_updates_large(around: EpisodeContext) -> bool:
     """Whether an update up to the beginning was too large for weights just drawn; True where none was measured."""
-    ratio = next((each for each in around.of("update_ratio") if not each.place), None)
+    ratio = around.whole("update_ratio")
     updates = np.zeros(0) if ratio is None else around.before(ratio)
     return not len(updates) or float(updates.max()) >= LIMITS.large
 
@@ -149,7 +139,7 @@ def first_steps_check(around: EpisodeContext) -> CheckResult:
         return not_seen("first steps: the training was rolled back since")
     rates = [each.values[each.finite] for each in around.rates]
     rates = [each for each in rates if len(each)]
-    ratio = next((each for each in around.of("update_ratio") if not each.place), None)
+    ratio = around.whole("update_ratio")
     if not rates or ratio is None or around.loss is None or not around.every_step:
         return not_seen("first steps: learning rate, updates and loss of each of them were not logged")
     start = int(around.loss.steps[0])

@@ -47,7 +47,7 @@ OWN_PARAMS = "stability."
 
 def decay_check(around: EpisodeContext) -> CheckResult:
     """Whether the weights shrank away under a weight decay."""
-    norms = next((each for each in around.of("param_norm") if not each.place), None)
+    norms = around.whole("param_norm")
     if norms is None or len(norms.steps) < 2:
         return not_seen("weight norm: not measured")
     start = around.episode.start
@@ -190,7 +190,6 @@ def replaced_check(around: EpisodeContext) -> CheckResult:
 
 
 def _when(steps: Sequence[int], unit: str) -> tuple[str, ...]:
-    """At which steps it was seen, where it was more than once."""
     return (f"seen at {listed_steps(steps, unit, LIMITS.shown_steps)}",) if len(steps) > 1 else ()
 
 
@@ -315,10 +314,7 @@ CAUSES = (
         "to in place (likely; signals `foreign_update` and `foreign_writes`).",
         "A write that left the weights as they were, such as averaged weights that were taken out again, beside a bad "
         "batch.",
-        (
-            Remedy(Action.RESTORE_TRAINING_WEIGHTS),
-            Remedy(Action.CHECK_COPIES_TO_WEIGHTS),
-        ),
+        (Remedy(Action.RESTORE_TRAINING_WEIGHTS), Remedy(Action.CHECK_COPIES_TO_WEIGHTS)),
         helped_by_smaller_updates=False,
         phrase="replaced weights",
     ),
@@ -330,10 +326,7 @@ CAUSES = (
         "follows from the recorded betas; it is not known where the square of the first reaches the second. How far "
         "SGD can change it follows from the gradient norm after clipping. Never named with other optimizers.",
         "A bad update that was not recorded.",
-        (
-            Remedy(Action.RESTART_BEFORE_STEP),
-            Remedy(Action.CHECK_WRITER_OF_WEIGHTS),
-        ),
+        (Remedy(Action.RESTART_BEFORE_STEP), Remedy(Action.CHECK_WRITER_OF_WEIGHTS)),
         helped_by_smaller_updates=False,
         phrase="corrupted weights",
     ),
