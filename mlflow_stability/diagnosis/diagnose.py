@@ -30,7 +30,6 @@ from mlflow_stability.diagnosis.findings.notes import with_lines, with_sentences
 from mlflow_stability.diagnosis.findings.recovered_rises import passed
 from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
 from mlflow_stability.diagnosis.verdict import (
-    in_words_of_the_log,
     limits_of,
     loss_that_stopped,
     outcome_of,
@@ -85,7 +84,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         main=readings[0] if readings and readings[0].metric in levelled and not silence else None,
     )
     episodes = with_lines(with_affected_layers(episodes, history, starts_of(history)), history, starts_of(history))
-    episodes = in_words_of_the_log(with_sentences(episodes, history.step_unit), history.step_unit)
+    episodes = with_sentences(episodes, history.step_unit)
     episodes = with_fitting_remedies(with_causes(episodes, history, curves), history)
     cause, undecided = deciding_cause(outcome, episodes, history, curves)
     return Diagnosis(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from mlflow_stability.diagnosis.verdict.coverage import limits_of, loss_that_stopped, single_loss
 from mlflow_stability.diagnosis.verdict.final_loss import final_loss, last_part
 from mlflow_stability.diagnosis.verdict.finding_phrases import bare_noun_of, definite_noun_of, listed, noun_of
-from mlflow_stability.diagnosis.verdict.step_units import in_words_of_the_log
 from mlflow_stability.diagnosis.verdict.verdict import (
     deciding_of,
     end_on_purpose,
@@ -23,7 +22,6 @@ __all__ = [
     "end_on_purpose",
     "ended_by_autopilot",
     "final_loss",
-    "in_words_of_the_log",
     "last_part",
     "limits_of",
     "listed",
