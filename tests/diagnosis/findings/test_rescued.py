@@ -9,10 +9,10 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict.verdict import outcome_of, verdict_of
+from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -52,7 +52,7 @@ def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
     [(0.5, "recovered"), (0.61, "recovered"), (0.9, "unstable"), (2.3, "diverged"), (8.3e64, "diverged")],
 )
 def test_a_training_has_recovered_whose_loss_is_near_its_level_before(ended: float, expected: str) -> None:
-    level = replace(DIVERGED, metric="loss", facts=LossRiseFacts(5.0, 0.5))
+    level = replace(DIVERGED, metric="loss", facts=DivergenceFacts(5.0, 0.5, 9.0, 4.0, 12, 16))
     reading = replace(READING, first_level=2.0, last_level=ended)
     assert outcome_of([level, BACK], [reading], "", measured=True, main=reading) == expected
 
