@@ -8,16 +8,17 @@ not get it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.detectors.sensitivity import factor_of, moved, only_moved
-from mlflow_stability.kinds.catalog import RULES, SEEN_FROM_OUTSIDE
+from mlflow_stability.kinds.catalog import EXPERIMENTAL, RULES, SEEN_FROM_OUTSIDE
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.kinds.rule_scores import with_scores
 from mlflow_stability.vocabulary.judging_rule import CLASSIC
-from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS
 
 WHERE_JUDGED_LIVE = tuple(each for each in RULES if not each.only_without_detectors)
@@ -33,7 +34,12 @@ def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence
         asked = _as_asked(rule(), detectors)
         seen = asked_for(asked.find(curves), detectors)
         found += with_scores(seen, asked, _factor(asked, detectors), curves)
-    return found
+    return [_as_experimental(episode) if episode.kind in EXPERIMENTAL else episode for episode in found]
+
+
+def _as_experimental(episode: Episode) -> Episode:
+    """What a rule finds for a detector that is not relied upon yet."""
+    return replace(episode, experimental=True, severity=Severity.INFO)
 
 
 def asked_for(episodes: Iterable[Episode], detectors: Sequence[Detector]) -> list[Episode]:

@@ -24,8 +24,10 @@ class Measured:
 
     what: str
     runs: int
+    kinds: Collection[str]
+    """The kinds that were looked for."""
     flagged: Mapping[str, int]
-    """In how many of them each finding was made as a WARNING or worse; a finding that is missing was made in none."""
+    """In how many of them each finding was made as a WARNING or worse; none where one of `kinds` is missing."""
     loss_alone: bool
     """Whether nothing but loss curves was there to be judged."""
 
@@ -41,6 +43,11 @@ def measured() -> tuple[Measured, ...]:
 
 
 def false_alarms_of(kind: str, quantities: Collection[str]) -> str:
-    """`2 of 128 healthy trainings …; none of 1,600 drawn curves …`, for a finding that judges these quantities."""
-    fit = [each for each in measured() if not each.loss_alone or OF_LOSS_CURVES & set(quantities)]
+    """`2 of 128 healthy trainings …; none of 1,600 drawn curves …`, for a finding that judges these quantities.
+
+    Empty for a kind that is newer than the measurement.
+    """
+    fit = [
+        each for each in measured() if kind in each.kinds and (not each.loss_alone or OF_LOSS_CURVES & set(quantities))
+    ]
     return "; ".join(f"{each.flagged.get(kind, 0) or 'none'} of {each.runs:,} {each.what}" for each in fit)

@@ -96,7 +96,8 @@ def _finding(about: FindingDocumentation) -> Iterator[str]:
                 facts += [("In a whole curve, afterwards", _paragraph(rule, "What it sees"))]
                 facts += [("When that is wrong", _paragraph(rule, "When it is wrong"))]
         if about.severities[-1] >= Severity.WARNING and about.quantities:
-            facts += [("Measured false alarms", f"{false_alarms_of(about.kind, about.quantities)}.")]
+            measured = false_alarms_of(about.kind, about.quantities) or "not measured"
+            facts += [("Measured false alarms", f"{measured}.")]
     facts += [("Reference", about.reference)]
     for title, text in facts:
         if text:

@@ -27,6 +27,7 @@ from rule_recall import LONGEST_QUICK, How, judged_healthy
 from zoo.healthy.catalog import HEALTHY as HEALTHY_TRAININGS
 from zoo.judged import judged
 
+from mlflow_stability.kinds.catalog import DETECTORS, RULES
 from mlflow_stability.manual.false_alarms import FILE, Measured
 
 DRAWN = 400
@@ -61,7 +62,8 @@ def in_records(folder: Path) -> Measured:
 def _measured(what: str, found: Iterable[set[str]], *, loss_alone: bool = True) -> Measured:
     sets = list(found)
     flagged = Counter(kind for each in sets for kind in each)
-    return Measured(what, len(sets), dict(sorted(flagged.items())), loss_alone)
+    kinds = sorted({finding_type.kind for finding_type in (*DETECTORS, *RULES)})
+    return Measured(what, len(sets), kinds, dict(sorted(flagged.items())), loss_alone)
 
 
 def main() -> None:

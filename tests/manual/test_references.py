@@ -34,6 +34,10 @@ def test_what_loss_curves_cannot_show_has_no_figure_from_them() -> None:
     assert all(each.what in of_layers for each in measured() if not each.loss_alone)
 
 
+def test_a_kind_that_was_not_looked_for_has_no_figure() -> None:
+    assert false_alarms_of("unlucky_loss", ["loss"]) == ""
+
+
 def test_each_example_picture_shows_a_finding_that_a_recorded_run_has() -> None:
     assert {path.stem for path in FOLDER.glob("*.png")} == set(examples())
 

@@ -14,6 +14,7 @@ from diagnosis.histories import falling, metric_of, run_named, run_of
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds import rules
 from mlflow_stability.kinds.catalog import RULES, named
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
@@ -23,6 +24,7 @@ from mlflow_stability.kinds.progress.low_scores import ScoreRule
 from mlflow_stability.kinds.progress.overfitting import Overfitting, OverfittingRule
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.kinds.rules import found_by
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
@@ -295,3 +297,12 @@ def test_a_validation_loss_below_the_threshold_that_was_asked_for_is_no_overfitt
     history = run_named(loss=4 * np.exp(-steps / 20), val_loss=np.interp(steps, [0, 20, 60], [4.0, 2.0, 2.6]))
     assert kinds(history, Overfitting()) == {"overfitting"}
     assert kinds(history, Overfitting(smallest_rise=1.5)) == set()
+
+
+def test_what_a_rule_finds_of_an_experimental_kind_is_information(monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = run_curves(run_of(metric_of("loss", np.r_[falling(200), math.nan, math.nan])))
+    (certain,) = found_by([NonFiniteRule], curves, named(["nan_detected"]))
+    monkeypatch.setattr(rules, "EXPERIMENTAL", frozenset({"nan_detected"}))
+    (experimental,) = found_by([NonFiniteRule], curves, named(["nan_detected"]))
+    assert (certain.severity, certain.experimental) == (Severity.CRITICAL, False)
+    assert (experimental.severity, experimental.experimental) == (Severity.INFO, True)
