@@ -1,17 +1,10 @@
-"""Tests whether a parameter goes with trouble, among all runs or among runs that are alike in other parameters.
+"""Permutation log-rank tests for the association of a parameter with instability, and Holm's correction.
 
-In: a feature, the outcome of each run, and which runs are alike. Out: a p-value. The test is the log-rank test for a
-trend (Tarone 1975): at each moment at which trouble begins, the ranks of the runs where it does are held against those
-of all that are still watched, within each stratum alone. Where every run was watched for long enough it is that of van
-Elteren (1960), and without strata that of Mann and Whitney. Its p-value comes from shuffling the parameter among the
-runs, or among whole settings, in each stratum, so that few runs, ties and rare values are no trouble; where nothing is
-rare and no shuffling comes close, from the normal distribution. Guarantees: no p-value from fewer than three runs a
-side; the same runs give the same p-value.
-
-Corrects p-values for how many questions were asked.
-
-In: the p-values of one family of tests. Out: those of Holm (1979), which bound the chance of a single false finding
-among all of them, whatever hangs together with what.
+The statistic is the log-rank test for a trend (Tarone 1975) within strata: at each step at which trouble begins, the
+ranks of the troubled runs are compared with those of all runs still observed. When all runs were observed for long
+enough, this is the test of van Elteren (1960), and without strata that of Mann and Whitney. p-values come from
+permuting the parameter within strata, so that few runs, ties and rare values keep the stated level. Guarantees: no
+p-value from fewer than three runs a side; the same runs give the same p-value.
 """
 
 from __future__ import annotations
@@ -23,47 +16,154 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from mlflow_stability.diagnosis.associations.logrank import Moments, moments_of
 from mlflow_stability.diagnosis.parameters.exposure import Watched
 from mlflow_stability.diagnosis.parameters.features import MOST_LEVELS, Feature
 
-FEWEST = 3
-"""Runs on each side of a comparison below which there is no p-value."""
-SHUFFLES, MOST_SHUFFLES = 2000, 20_000
-PER_TEST = 200
-"""Of rare things so many for each test that is corrected for."""
-AT_ONCE, IN_ALL = 2_000_000, 20_000_000
-"""Values that are shuffled."""
-ENOUGH = 20
-"""Shufflings that look as good, after which the p-value is known well enough."""
-UNREMARKABLE = 0.1
-"""From this p-value of the normal distribution on nothing is shuffled."""
-RARE, COMMON = 10, 100
-"""Fewer of a kind than the first are rare; of so many as the second sums are spread normally for certain."""
-SEED = 1975
-"""Of the shuffling's own random numbers."""
+
+@dataclass(frozen=True, slots=True)
+class PermutationConfig:
+    """How exactly the p-values are computed."""
+
+    min_runs: int = 3
+    """Runs on each side of a comparison below which there is no p-value."""
+    min_permutations: int = 1000
+    usual_permutations: int = 2000
+    max_permutations: int = 20_000
+    permutations_per_test: int = 200
+    """For rare values: permutations for each test that is corrected for."""
+    max_values_at_once: int = 2_000_000
+    max_values: int = 20_000_000
+    enough_as_extreme: int = 20
+    """Permutations at least as extreme as the data, after which the p-value is known well enough."""
+    unremarkable_p: float = 0.1
+    """From this asymptotic p-value on, nothing is permuted."""
+    rare: int = 10
+    """Values with fewer runs are always judged by permutations."""
+    common: int = 100
+    """From this many runs on, the asymptotic p-value is exact enough."""
+    seed: int = 1975
+    stratum_settings: int = 12
+    """About the number of settings in each stratum."""
+
+
+CONFIG = PermutationConfig()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """Columns of a feature over the runs that have them."""
+class _LogRank:
+    """The log-rank test of many columns of numbers at once, over runs that are sorted by stratum and time."""
 
-    columns: NDArray[np.float64]
-    moments: Moments
-    units: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    """For each step at which trouble begins, the first run still observed."""
+    ends: NDArray[np.int64]
+    """The run after the last of its stratum."""
+    troubled: NDArray[np.int64]
+    """The troubled runs, step after step."""
+    first: NDArray[np.int64]
+    """For each step the place of its first run in `troubled`."""
     strata: NDArray[np.int64]
-    """All in the order of the moments."""
-    fewest: int
-    """How many there are of the rarest thing: of troubled runs, of others, of values that are not the usual one."""
+    """For each stratum with trouble the place of its first step."""
+    alone: NDArray[np.bool_]
+    """Which of these strata have enough runs of both kinds for a test of their own."""
 
-    @property
-    def single(self) -> bool:
-        """Whether each run is shuffled on its own."""
-        return bool(len(np.unique(self.units)) == self.columns.shape[1])
+    def p_values(self, columns: NDArray[np.float64], *, pooled: bool = False) -> NDArray[np.float64]:
+        """Asymptotic p-values, one for each row of ``columns``.
 
-    @property
-    def stratified(self) -> bool:
-        return bool(np.any(self.strata != self.strata[0]))
+        Unless ``pooled``, also test the most significant stratum alone: a missing warm-up, for example, may matter only
+        at high learning rates.
+        """
+        excess, variance = self._scores(columns)
+        together = _two_sided(excess.sum(axis=1), variance.sum(axis=1))
+        if pooled or len(self.strata) < 2 or not self.alone.any():
+            return together
+        best = _two_sided(excess[:, self.alone], variance[:, self.alone]).min(axis=1)
+        return np.asarray(np.minimum(1.0, 2 * np.minimum(together, int(self.alone.sum()) * best)))
+
+    def _scores(self, columns: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        at_risk = self.ends - self.begins
+        count = np.diff(np.append(self.first, len(self.troubled)))
+        mean = self._sums_at_risk(columns) / at_risk
+        spread = np.maximum(self._sums_at_risk(columns**2) / at_risk - mean**2, 0.0)
+        excess = np.add.reduceat(columns[:, self.troubled], self.first, axis=1) - count * mean
+        variance = spread * count * (at_risk - count) / np.maximum(at_risk - 1, 1)
+        variance[spread < 1e-12] = 0.0
+        return np.add.reduceat(excess, self.strata, axis=1), np.add.reduceat(variance, self.strata, axis=1)
+
+    def _sums_at_risk(self, columns: NDArray[np.float64]) -> NDArray[np.float64]:
+        sums = np.zeros((len(columns), columns.shape[1] + 1))
+        np.cumsum(columns, axis=1, out=sums[:, 1:])
+        return np.asarray(sums[:, self.ends] - sums[:, self.begins])
+
+
+def _two_sided(excess: NDArray[np.float64], variance: NDArray[np.float64]) -> NDArray[np.float64]:
+    deviations = np.abs(excess) / np.sqrt(np.where(variance > 0, variance, np.inf))
+    return np.asarray(2 * stats.norm.sf(deviations))
+
+
+def _log_rank(
+    steps: NDArray[np.float64], troubled: NDArray[np.bool_], strata: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], _LogRank]:
+    """Return the order by stratum and time, and the test of columns in this order."""
+    order = np.lexsort((steps, strata))
+    steps, troubled, strata = steps[order], troubled[order], strata[order]
+    new = np.append(True, (np.diff(steps) != 0) | (np.diff(strata) != 0))
+    tied_from = np.maximum.accumulate(np.where(new, np.arange(len(steps)), 0))
+    places = np.flatnonzero(troubled)
+    begins, first = np.unique(tied_from[places], return_index=True)
+    stratum = strata[begins]
+    names, starts = np.unique(stratum, return_index=True)
+    unstable = np.array([int(troubled[strata == name].sum()) for name in names])
+    stable = np.array([int((strata == name).sum()) for name in names]) - unstable
+    ends = np.searchsorted(strata, stratum, side="right").astype(np.int64)
+    return order, _LogRank(begins, ends, places, first, starts, np.minimum(unstable, stable) >= CONFIG.min_runs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PermutationTest:
+    """Ranks of one parameter over the runs that have it; all arrays are in the order of `log_rank`."""
+
+    ranks: NDArray[np.float64]
+    """One row for each column that is tested."""
+    log_rank: _LogRank
+    units: NDArray[np.int64]
+    """Runs with the same number are permuted together."""
+    strata: NDArray[np.int64]
+    rarest: int
+    """Number of troubled runs, of other runs, or of runs without the usual value, whichever is smallest."""
+
+    def p_value(self, tests: int) -> float:
+        count, runs = self.ranks.shape
+        stratified = bool(np.any(self.strata != self.strata[0]))
+        single = len(np.unique(self.units)) == runs
+        observed = float(min(self.log_rank.p_values(column[None, :])[0] for column in self.ranks))
+        asymptotic = min(1.0, observed * count)
+        if asymptotic >= CONFIG.unremarkable_p or (single and not stratified and self.rarest >= CONFIG.common):
+            return asymptotic
+        rare = not single or self.rarest < CONFIG.rare
+        wanted = max(CONFIG.usual_permutations, CONFIG.permutations_per_test * tests if rare or stratified else 0)
+        wanted = min(CONFIG.max_permutations, wanted, CONFIG.max_values // (runs * count))
+        wanted = max(CONFIG.min_permutations, wanted)
+        as_extreme = done = 0
+        generator = np.random.default_rng(CONFIG.seed)
+        while done < wanted and as_extreme < CONFIG.enough_as_extreme:
+            chunk = min(wanted - done, max(1, CONFIG.max_values_at_once // runs))
+            permuted = self._permutations(generator, chunk)
+            best = np.min([self.log_rank.p_values(column[permuted]) for column in self.ranks], axis=0)
+            as_extreme += int((best <= observed * (1 + 1e-9)).sum())
+            done += chunk
+        p = (as_extreme + 1) / (done + 1)
+        if as_extreme or rare:
+            return p
+        # No permutation comes close: the asymptotic value reaches further than 1 / permutations.
+        pooled = min(self.log_rank.p_values(column[None, :], pooled=True)[0] for column in self.ranks)
+        return float(min(p, pooled * count * (2 if stratified else 1)))
+
+    def _permutations(self, generator: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """Rows of run numbers: whole units change places within their stratum."""
+        _, example, unit = np.unique(self.units, return_index=True, return_inverse=True)
+        # Units are numbered by stratum, so sorting by stratum plus a fraction permutes within strata.
+        keys = self.strata[example] + generator.random((count, len(example)))
+        return np.asarray(example[np.argsort(keys, axis=1)][:, unit.reshape(-1)])
 
 
 def p_value_of(
@@ -74,21 +174,21 @@ def p_value_of(
     by_setting: bool = False,
     tests: int = 1,
 ) -> float | None:
-    """How likely chance alone makes it go so well with trouble; None where there are too few runs to tell.
+    """Return the p-value of the association of ``feature`` with trouble; None for too few runs.
 
-    ``by_setting`` shuffles whole settings instead of runs: then repetitions of one setting are no evidence of their
-    own. ``tests``: how many such p-values are corrected for each other.
+    ``by_setting`` permutes whole settings, so that repetitions of one setting are not independent evidence. ``tests``
+    is the number of p-values that are corrected for each other.
     """
-    alike = np.zeros(len(watched.troubled), np.int64) if strata is None else strata
-    units = watched.settings if by_setting else np.arange(len(alike), dtype=np.int64)
-    sides = _sides(feature)
-    asked = [each for side in sides if (each := _asked(side, watched, units, alike)) is not None]
-    found = [_p_value(each, tests * len(sides)) for each in asked]
-    return min(1.0, len(found) * min(found)) if found else None
+    strata = np.zeros(len(watched.troubled), np.int64) if strata is None else strata
+    units = watched.settings if by_setting else np.arange(len(strata), dtype=np.int64)
+    questions = _questions(feature)
+    built = [_permutation_test(columns, watched, units, strata) for columns in questions]
+    p_values = [test.p_value(tests * len(questions)) for test in built if test is not None]
+    return min(1.0, len(p_values) * min(p_values)) if p_values else None
 
 
-def _sides(feature: Feature) -> list[list[NDArray[np.float64]]]:
-    """The ways in which a parameter can matter: by its size, by being there at all, by one of its levels."""
+def _questions(feature: Feature) -> list[list[NDArray[np.float64]]]:
+    """Columns for each way in which a parameter can matter: its size, whether it is set, one of its levels."""
     if not feature.numeric:
         levels = range(1 if len(feature.levels) == 2 else 0, len(feature.levels))
         return [[(feature.values == place).astype(np.float64) for place in levels]]
@@ -98,85 +198,48 @@ def _sides(feature: Feature) -> list[list[NDArray[np.float64]]]:
     return [[feature.values, absent]]
 
 
-def _asked(
+def _permutation_test(
     columns: list[NDArray[np.float64]], watched: Watched, units: NDArray[np.int64], strata: NDArray[np.int64]
-) -> _Asked | None:
+) -> _PermutationTest | None:
     known = ~np.isnan(columns[0])
     troubled, steps = watched.troubled[known], watched.steps[known]
-    if troubled.sum() < FEWEST or (np.ptp(steps) == 0 and len(troubled) - troubled.sum() < FEWEST):
+    unstable, stable = int(troubled.sum()), int((~troubled).sum())
+    if unstable < CONFIG.min_runs or (np.ptp(steps) == 0 and stable < CONFIG.min_runs):
         return None
-    chosen = [column[known] for column in columns if _enough(column[known])]
-    if not chosen:
+    varying, rarest = [], [unstable, stable]
+    for column in (each[known] for each in columns):
+        counts = np.unique(column, return_counts=True)[1]
+        if len(counts) > 2 or (len(counts) == 2 and counts.min() >= CONFIG.min_runs):
+            varying.append(column)
+            rarest.append(len(column) - int(counts.max()))
+    if not varying:
         return None
-    order, moments = moments_of(steps, troubled, strata[known], FEWEST)
-    alike = strata[known][order]
-    own = np.unique(np.stack([alike, units[known][order]]), axis=1, return_inverse=True)[1].reshape(-1)
-    ranked = np.stack([_ranks(column[order], alike) for column in chosen])
-    others = [len(column) - int(np.unique(column, return_counts=True)[1].max()) for column in chosen]
-    fewest = min(int(troubled.sum()), int((~troubled).sum()), *others)
-    return _Asked(ranked, moments, own, alike, fewest)
-
-
-def _enough(column: NDArray[np.float64]) -> bool:
-    counts = np.unique(column, return_counts=True)[1]
-    return len(counts) > 2 or (len(counts) == 2 and int(counts.min()) >= FEWEST)
+    order, log_rank = _log_rank(steps, troubled, strata[known])
+    sorted_strata = strata[known][order]
+    own = np.unique(np.stack([sorted_strata, units[known][order]]), axis=1, return_inverse=True)[1].reshape(-1)
+    ranks = np.stack([_ranks(column[order], sorted_strata) for column in varying])
+    return _PermutationTest(ranks, log_rank, own, sorted_strata, min(rarest))
 
 
 def _ranks(column: NDArray[np.float64], strata: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Within each stratum, from 0 to 1."""
-    found = np.empty(len(column))
+    """Ranks within each stratum, from 0 to 1."""
+    ranks = np.empty(len(column))
     for stratum in np.unique(strata):
         here = strata == stratum
-        found[here] = stats.rankdata(column[here]) / (here.sum() + 1)
-    return found
+        ranks[here] = stats.rankdata(column[here]) / (here.sum() + 1)
+    return ranks
 
 
-def _p_value(asked: _Asked, tests: int) -> float:
-    chance = float(min(asked.moments.chance(column[None, :])[0] for column in asked.columns))
-    plain = min(1.0, chance * len(asked.columns))
-    if plain >= UNREMARKABLE:
-        return plain
-    if asked.single and not asked.stratified and asked.fewest >= COMMON:
-        return plain
-    rare = not asked.single or asked.fewest < RARE
-    runs = asked.columns.shape[1]
-    wanted = min(MOST_SHUFFLES, max(SHUFFLES, PER_TEST * tests if rare or asked.stratified else 0))
-    wanted = max(1000, min(wanted, IN_ALL // (runs * len(asked.columns))))
-    as_good = done = 0
-    generator = np.random.default_rng(SEED)
-    while done < wanted and as_good < ENOUGH:
-        count = min(wanted - done, max(1, AT_ONCE // runs))
-        taken = _shuffled(asked, generator, count)
-        best = np.min([asked.moments.chance(column[taken]) for column in asked.columns], axis=0)
-        as_good += int((best <= chance * (1 + 1e-9)).sum())
-        done += count
-    found = (as_good + 1) / (done + 1)
-    if as_good or rare:
-        return found
-    together = min(asked.moments.chance_together(column[None, :])[0] for column in asked.columns)
-    return float(min(found, together * len(asked.columns) * (2 if asked.stratified else 1)))
-
-
-def _shuffled(asked: _Asked, generator: np.random.Generator, count: int) -> NDArray[np.int64]:
-    """For each shuffling the run whose value each run gets: one of the same stratum, the same for a whole unit."""
-    _, example, unit = np.unique(asked.units, return_index=True, return_inverse=True)
-    stratum = asked.strata[example]  # units are numbered by stratum, so those of one stratum lie together
-    keys = stratum + generator.random((count, len(example)))
-    found: NDArray[np.int64] = example[np.argsort(keys, axis=1)][:, unit.reshape(-1)]
-    return found
-
-
-def strata_of(features: list[Feature], settings: NDArray[np.int64], size: int = 12) -> NDArray[np.int64]:
-    """Which runs are alike in these parameters: about `size` settings or more in each stratum."""
-    count = len(settings)
-    strata = np.zeros(count, np.int64)
-    bins = max(2, int((len(np.unique(settings)) / size) ** (1 / max(1, len(features)))))
+def strata_of(features: list[Feature], settings: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a number for each run; runs with the same number are alike in ``features``."""
+    strata = np.zeros(len(settings), np.int64)
+    bins = max(2, int((len(np.unique(settings)) / CONFIG.stratum_settings) ** (1 / max(1, len(features)))))
     for feature in features:
-        strata = strata * (bins + MOST_LEVELS) + _binned(feature, bins)
+        strata = strata * (bins + MOST_LEVELS) + _bins_of(feature, bins)
     return np.asarray(np.unique(strata, return_inverse=True)[1], np.int64).reshape(-1)
 
 
-def _binned(feature: Feature, bins: int) -> NDArray[np.int64]:
+def _bins_of(feature: Feature, bins: int) -> NDArray[np.int64]:
     if not feature.numeric:
         return feature.values.astype(np.int64)
     values = np.where(np.isnan(feature.values), -np.inf, feature.values)
@@ -188,11 +251,9 @@ def _binned(feature: Feature, bins: int) -> NDArray[np.int64]:
 
 
 def corrected(p_values: Sequence[float]) -> list[float]:
-    """Each p-value as if it had been the only question, in the order given."""
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
-    found = [1.0] * len(p_values)
-    highest = 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        found[place] = highest
-    return found
+    """Correct the p-values of one family of tests (Holm 1979), in the order given."""
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.asarray(p_values, np.float64)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, scaled))
+    return [float(p) for p in adjusted]

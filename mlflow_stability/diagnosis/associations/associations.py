@@ -1,16 +1,15 @@
-"""Names the parameters that are associated with instability.
+"""Parameters that are associated with instability.
 
-In: cards. Out: those parameters, each with counts, and what is undecided. Guarantees: the chance of one innocent
-parameter being named is about one in a hundred, however many there are, and up to four in a hundred where settings were
-repeated; what is named is said to be associated with instability, never to cause it; too few runs are called too few.
-A run counts for as long as it was recorded.
+Guarantees: the chance of naming one unrelated parameter is about one in a hundred, however many there are, and up to
+four in a hundred where settings were repeated; too few runs are reported as too few. A run counts for as long as it was
+recorded.
 
-The parameter with the strongest association is named first. From then on only runs are compared that are alike in what
-is named already, so that a parameter which merely moves with a named one is not named too, and one that matters only
-beside it, such as a warm-up at high learning rates, is.
+The parameter with the strongest association is named first. From then on, only runs that are alike in the named
+parameters are compared. A parameter that merely moves with a named one is therefore not named too, and one that matters
+only beside it, such as a warm-up at high learning rates, is.
 
 Repetitions of one setting with other seeds share more than the parameter in question. So where settings were repeated,
-a parameter must also stand out among settings that count once each; one that does not is told as too few settings.
+a parameter must also stand out among settings that count once each; one that does not is reported as too few settings.
 """
 
 from __future__ import annotations
@@ -19,29 +18,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.associations.association_phrases import statement_of
-from mlflow_stability.diagnosis.associations.association_tests import FEWEST, corrected, p_value_of, strata_of
-from mlflow_stability.diagnosis.associations.confounding import put_together, rank_correlation, warnings_about
+from mlflow_stability.diagnosis.associations.association_tests import CONFIG as TESTS
+from mlflow_stability.diagnosis.associations.association_tests import corrected, p_value_of, strata_of
+from mlflow_stability.diagnosis.associations.confounding import group_equivalent, rank_correlation, warnings_about
 from mlflow_stability.diagnosis.parameters.exposure import Watched, watched_of
 from mlflow_stability.diagnosis.parameters.features import Feature, features_of
-from mlflow_stability.diagnosis.parameters.split import best_split
+from mlflow_stability.diagnosis.parameters.split import Split, best_split
 from mlflow_stability.vocabulary.result import Association
 from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.text import capitalised
 
-FEWEST_RUNS = 10
-"""Runs below which nothing is tested."""
-UNLIKELY = 0.01
-"""A parameter is named if chance makes any of the innocent ones look like this less often, after Holm's correction."""
-UNLIKELY_OF_SETTINGS = 0.04
-"""The same where each setting counts once: so often at most is an innocent one named, however alike repetitions are."""
-MOST = 4
-"""Named at most."""
+
+@dataclass(frozen=True, slots=True)
+class AssociationConfig:
+    """When a parameter is named."""
+
+    min_runs: int = 10
+    """Runs below which nothing is tested."""
+    max_p: float = 0.01
+    """p-value over runs, after Holm's correction, below which a parameter is named."""
+    max_p_of_settings: float = 0.04
+    """The same where each setting counts once: the false positive rate, however alike repetitions are."""
+    max_named: int = 4
+    similar_shares: float = 0.1
+    """If the shares of unstable runs differ by less than this, the median start of trouble is given too."""
+
+
+CONFIG = AssociationConfig()
 
 
 @dataclass(frozen=True, slots=True)
 class AssociationResult:
-    """What was looked at, and what of it is associated with instability."""
+    """What was tested, and what of it is associated with instability."""
 
     associations: tuple[Association, ...] = ()
     features: tuple[Feature, ...] = ()
@@ -55,46 +65,64 @@ class AssociationResult:
     warnings: tuple[str, ...] = ()
     cannot_tell: tuple[str, ...] = ()
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Names of the associated parameters, the strongest first."""
+        return tuple(name for association in self.associations for name in association.params)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """Parameters that change together, and how likely chance makes them look so, corrected for all candidates."""
+    """Parameters that change together, and their p-values, corrected for all candidates."""
 
     group: list[Feature]
     by_run: float
     by_setting: float
-    """0 where it need not be asked."""
+    """0 where it need not be computed."""
 
     @property
-    def named(self) -> bool:
-        return self.by_run < UNLIKELY and self.by_setting < UNLIKELY_OF_SETTINGS
+    def significant(self) -> bool:
+        return self.by_run < CONFIG.max_p and self.by_setting < CONFIG.max_p_of_settings
 
 
 def associations_of(cards: Sequence[RunCard]) -> AssociationResult:
-    """The parameters that are associated with instability."""
+    """Find the parameters that are associated with instability."""
     judged = tuple(card for card in cards if card.unstable is not None)
     watched = watched_of(judged)
     features, left_out = features_of(judged)
     few = _too_few(len(judged), int(watched.troubled.sum()), len(features))
     if few:
         return AssociationResult((), tuple(features), judged, undecided=True, cannot_tell=(few,))
-    groups = put_together(features, len(np.unique(watched.settings)))
-    by_setting = watched.repeated and len(groups) > 1  # with one alone, its values are the settings
-    first = _candidates(groups, watched, [], by_setting)
-    named, rest = _named(groups, watched, first, by_setting)
-    taken = [feature for _, feature in named]
-    warnings = (*warnings_about(groups, taken), *_explained_away(first, taken))
-    doubtful = _doubtful(rest, watched, taken)
-    associations = tuple(each for each, _ in named)
-    cannot_tell = (*doubtful, *left_out)
-    return AssociationResult(associations, tuple(features), judged, watched, bool(doubtful), warnings, cannot_tell)
+    groups = group_equivalent(features, len(np.unique(watched.settings)))
+    by_setting = watched.repeated and len(groups) > 1  # with one group alone, its values are the settings
+    first = candidates = _candidates(groups, watched, [], by_setting)
+    associations: list[Association] = []
+    named: list[Feature] = []
+    while candidates and candidates[0].significant:
+        best = candidates[0]
+        associations.append(_association(best, watched, named))
+        named.append(best.group[0])
+        groups_left = [group for group in groups if group[0] not in named]
+        full = len(named) == CONFIG.max_named
+        candidates = [] if full else _candidates(groups_left, watched, named, by_setting)
+    doubtful = _doubtful(candidates, watched, named)
+    warnings = (*warnings_about(groups, named), *_explained_away(first, named))
+    return AssociationResult(
+        tuple(associations),
+        tuple(features),
+        judged,
+        watched,
+        bool(doubtful),
+        warnings,
+        (*doubtful, *left_out),
+    )
 
 
 def _too_few(runs: int, unstable: int, features: int) -> str:
-    if runs < FEWEST_RUNS or min(unstable, runs - unstable) < FEWEST:
+    if runs < CONFIG.min_runs or min(unstable, runs - unstable) < TESTS.min_runs:
         return (
             f"Parameters associated with instability: {unstable} of {runs} judged runs were unstable; at least "
-            f"{FEWEST_RUNS} runs are needed, {FEWEST} of each kind."
+            f"{CONFIG.min_runs} runs are needed, {TESTS.min_runs} of each kind."
         )
     return "" if features else "Parameters associated with instability: the runs have equal parameters."
 
@@ -102,67 +130,97 @@ def _too_few(runs: int, unstable: int, features: int) -> str:
 def _candidates(
     groups: Sequence[list[Feature]], watched: Watched, beside: list[Feature], by_setting: bool
 ) -> list[_Candidate]:
-    """Those that can be tested among runs that are alike in what is beside them, the likeliest to matter first."""
+    """Test each group among runs that are alike in ``beside``; the most significant candidate comes first."""
     strata = strata_of(beside, watched.settings) if beside else None
     tests = len(groups)
     p_values = [p_value_of(group[0], watched, strata, tests=tests) for group in groups]
     known = {place: p for place, p in enumerate(p_values) if p is not None}
-    found = []
+    candidates = []
     for place, p in zip(known, corrected(list(known.values())), strict=True):
-        again = 0.0
-        if by_setting and p < UNLIKELY:
+        of_settings = 0.0
+        if by_setting and p < CONFIG.max_p:
             alone = p_value_of(groups[place][0], watched, strata, by_setting=True, tests=tests)
-            again = 1.0 if alone is None else min(1.0, len(known) * alone)
-        found.append(_Candidate(groups[place], p, again))
-    return sorted(found, key=lambda each: (not each.named, each.by_run))
+            of_settings = 1.0 if alone is None else min(1.0, len(known) * alone)
+        candidates.append(_Candidate(groups[place], p, of_settings))
+    return sorted(candidates, key=lambda candidate: (not candidate.significant, candidate.by_run))
 
 
-def _named(
-    groups: Sequence[list[Feature]], watched: Watched, first: list[_Candidate], by_setting: bool
-) -> tuple[list[tuple[Association, Feature]], list[_Candidate]]:
-    """What is named, and what was left to be named when nothing more was."""
-    named: list[tuple[Association, Feature]] = []
-    left, candidates = list(groups), first
-    while candidates and candidates[0].named:
-        best = candidates[0]
-        beside = [feature for _, feature in named]
-        named.append((_association(best, watched, beside), best.group[0]))
-        left = [group for group in left if group is not best.group]
-        candidates = [] if len(named) == MOST else _candidates(left, watched, [f for _, f in named], by_setting)
-    return named, candidates
-
-
-def _association(found: _Candidate, watched: Watched, beside: list[Feature]) -> Association:
-    feature = found.group[0]
+def _association(candidate: _Candidate, watched: Watched, beside: Sequence[Feature]) -> Association:
+    feature = candidate.group[0]
     split = best_split(feature, watched.troubled)
     return Association(
-        tuple(sorted(each.name for each in found.group)),
-        statement_of(feature, watched, beside),
-        max(found.by_run, found.by_setting),
+        tuple(sorted(feature.name for feature in candidate.group)),
+        _statement(feature, watched, beside),
+        max(candidate.by_run, candidate.by_setting),
         rank_correlation(feature.values, watched.troubled.astype(np.float64)) if feature.numeric else None,
-        tuple(each.name for each in beside),
+        tuple(feature.name for feature in beside),
         split.limit if feature.numeric and split is not None else None,
     )
 
 
 def _explained_away(alone: Sequence[_Candidate], named: Sequence[Feature]) -> list[str]:
-    """What would have been named alone, and is not beside what is."""
-    taken = {feature.name for feature in named}
-    others = ", ".join(sorted(taken))
+    """Report candidates that are significant alone and not beside the named ones."""
+    names = {feature.name for feature in named}
+    others = ", ".join(sorted(names))
     return [
-        f"{each.group[0].name} is associated with instability as well, but not among runs with similar {others}."
-        for each in alone
-        if taken and each.named and each.group[0].name not in taken
+        f"{candidate.group[0].name} is associated with instability as well, but not among runs with similar {others}."
+        for candidate in alone
+        if names and candidate.significant and candidate.group[0].name not in names
     ]
 
 
 def _doubtful(candidates: Sequence[_Candidate], watched: Watched, named: Sequence[Feature]) -> list[str]:
-    """What stands out among runs, and not among settings."""
+    """Report candidates that are significant over runs and not over settings."""
     count = len(np.unique(watched.settings))
+    beside = f" beside {', '.join(feature.name for feature in named)}" if named else ""
     return [
-        f"Association of {' / '.join(sorted(part.name for part in each.group))} with instability"
-        f"{f' beside {listed}' if (listed := ', '.join(one.name for one in named)) else ''}: "
-        f"{statement_of(each.group[0], watched, named).removesuffix('.')}; only {count} different settings, too few to "
-        "separate it from other differences."
-        for each in [each for each in candidates if each.by_run < UNLIKELY][:MOST]
+        f"Association of {' / '.join(sorted(feature.name for feature in candidate.group))} with instability{beside}: "
+        f"{_statement(candidate.group[0], watched, named).removesuffix('.')}; only {count} different settings, too few "
+        "to separate it from other differences."
+        for candidate in [candidate for candidate in candidates if candidate.by_run < CONFIG.max_p][: CONFIG.max_named]
     ]
+
+
+def _statement(feature: Feature, watched: Watched, beside: Sequence[Feature]) -> str:
+    """``Lr > 0.003: 61 of 80 unstable; lr ≤ 0.003: 5 of 120.``
+
+    Beside other features, the counts are those of the runs on the worse side of the first of them, if these differ
+    more.
+    """
+    outcome = watched.troubled
+    split = best_split(feature, outcome)
+    outer = best_split(beside[0], outcome) if beside else None
+    if outer is not None:
+        inner = best_split(feature, outcome, outer.worse)
+        if inner is not None and _contrast(inner, outcome, outer.worse) > _contrast(split, outcome):
+            return f"Among runs with {outer.words}: {_counts(inner, outcome, outer.worse)}."
+    statement = _counts(split, outcome)
+    if split is not None and abs(_contrast(split, outcome)) < CONFIG.similar_shares and np.ptp(watched.steps):
+        worse, other = (watched.steps[outcome & side] for side in (split.worse, ~split.worse))
+        if len(worse) and len(other):
+            statement += f"; median start at step {np.median(worse):,.0f} and {np.median(other):,.0f}"
+    return f"{capitalised(statement)}."
+
+
+def _counts(split: Split | None, outcome: NDArray[np.bool_], among: NDArray[np.bool_] | None = None) -> str:
+    if split is None:
+        return "associated with the outcome, with too few runs per value for counts"
+    worse, other = _outcomes(split, outcome, among)
+    return (
+        f"{split.words}: {int(worse.sum())} of {len(worse)} unstable; "
+        f"{split.other_words}: {int(other.sum())} of {len(other)}"
+    )
+
+
+def _contrast(split: Split | None, outcome: NDArray[np.bool_], among: NDArray[np.bool_] | None = None) -> float:
+    if split is None:
+        return 0.0
+    worse, other = _outcomes(split, outcome, among)
+    return float(worse.mean() - other.mean())
+
+
+def _outcomes(
+    split: Split, outcome: NDArray[np.bool_], among: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    among = np.ones(len(outcome), bool) if among is None else among
+    return outcome[among & split.worse], outcome[among & ~split.worse]
