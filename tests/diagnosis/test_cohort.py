@@ -13,7 +13,7 @@ from mlflow_stability.diagnosis.associations.association_tests import corrected
 from mlflow_stability.diagnosis.associations.associations import associations_of
 from mlflow_stability.diagnosis.cohort.cohort import cohort_of
 from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitivity_of
-from mlflow_stability.diagnosis.cohort.seed_groups import estimate, interquartile_mean, seed_groups_of
+from mlflow_stability.diagnosis.cohort.seed_groups import estimate, groups_of_seeds, seed_groups_of
 from mlflow_stability.diagnosis.cohort.survival import survival_of
 from mlflow_stability.vocabulary.run.run_card import RunCard
 
@@ -111,7 +111,7 @@ def test_too_few_runs_are_called_too_few(runs: int, lost: int) -> None:
 def test_seeds_are_grouped_by_everything_else_and_a_lost_one_counts() -> None:
     cards = [made(f"a{s}", {"lr": 1, "seed": s}, final=2 + s / 10) for s in range(6)]
     cards += [made(f"b{s}", {"lr": 2, "seed": s}, final=1.0, lost=10 if s < 3 else None) for s in range(6)]
-    first, second = seed_groups_of(cards)
+    first, second = seed_groups_of(groups_of_seeds(cards))
     assert (first.label, first.lost, second.label, second.lost) == ("lr=1", 0, "lr=2", 3)
     assert first.final_loss is not None
     assert first.final_loss.value == pytest.approx(2.25)
@@ -125,14 +125,14 @@ def test_seeds_are_grouped_by_everything_else_and_a_lost_one_counts() -> None:
 
 def test_no_interval_and_no_p_value_under_three_seeds() -> None:
     cards = [made(f"{lr}{s}", {"lr": lr, "seed": s}, final=lr + s) for lr in (1, 5) for s in range(2)]
-    for group in seed_groups_of(cards):
+    for group in seed_groups_of(groups_of_seeds(cards)):
         assert group.p_value is None
         assert group.final_loss is not None
         assert group.final_loss.low is None
 
 
 def test_runs_without_parameters_are_not_taken_for_repetitions() -> None:
-    assert seed_groups_of([made(f"r{n}", {}) for n in range(5)]) == ()
+    assert seed_groups_of(groups_of_seeds([made(f"r{n}", {}) for n in range(5)])) == ()
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=40))
@@ -146,7 +146,9 @@ def test_an_interval_holds_its_estimate_and_is_the_same_each_time(values: list[f
 
 
 def test_the_interquartile_mean_leaves_out_both_ends() -> None:
-    assert interquartile_mean(np.array([-100.0, 1, 2, 1000.0])) == 1.5
+    interval = estimate([-100.0, 1, 2, 1000.0])
+    assert interval is not None
+    assert interval.value == 1.5
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))

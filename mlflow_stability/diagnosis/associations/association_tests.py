@@ -136,7 +136,7 @@ class _PermutationTest:
         stratified = bool(np.any(self.strata != self.strata[0]))
         single = len(np.unique(self.units)) == runs
         observed = float(min(self.log_rank.p_values(column[None, :])[0] for column in self.ranks))
-        asymptotic = min(1.0, observed * count)
+        asymptotic: float = min(1.0, observed * count)
         if asymptotic >= CONFIG.unremarkable_p or (single and not stratified and self.rarest >= CONFIG.common):
             return asymptotic
         rare = not single or self.rarest < CONFIG.rare
@@ -151,7 +151,7 @@ class _PermutationTest:
             best = np.min([self.log_rank.p_values(column[permuted]) for column in self.ranks], axis=0)
             as_extreme += int((best <= observed * (1 + 1e-9)).sum())
             done += chunk
-        p = (as_extreme + 1) / (done + 1)
+        p: float = (as_extreme + 1) / (done + 1)
         if as_extreme or rare:
             return p
         # No permutation comes close: the asymptotic value reaches further than 1 / permutations.

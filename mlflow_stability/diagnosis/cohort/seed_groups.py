@@ -1,27 +1,23 @@
-"""Puts runs together whose parameters are equal but for the seed, and says what to expect of each such group.
+"""Groups of runs whose parameters are equal but for the seed, and what to expect of each group.
 
-In: cards. Out: groups with the interquartile mean of their losses and a bootstrap interval (Agarwal et al.,
-arXiv:2108.13264), and whether each is worse than the best one beyond chance. Guarantees: a lost run counts as
-infinitely bad instead of being left out, and one that was stopped long before the others of its group does not count;
-no interval and no p-value under three seeds; the same runs give the same numbers.
+A group has the interquartile mean of its losses with a bootstrap interval (Agarwal et al., arXiv:2108.13264), and a
+p-value for being worse than the best group. Guarantees: a lost run counts as infinitely bad instead of being left out,
+and one that was stopped long before the others of its group does not count; no interval and no p-value under three
+seeds; the same runs give the same numbers.
 
-The bootstrap cannot reach beyond the values that it draws from, so of three seeds its plain interval holds the true
-value in three cases of four instead of nineteen of twenty. It is made longer by as much as it is too short for
-bell-shaped values (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", section 5.3).
+The bootstrap cannot reach beyond the values that it draws from, so its 95 % interval of three seeds covers the true
+value in only 75 % of cases. It is made longer by as much as it is too short for normally distributed values (Hesterberg
+2015, "What Teachers Should Know About the Bootstrap", section 5.3).
 
-Tests which groups of repetitions are worse than the best of them.
-
-In: for each group the losses of its runs, and which one is the best. Out: a p-value for each other group. All losses
-are ranked together, and the mean ranks compared. Shuffling runs among the groups says what chance does, the choice of
-the best one included, so that the luckiest of many equal groups makes none of the others look worse. Guarantees: no
-p-value under three runs; the same losses give the same p-values.
+For the p-values, all losses are ranked together and mean ranks are compared. Runs are permuted among the groups, and
+the best group is chosen again each time, so that the luckiest of many equal groups makes none of the others look worse.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,106 +28,119 @@ from mlflow_stability.diagnosis.parameters.setting import setting_of
 from mlflow_stability.vocabulary.result import Interval, SeedGroup
 from mlflow_stability.vocabulary.run import RunCard
 
-FEWEST = 3
-"""Runs of a group below which nothing is said about chance."""
-SHUFFLES, AT_ONCE = 4000, 2_000_000
-MOST_VALUES = 40_000_000
-"""So many are shuffled at most; of very many runs fewer times."""
+MIN_SEEDS = 3
+"""Runs of a group below which there is no interval and no p-value."""
 
 
-def worse_than_the_best(losses: Sequence[Sequence[float]], best: int) -> dict[int, float]:
-    """For each group with enough runs but the best how likely chance makes any group look so much worse than it."""
-    enough = [place for place, each in enumerate(losses) if len(each) >= FEWEST]
-    if len(enough) < 2 or best not in enough:
-        return {}
-    sizes = np.array([len(losses[place]) for place in enough])
-    ranks = stats.rankdata(np.concatenate([losses[place] for place in enough]))
-    starts = np.append(0, np.cumsum(sizes)[:-1])
-    means = np.add.reduceat(ranks, starts) / sizes
-    mine = enough.index(best)
-    found = (means - means[mine]) / np.sqrt(1 / sizes + 1 / sizes[mine])
-    farthest = _farthest(ranks, starts, sizes)
-    return {
-        place: float((1 + (farthest >= far - 1e-9).sum()) / (1 + len(farthest)))
-        for place, far in zip(enough, found, strict=True)
-        if place != best
-    }
+@dataclass(frozen=True, slots=True)
+class SeedGroupConfig:
+    """Limits of the comparison of groups."""
+
+    bootstrap_samples: int = 2000
+    permutations: int = 4000
+    min_permutations: int = 500
+    max_values_at_once: int = 2_000_000
+    max_values: int = 40_000_000
+    """Values that are permuted at most; very many runs are permuted less often."""
+    seed: int = 20211
+    min_length: float = 0.9
+    """A run without trouble that is shorter than this share of the longest of its group was stopped early."""
+    max_params_in_label: int = 4
 
 
-def _farthest(ranks: NDArray[np.float64], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How far from the best group the worst one lies, in each shuffling."""
-    generator = np.random.default_rng(SEED)
-    shuffles = int(min(SHUFFLES, max(500, MOST_VALUES // len(ranks))))
-    chunk = max(1, AT_ONCE // len(ranks))
-    found = []
-    for done in range(0, shuffles, chunk):
-        count = min(chunk, shuffles - done)
-        shuffled = generator.permuted(np.broadcast_to(ranks, (count, len(ranks))), axis=1)
-        means = np.add.reduceat(shuffled, starts, axis=1) / sizes
-        lowest = means.argmin(axis=1)
-        apart = means - np.take_along_axis(means, lowest[:, None], axis=1)
-        found.append((apart / np.sqrt(1 / sizes + 1 / sizes[lowest][:, None])).max(axis=1))
-    return np.concatenate(found)
-
-
-RESAMPLES = 2000
-SEED = 20211
-"""Of the bootstrap's own random numbers, so that the same runs give the same interval."""
-WHOLE = 0.9
-"""A run without trouble that is shorter than this share of the longest of its group was stopped too early to count."""
-LONGEST_LABEL = 4
-"""Parameters that a label names at most."""
+CONFIG = SeedGroupConfig()
 
 
 def same_but_the_seed(one: RunCard, other: RunCard) -> bool:
     """Whether two runs are repetitions of each other."""
-    return one.readable and other.readable and bool(_identity(one)) and _identity(one) == _identity(other)
+    return one.readable and other.readable and bool(setting_of(one)) and setting_of(one) == setting_of(other)
 
 
 def groups_of_seeds(cards: Sequence[RunCard]) -> list[list[RunCard]]:
-    """Repetitions together, in the order in which the first of each came; a run without parameters is by itself."""
+    """Group repetitions, in the order of the first of each; a run without parameters is a group of its own."""
     groups: dict[tuple[tuple[str, str], ...], list[RunCard]] = {}
     for card in cards:
-        groups.setdefault(_identity(card) or (("", card.source),), []).append(card)
+        groups.setdefault(tuple(setting_of(card).items()) or (("", card.source),), []).append(card)
     return list(groups.values())
 
 
-def seed_groups_of(cards: Sequence[RunCard]) -> tuple[SeedGroup, ...]:
-    """What to expect of each group, the best first; none where no two runs are repetitions."""
-    groups = groups_of_seeds(cards)
+def seed_groups_of(groups: Sequence[Sequence[RunCard]]) -> tuple[SeedGroup, ...]:
+    """Summarise the groups of `groups_of_seeds`, the best first; none if no two runs are repetitions."""
     if all(len(group) < 2 for group in groups):
         return ()
-    labels = _labels(groups)
-    found = [_summary(group, label) for group, label in zip(groups, labels, strict=True)]
-    order = sorted(range(len(found)), key=lambda place: _badness(found[place]))
-    return tuple(_with_tests([found[each] for each in order], [groups[each] for each in order]))
+    labelled = [(group, label, _final_losses(group)) for group, label in zip(groups, _labels(groups), strict=True)]
+    labelled.sort(key=lambda each: (_expected_loss(each[2]), sum(card.lost for card in each[0]) / len(each[0])))
+    p_values = p_values_against_best([losses for _, _, losses in labelled])
+    return tuple(
+        SeedGroup(
+            label,
+            tuple(card.source for card in group),
+            unstable=sum(card.unstable is True for card in group),
+            lost=sum(card.lost for card in group),
+            final_loss=estimate(losses),
+            best_loss=estimate([card.best_loss for card in _distinct_seeds(group) if card.best_loss is not None]),
+            p_value=p_values.get(place),
+        )
+        for place, (group, label, losses) in enumerate(labelled)
+    )
 
 
-def interquartile_mean(values: NDArray[np.float64]) -> float:
-    """The mean of the middle half, the quarters at both ends left out; infinite where it reaches a lost run."""
-    ordered = np.sort(values)
-    cut = len(ordered) // 4
-    return float(np.mean(ordered[cut : len(ordered) - cut]))
+def _expected_loss(losses: Sequence[float]) -> float:
+    return float(stats.trim_mean(losses, 0.25)) if len(losses) else math.inf
+
+
+def p_values_against_best(losses: Sequence[Sequence[float]]) -> dict[int, float]:
+    """Return the p-value of being worse than the best group, which comes first; none for groups with few runs."""
+    tested = [place for place, values in enumerate(losses) if len(values) >= MIN_SEEDS]
+    if len(tested) < 2:
+        return {}
+    sizes = np.array([len(losses[place]) for place in tested])
+    ranks = stats.rankdata(np.concatenate([losses[place] for place in tested]))
+    starts = np.append(0, np.cumsum(sizes)[:-1])
+    means = np.add.reduceat(ranks, starts) / sizes
+    distances = (means - means[0]) / np.sqrt(1 / sizes + 1 / sizes[0])
+    by_chance = _largest_distances(ranks, starts, sizes)
+    return {
+        place: float((1 + (by_chance >= distance - 1e-9).sum()) / (1 + len(by_chance)))
+        for place, distance in list(zip(tested, distances, strict=True))[1:]
+    }
+
+
+def _largest_distances(
+    ranks: NDArray[np.float64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Distance of the worst group from the best one, for each permutation."""
+    generator = np.random.default_rng(CONFIG.seed)
+    permutations = int(min(CONFIG.permutations, max(CONFIG.min_permutations, CONFIG.max_values // len(ranks))))
+    chunk = max(1, CONFIG.max_values_at_once // len(ranks))
+    distances = []
+    for done in range(0, permutations, chunk):
+        count = min(chunk, permutations - done)
+        permuted = generator.permuted(np.broadcast_to(ranks, (count, len(ranks))), axis=1)
+        means = np.add.reduceat(permuted, starts, axis=1) / sizes
+        best = means.argmin(axis=1)
+        apart = means - np.take_along_axis(means, best[:, None], axis=1)
+        distances.append((apart / np.sqrt(1 / sizes + 1 / sizes[best][:, None])).max(axis=1))
+    return np.concatenate(distances)
 
 
 def estimate(values: Sequence[float]) -> Interval | None:
-    """The interquartile mean with its interval; None for no values."""
+    """Return the interquartile mean with its 95 % interval: infinite if it reaches a lost run, None for no values."""
     known = np.asarray(values, np.float64)
     if not len(known):
         return None
-    middle = interquartile_mean(known)
-    if len(known) < FEWEST:
+    middle = _expected_loss(values)
+    if len(known) < MIN_SEEDS:
         return Interval(middle)
-    generator = np.random.default_rng(SEED)
-    drawn = known[generator.integers(0, len(known), (RESAMPLES, len(known)))]
-    cut = len(known) // 4
-    means = np.sort(drawn, axis=1)[:, cut : len(known) - cut].mean(axis=1)
+    generator = np.random.default_rng(CONFIG.seed)
+    drawn = known[generator.integers(0, len(known), (CONFIG.bootstrap_samples, len(known)))]
+    means = stats.trim_mean(drawn, 0.25, axis=1)
     low, high = np.quantile(means, [0.025, 0.975], method="inverted_cdf")
-    return Interval(middle, *_longer(float(low), middle, float(high), len(known), positive=bool((known > 0).all())))
+    return Interval(middle, *_lengthen(float(low), middle, float(high), len(known), positive=bool((known > 0).all())))
 
 
-def _longer(low: float, middle: float, high: float, count: int, *, positive: bool) -> tuple[float, float]:
-    """The interval with both arms made longer; of positive values as factors, so that it stays positive."""
+def _lengthen(low: float, middle: float, high: float, count: int, *, positive: bool) -> tuple[float, float]:
+    """Make both arms of the interval longer; those of positive values as factors, so that it stays positive."""
     longer = math.sqrt(count / (count - 1)) * float(stats.t.ppf(0.975, count - 1) / stats.norm.ppf(0.975))
     low, high = min(low, middle), max(high, middle)
     if not math.isfinite(middle):
@@ -144,28 +153,25 @@ def _longer(low: float, middle: float, high: float, count: int, *, positive: boo
 
 
 def stopped_early(group: Sequence[RunCard]) -> list[RunCard]:
-    """The runs of a group that were stopped long before the longest of them, and not for being lost."""
+    """The runs of a group that were stopped long before the longest of them, and were not lost."""
     longest = max(card.steps for card in group)
-    return [card for card in group if not card.lost and card.steps < WHOLE * longest]
-
-
-def _identity(card: RunCard) -> tuple[tuple[str, str], ...]:
-    return tuple(setting_of(card).items())
+    return [card for card in group if not card.lost and card.steps < CONFIG.min_length * longest]
 
 
 def _labels(groups: Sequence[Sequence[RunCard]]) -> list[str]:
-    found = [dict(_identity(group[0])) for group in groups]
-    names = list(dict.fromkeys(name for each in found for name in each))
-    telling = [name for name in names if len({each.get(name) for each in found}) > 1]
+    settings = [setting_of(group[0]) for group in groups]
+    names = dict.fromkeys(name for setting in settings for name in setting)
+    telling = [name for name in names if len({setting.get(name) for setting in settings}) > 1]
+    shown = telling[: CONFIG.max_params_in_label]
     labels = []
-    for number, each in enumerate(found, start=1):
-        parts = [f"{name}={each.get(name, 'not set')}" for name in telling[:LONGEST_LABEL]]
-        labels.append(", ".join(parts) + (", …" if len(telling) > LONGEST_LABEL else "") or f"group {number}")
+    for number, setting in enumerate(settings, start=1):
+        parts = [f"{name}={setting.get(name, 'not set')}" for name in shown]
+        labels.append(", ".join(parts) + (", …" if len(telling) > len(shown) else "") or f"group {number}")
     return labels
 
 
-def _each_seed_once(group: Sequence[RunCard]) -> list[RunCard]:
-    """The longest run of each seed, for the same one again tells nothing of others; a run without one has its own."""
+def _distinct_seeds(group: Sequence[RunCard]) -> list[RunCard]:
+    """The longest run of each seed, because the same seed again is no independent value."""
     longest: dict[object, RunCard] = {}
     for card in group:
         seed = tuple(sorted(seeds_of(card.params).items())) or card.source
@@ -174,35 +180,10 @@ def _each_seed_once(group: Sequence[RunCard]) -> list[RunCard]:
     return list(longest.values())
 
 
-def _finals(group: Sequence[RunCard]) -> list[float]:
+def _final_losses(group: Sequence[RunCard]) -> list[float]:
     early = {card.source for card in stopped_early(group)}
-    known = _each_seed_once([card for card in group if card.source not in early])
-    values = [(card.lost, card.final_loss) for card in known]
     return [
-        math.inf if lost or value is None or not math.isfinite(value) else value
-        for lost, value in values
-        if lost or value is not None
+        math.inf if card.lost or card.final_loss is None or not math.isfinite(card.final_loss) else card.final_loss
+        for card in _distinct_seeds([card for card in group if card.source not in early])
+        if card.lost or card.final_loss is not None
     ]
-
-
-def _summary(group: Sequence[RunCard], label: str) -> SeedGroup:
-    return SeedGroup(
-        label,
-        tuple(card.source for card in group),
-        unstable=sum(card.unstable is True for card in group),
-        lost=sum(card.lost for card in group),
-        final_loss=estimate(_finals(group)),
-        best_loss=estimate([card.best_loss for card in _each_seed_once(group) if card.best_loss is not None]),
-    )
-
-
-def _badness(group: SeedGroup) -> tuple[float, float]:
-    return math.inf if group.final_loss is None else group.final_loss.value, group.lost / len(group.sources)
-
-
-def _with_tests(groups: list[SeedGroup], cards: list[list[RunCard]]) -> list[SeedGroup]:
-    """Each against the best one that has enough seeds."""
-    losses = [_finals(each) for each in cards]
-    best = next((place for place, each in enumerate(losses) if len(each) >= FEWEST), None)
-    p_values = {} if best is None else worse_than_the_best(losses, best)
-    return [replace(group, p_value=p_values.get(place)) for place, group in enumerate(groups)]

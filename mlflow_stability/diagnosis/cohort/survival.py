@@ -1,8 +1,7 @@
-"""Says how long runs last: the share not lost yet, over steps.
+"""Kaplan-Meier curves of the share of runs not lost yet, with 95 % bands and log-rank tests between parts.
 
-In: cards, and how to part them. Out: Kaplan and Meier's curves with 95 % bands, and whether one part is lost sooner
-than the others (log-rank). Guarantees: a run that ended well, or was stopped, counts as long as it was watched and is
-not called safe beyond that; no p-value under three runs a side.
+Guarantees: a run that ended well, or was stopped, counts as long as it was observed and is not called safe beyond that;
+no p-value under three runs a side.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from mlflow_stability.diagnosis.associations import corrected, p_value_of
@@ -21,97 +19,87 @@ from mlflow_stability.diagnosis.parameters.features import Feature
 from mlflow_stability.vocabulary.result import SurvivalCurve
 from mlflow_stability.vocabulary.run import RunCard
 
-FEWEST = 3
+MIN_RUNS = 3
 """Runs on either side of a test."""
-MOST_PARTS = 6
-"""Parts that are drawn, those that lost fewest and most; more would not be told apart."""
+MAX_PARTS = 6
+"""Parts that are drawn: those that lost the smallest and the largest shares of their runs."""
 
 
 def survival_of(cards: Sequence[RunCard], parts: Mapping[str, Sequence[RunCard]]) -> tuple[SurvivalCurve, ...]:
-    """The curve of all runs, then that of each part, tested against all others."""
-    watched = [card for card in cards if _watched(card)]
-    if not watched:
+    """Return the curve of all runs, then that of each part, tested against all others."""
+    observed = [card for card in cards if _is_observed(card)]
+    if not observed:
         return ()
-    curves = [_curve("all runs", watched)]
-    named = [(label, [card for card in part if _watched(card)]) for label, part in parts.items()]
-    named = [(label, part) for label, part in named if part]
-    if len(named) < 2:
-        return tuple(curves)
-    parts_in_all, named = len(named), _extremes(named)
-    found = [_against_the_others(part, watched) for _, part in named]
-    tested = [place for place, p in enumerate(found) if p is not None]
-    unseen = [1.0] * (parts_in_all - len(named))  # they were looked at when these were chosen
-    after = dict(zip(tested, corrected([*(found[place] or 0.0 for place in tested), *unseen]), strict=False))
-    if len(named) == 2 and len(named[0][1]) + len(named[1][1]) == len(watched):
-        after = {place: found[place] or 0.0 for place in tested}  # both tests are the same one
-    for place, (label, part) in enumerate(named):
-        curves.append(replace(_curve(label, part), p_value=after.get(place)))
-    return tuple(curves)
+    all_runs = _curve("all runs", observed)
+    kept = [(label, [card for card in part if _is_observed(card)]) for label, part in parts.items()]
+    kept = [(label, part) for label, part in kept if part]
+    if len(kept) < 2:
+        return (all_runs,)
+    shown = _extremes(kept)
+    curves = [replace(_curve(label, part), p_value=_p_value(part, observed)) for label, part in shown]
+    tested = [curve.p_value for curve in curves if curve.p_value is not None]
+    if len(kept) > 2 or sum(len(part) for _, part in kept) < len(observed):  # two halves are one and the same test
+        unseen = [1.0] * (len(kept) - len(shown))  # parts that were looked at when these were chosen
+        adjusted = iter(corrected([*tested, *unseen]))
+        curves = [curve if curve.p_value is None else replace(curve, p_value=next(adjusted)) for curve in curves]
+    return (all_runs, *curves)
 
 
 def _extremes(parts: list[tuple[str, list[RunCard]]]) -> list[tuple[str, list[RunCard]]]:
     """Of many parts those that lost the smallest and the largest share of their runs, in the order given."""
-    if len(parts) <= MOST_PARTS:
+    if len(parts) <= MAX_PARTS:
         return parts
     shares = [sum(card.divergence is not None for card in part) / len(part) for _, part in parts]
     order = sorted(range(len(parts)), key=lambda place: shares[place])
-    few = MOST_PARTS // 2
-    return [parts[place] for place in sorted((*order[:few], *order[few - MOST_PARTS :]))]
+    few = MAX_PARTS // 2
+    return [parts[place] for place in sorted((*order[:few], *order[few - MAX_PARTS :]))]
 
 
-def _watched(card: RunCard) -> bool:
+def _is_observed(card: RunCard) -> bool:
     return card.readable and card.last_step is not None and (card.divergence is not None or not card.lost)
 
 
-def _time(card: RunCard) -> int:
-    """Steps until it was lost, or for as long as it was watched; counted from its own first step."""
+def _steps(card: RunCard) -> int:
+    """Steps until the run was lost or ended, counted from its own first step."""
     end = card.divergence if card.divergence is not None else card.last_step
     return max(1, (end or 0) - (card.first_step or 0))
 
 
-def _censored(cards: Sequence[RunCard]) -> stats.CensoredData:
-    times = np.array([_time(card) for card in cards], np.float64)
-    still_there = np.array([card.divergence is None for card in cards], bool)
-    return stats.CensoredData.right_censored(times, still_there)
-
-
 def _curve(label: str, cards: Sequence[RunCard]) -> SurvivalCurve:
-    lost = sum(card.divergence is not None for card in cards)
+    times = np.array([_steps(card) for card in cards], np.float64)
+    lost = np.array([card.divergence is not None for card in cards], bool)
     longest = max(card.steps for card in cards)
-    if not lost:
+    if not lost.any():
         return SurvivalCurve(label, len(cards), 0, last_step=longest)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # where the share is 0 the band's formula ends
-        found = stats.ecdf(_censored(cards)).sf
-        band = found.confidence_interval(method="log-log") if len(cards) >= FEWEST else None
-    falls = np.flatnonzero(np.diff(np.concatenate([[1.0], found.probabilities])) < 0)
-    falls_to = found.probabilities[falls]
-    low = () if band is None else _filled(band.low.probabilities[falls], 0.0).tolist()
-    high = () if band is None else np.minimum.accumulate(_filled(band.high.probabilities[falls], 1.0)).tolist()
+        warnings.simplefilter("ignore", RuntimeWarning)  # the formula of the band is undefined at a share of 0
+        curve = stats.ecdf(stats.CensoredData.right_censored(times, ~lost)).sf
+        band = curve.confidence_interval(method="log-log") if len(cards) >= MIN_RUNS else None
+    falls = np.flatnonzero(np.diff(np.concatenate([[1.0], curve.probabilities])) < 0)
+    low = high = np.zeros(0)
+    if band is not None:
+        low, high = band.low.probabilities[falls], band.high.probabilities[falls]
+        low = np.where(np.isfinite(low), low, 0.0)
+        high = np.minimum.accumulate(np.where(np.isfinite(high), high, 1.0))
     return SurvivalCurve(
         label,
         len(cards),
-        lost,
-        tuple(int(each) for each in found.quantiles[falls]),
-        tuple(falls_to.tolist()),
-        tuple(low),
-        tuple(high),
+        int(lost.sum()),
+        tuple(int(step) for step in curve.quantiles[falls]),
+        tuple(curve.probabilities[falls].tolist()),
+        tuple(low.tolist()),
+        tuple(high.tolist()),
         longest,
     )
 
 
-def _filled(bound: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
-    """The bound, at its edge where the formula gives none."""
-    return np.where(np.isfinite(bound), bound, edge)
-
-
-def _against_the_others(part: Sequence[RunCard], watched: Sequence[RunCard]) -> float | None:
-    """By shuffling, for of three runs against many the usual approximation finds a difference far too often."""
-    mine = {card.source for card in part}
-    inside = np.array([card.source in mine for card in watched], np.float64)
-    if min(inside.sum(), len(watched) - inside.sum()) < FEWEST:
+def _p_value(part: Sequence[RunCard], observed: Sequence[RunCard]) -> float | None:
+    # By permutations: with three runs against many, the normal approximation of scipy.stats.logrank rejects too often.
+    sources = {card.source for card in part}
+    inside = np.array([card.source in sources for card in observed], np.float64)
+    if min(inside.sum(), len(observed) - inside.sum()) < MIN_RUNS:
         return None
-    times = np.array([_time(card) for card in watched], np.float64)
-    lost = np.array([card.divergence is not None for card in watched], bool)
-    asked = Feature("part", inside, ("others", "part"))
-    return p_value_of(asked, Watched(times, lost, np.arange(len(watched))), tests=MOST_PARTS)
+    steps = np.array([_steps(card) for card in observed], np.float64)
+    lost = np.array([card.divergence is not None for card in observed], bool)
+    feature = Feature("part", inside, ("others", "part"))
+    return p_value_of(feature, Watched(steps, lost, np.arange(len(observed))), tests=MAX_PARTS)

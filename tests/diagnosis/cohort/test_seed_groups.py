@@ -7,7 +7,7 @@ import pytest
 from diagnosis.cards import made
 
 from mlflow_stability.diagnosis.cohort.cohort import cohort_of
-from mlflow_stability.diagnosis.cohort.seed_groups import estimate, seed_groups_of
+from mlflow_stability.diagnosis.cohort.seed_groups import estimate, groups_of_seeds, seed_groups_of
 from mlflow_stability.vocabulary.run.run_card import RunCard
 
 
@@ -56,7 +56,10 @@ def groups(count: int, seeds: int, number: int, worse: float = 0.0) -> list[RunC
 def test_the_luckiest_of_equal_groups_makes_no_other_look_worse(count: int) -> None:
     """The best one is chosen by its losses, and that has to be reckoned with."""
     told = [
-        any(each.p_value is not None and each.p_value < 0.05 for each in seed_groups_of(groups(count, 5, number)))
+        any(
+            each.p_value is not None and each.p_value < 0.05
+            for each in seed_groups_of(groups_of_seeds(groups(count, 5, number)))
+        )
         for number in range(100)
     ]
     assert sum(told) <= 11
@@ -64,11 +67,13 @@ def test_the_luckiest_of_equal_groups_makes_no_other_look_worse(count: int) -> N
 
 def test_three_seeds_against_three_are_never_worse_beyond_chance() -> None:
     for number in range(20):
-        assert all((each.p_value or 1.0) > 0.05 for each in seed_groups_of(groups(2, 3, number, worse=1.0)))
+        assert all(
+            (each.p_value or 1.0) > 0.05 for each in seed_groups_of(groups_of_seeds(groups(2, 3, number, worse=1.0)))
+        )
 
 
 def test_a_group_that_is_worse_than_three_others_is_told() -> None:
-    *_, worst = seed_groups_of(groups(4, 5, 0, worse=0.5))
+    *_, worst = seed_groups_of(groups_of_seeds(groups(4, 5, 0, worse=0.5)))
     assert worst.label == "lr=0"
     assert worst.p_value is not None
     assert worst.p_value < 0.02
@@ -77,7 +82,7 @@ def test_a_group_that_is_worse_than_three_others_is_told() -> None:
 def test_a_run_that_was_stopped_early_has_no_final_loss() -> None:
     cards = [made(f"a{n}", {"lr": 1, "seed": n}, final=1 + n / 100) for n in range(3)]
     cards.append(made("killed", {"lr": 1, "seed": 3}, final=9.0, last=300))
-    (group,) = seed_groups_of(cards)
+    (group,) = seed_groups_of(groups_of_seeds(cards))
     assert group.final_loss is not None
     assert group.final_loss.value == pytest.approx(1.01)
     assert len(group.sources) == 4
@@ -88,7 +93,7 @@ def test_a_run_that_was_stopped_early_has_no_final_loss() -> None:
 
 def test_one_seed_that_was_run_four_times_is_one_seed() -> None:
     cards = [made(f"{lr}-{again}", {"lr": lr, "seed": 0}, final=lr) for lr in (1.0, 2.0) for again in range(4)]
-    for group in seed_groups_of(cards):
+    for group in seed_groups_of(groups_of_seeds(cards)):
         assert len(group.sources) == 4
         assert group.final_loss is not None
         assert (group.final_loss.low, group.p_value) == (None, None)

@@ -4,7 +4,7 @@ import numpy as np
 from diagnosis.cards import made
 
 from mlflow_stability.diagnosis.cohort.cohort import cohort_of
-from mlflow_stability.diagnosis.cohort.survival import MOST_PARTS, survival_of
+from mlflow_stability.diagnosis.cohort.survival import MAX_PARTS, survival_of
 
 
 def test_of_many_parts_those_that_lost_fewest_and_most_are_shown_and_all_of_them_are_corrected_for() -> None:
@@ -14,7 +14,7 @@ def test_of_many_parts_those_that_lost_fewest_and_most_are_shown_and_all_of_them
     }
     cards = [card for part in parts.values() for card in part]
     _, *shown = survival_of(cards, parts)
-    assert len(shown) == MOST_PARTS
+    assert len(shown) == MAX_PARTS
     assert [each.lost for each in shown[-2:]] == [5, 5]
     _, *alone = survival_of(cards, {"p18": parts["p18"], "p17": parts["p17"]})
     assert shown[-2].p_value is not None
