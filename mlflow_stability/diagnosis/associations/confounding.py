@@ -15,6 +15,7 @@ from mlflow_stability.diagnosis.parameters.features import Feature
 MIN_CORRELATION = 0.9
 """Rank correlation of two numbers from which on a warning is given."""
 MAX_WARNINGS = 5
+"""Number of pairs of features that are named at most."""
 
 
 def group_equivalent(features: Sequence[Feature], settings: int) -> list[list[Feature]]:

@@ -51,8 +51,8 @@ class SpikeFacts(LossRiseFacts):
         "loss": "value",
         "level": "baseline",
         "z": "sigmas",
-        "limit": "threshold",
         "grad_norm_z": "gradient_sigmas",
+        "limit": "threshold",
         "since": "found_first",
     }
 

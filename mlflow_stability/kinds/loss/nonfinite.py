@@ -42,8 +42,8 @@ class NonFiniteFacts(Facts):
     """Its last finite value before; None where there is none."""
     nan_from: int | None = None
     """The step at which an infinity became NaN; None where it did not."""
-    count: int = 1
-    """Number of values that are not finite."""
+    count: int | None = None
+    """Number of values that are not finite; None while the training runs."""
     last_step: int | None = None
     """The step of the last of several."""
     finite_afterwards: bool | None = None
@@ -52,7 +52,9 @@ class NonFiniteFacts(Facts):
     """Of a gradient norm: the first step at which the loss is not finite, too; None where it stays finite."""
 
     def numbers(self) -> dict[str, float]:
-        """The value under its own name, how many there are, and the last finite one."""
+        """The value under its own name; of a whole curve also how many there are, and the last finite one."""
+        if self.count is None:
+            return {self.signal: self.value}
         before = {} if self.last_finite is None else {"before": self.last_finite}
         return {self.signal: self.value, "count": float(self.count), **before}
 
@@ -67,7 +69,7 @@ class NonFiniteFacts(Facts):
         if self.nan_from is not None:
             said += f" and NaN from {unit} {self.nan_from} on"
         said += self.last_finite_clause
-        if self.count > 1:
+        if self.count is not None and self.count > 1:
             said += f"; {self.count} non-finite values up to {unit} {self.last_step}"
         if self.finite_afterwards is not None:
             said += f"; {'finite again' if self.finite_afterwards else 'none finite'} afterwards"
