@@ -5,6 +5,7 @@ They are reported by the session, not detected; each is documented here in the s
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,9 +23,9 @@ MAX_NAMED = 8
 class RankFacts(Facts):
     """What is known of some ranks beside the others."""
 
+    @abstractmethod
     def heading(self, step: int, /) -> str:
         """What happened and where, in a phrase without a full stop."""
-        raise NotImplementedError(type(self).__name__)
 
 
 @dataclass(frozen=True, slots=True)
