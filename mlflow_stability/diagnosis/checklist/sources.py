@@ -59,7 +59,7 @@ def reported(noun: str, *kinds: str) -> Source:
 
     def answer(case: Case) -> Answer:
         if case.around.history.events is None:
-            return no_data(f"a log does not record {noun}")
+            return no_data("only `autolog()` records this")
         events = case.around.said(*kinds)
         if not events:
             return Answer(f"No {noun} recorded.", "ok")
