@@ -77,7 +77,7 @@ class Alert:
     rules: tuple[str, ...] = field(
         default=(), metadata=names("an event type or a condition such as 'loss>50'", "['divergence', 'grad_norm>100']")
     )
-    """Event types ("loss_spike") and conditions on signals ("grad_norm>100", always sent). Default: all event types."""
+    """Finding types ("loss_spike") and conditions on signals ("grad_norm>100", always sent). Default: all types."""
     cooldown: float | None = field(default=None, metadata=number(least=0, what="of seconds", optional=True))
     """Shortest time in seconds between two alerts of one type. Default: by type, 60 s for NaN to 1800 s for plateaus.
     A rise in severity does not wait."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing
 
 _ENDINGS = {"crashed": "crashed", "exited": "crashed", "killed": "killed", "out_of_memory": "out_of_memory"}
@@ -11,10 +11,10 @@ _ENDINGS = {"crashed": "crashed", "exited": "crashed", "killed": "killed", "out_
 _REMEDIES = {each.kind: each.remedies for each in WAYS_TO_END}
 
 
-def ending_event(closing: Closing, last_step: int, time: float) -> Event | None:
+def ending_event(closing: Closing, last_step: int, time: float) -> Finding | None:
     """The event of a bad end; None for a good one. `time`: when, if the closing does not say."""
     kind = _ENDINGS.get(closing.outcome)
     if kind is None:
         return None
     facts, when = EndFacts(closing.outcome, closing.detail), closing.time or time
-    return Event.of(facts, last_step, Severity.CRITICAL, kind=kind, remedies=_REMEDIES[kind], time=when)
+    return Finding.at(facts, last_step, Severity.CRITICAL, kind=kind, remedies=_REMEDIES[kind], time=when)

@@ -13,7 +13,7 @@ from typing import Any
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.rules import rules_of
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 COOLDOWNS = {
     "nan_detected": 60.0,
@@ -73,7 +73,7 @@ class AlertRouter:
             self._add(event, now)
         return bool(met)
 
-    def take(self, event: Event, now: float) -> bool:
+    def take(self, event: Finding, now: float) -> bool:
         """Take in an event; whether it is wanted."""
         wanted = self._rules.wants(event)
         if wanted:
@@ -116,7 +116,7 @@ class AlertRouter:
         self._bursts = {kind: _burst_of(each) for kind, each in saved.get("bursts", {}).items()}
         self._sent = {kind: (at, Severity(severity)) for kind, (at, severity) in saved.get("sent", {}).items()}
 
-    def _add(self, event: Event, now: float) -> None:
+    def _add(self, event: Finding, now: float) -> None:
         burst = self._bursts.get(event.kind)
         due = self._due_at(event, now)
         if burst is None:
@@ -129,7 +129,7 @@ class AlertRouter:
                 due,
                 event.message,
                 tuple(map(str, event.remedies)),
-                dict(event.evidence),
+                event.metrics,
             )
             return
         burst.count += 1
@@ -137,10 +137,10 @@ class AlertRouter:
         burst.time = max(burst.time, event.time)
         if event.severity > burst.severity:
             burst.severity, burst.due = event.severity, min(burst.due, due)
-            burst.message, burst.evidence = event.message, dict(event.evidence)
+            burst.message, burst.evidence = event.message, event.metrics
             burst.remedies = tuple(map(str, event.remedies))
 
-    def _due_at(self, event: Event, now: float) -> float:
+    def _due_at(self, event: Finding, now: float) -> float:
         gathered = now + GATHER[event.severity]
         last = self._sent.get(event.kind)
         if last is None or event.severity > last[1]:

@@ -11,7 +11,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.vocabulary.argument import did_you_mean, shown
 from mlflow_stability.vocabulary.measured import Condition, StepReading, condition_in, of_the_whole
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Rules:
     """Empty: every type."""
     conditions: tuple[Condition, ...]
 
-    def wants(self, event: Event) -> bool:
+    def wants(self, event: Finding) -> bool:
         """Whether an event is to be sent; one that a condition made always is."""
         if any(event.kind == each.text for each in self.conditions):
             return True
@@ -31,7 +31,7 @@ class Rules:
             return False
         return event.severity >= self.floor and (not self.kinds or event.kind in self.kinds)
 
-    def met(self, reading: StepReading) -> list[Event]:
+    def met(self, reading: StepReading) -> list[Finding]:
         """An event for each condition that a step meets."""
         found = []
         for condition in self.conditions:
@@ -39,15 +39,17 @@ class Rules:
             for signal, value in zip(reading.signals, reading.values, strict=True):
                 same_place = signal.place == wanted.place or (not wanted.place and of_the_whole(signal.place))
                 if signal.quantity == wanted.quantity and same_place and condition.holds(value):
-                    message = f"{signal} is {value:.6g} at step {reading.step} (condition {condition.text})."
+                    facts = Text(
+                        f"{signal} is {value:.6g} at step {reading.step} (condition {condition.text}).",
+                        ((signal.quantity, value),),
+                    )
                     found.append(
-                        Event(
+                        Finding.at(
+                            facts,
                             reading.step,
-                            condition.text,
                             Severity.WARNING,
-                            message,
-                            signal.place,
-                            {signal.quantity: value},
+                            kind=condition.text,
+                            place=signal.place,
                             attempt=reading.attempt,
                             time=reading.time,
                         )

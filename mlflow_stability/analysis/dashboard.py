@@ -64,5 +64,5 @@ def _marks(history: RunHistory, diagnosis: Diagnosis) -> tuple[Mark, ...]:
         if event.kind == ROLLBACK:
             turns.hear(event, event.step)
     episodes = (each for each in diagnosis.findings if each.kind != ROLLBACK or not turns.marks())
-    found = (Mark(each.kind, each.severity, each.start, max(each.start, each.end), each.events) for each in episodes)
+    found = (Mark(each.kind, each.severity, each.start, max(each.start, each.end), each.count) for each in episodes)
     return (*turns.marks(), *found)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from mlflow_stability.diagnosis.advice import remedies_of
 from mlflow_stability.diagnosis.causes.causes import explainable
 from mlflow_stability.diagnosis.verdict import deciding_of, listed, noun_of, outcome_of, verdict_of
-from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 
 
 def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
@@ -49,5 +49,5 @@ def _where(diagnosis: Diagnosis) -> str:
     return f" in {last - first + 1:,} {diagnosis.unit}s"
 
 
-def _bad(episodes: Sequence[Episode]) -> list[Episode]:
+def _bad(episodes: Sequence[Finding]) -> list[Finding]:
     return [each for each in episodes if each.severity >= Severity.WARNING]

@@ -114,7 +114,7 @@ class RunTools:
         shown = wanted[max(0, offset) :][: max(1, min(limit, MOST_FINDINGS))]
         told = [
             finding(each)
-            | {"metrics": {name: number(value) for name, value in each.evidence.items()}}
+            | {"metrics": {name: number(value) for name, value in each.metrics.items()}}
             | {"remedies": [_cut(str(remedy)) for remedy in each.remedies]}
             for each in shown
         ]

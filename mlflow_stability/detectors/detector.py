@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 ALL, WHOLE, LAYERS = "all", "whole", "layers"
 """Which places a detector can ask for."""
@@ -81,5 +81,5 @@ class Detector(FindingType, ABC):
         return self.begin()
 
     @abstractmethod
-    def step(self, state: Any, point: Point) -> tuple[Any, Event | None]:
+    def step(self, state: Any, point: Point) -> tuple[Any, Finding | None]:
         """Look at the next point; give the new state and, when something was found, what."""

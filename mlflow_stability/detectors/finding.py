@@ -1,31 +1,31 @@
-"""Turns what a detector found at a point into an event."""
+"""Turns what a detector found at a point into a finding."""
 
 from __future__ import annotations
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.sensitivity import factor_of
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result.event import Event, Severity, most_severe
-from mlflow_stability.vocabulary.sensitivity import MOST, SCORE
+from mlflow_stability.vocabulary.result.finding import Finding, Source, Span, Where
+from mlflow_stability.vocabulary.result.severity import Severity, most_severe
+from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
 
 
-def finding(detector: Detector, point: Point, severity: Severity, facts: Facts) -> Event:
-    """The event: where and when are the point's, kind, score and remedies the detector's.
+def finding(detector: Detector, point: Point, severity: Severity, facts: Facts) -> Finding:
+    """The finding: where and when are the point's, kind, score and remedies the detector's.
 
     ``severity`` is how bad it is; it is lowered where that is not sure.
     """
     score = score_of(detector, facts)
-    return Event(
-        point.step,
+    return Finding(
         detector.kind,
-        severity_of(detector, facts, severity),
-        facts.sentence(point.step),
-        place=point.place,
-        evidence=facts.numbers() if score is None else {**facts.numbers(), SCORE: score},
-        remedies=detector.remedies,
-        attempt=point.attempt,
-        time=point.time,
-        facts=facts,
+        severity if score is None else min(severity, most_severe(score)),
+        Span(point.step, point.step, point.step),
+        Where(point.place, attempt=point.attempt),
+        facts,
+        detector.remedies,
+        Source.DETECTOR,
+        MAX_SCORE if score is None else score,
+        point.time,
     )
 
 
@@ -34,7 +34,7 @@ def score_of(detector: Detector, facts: Facts) -> float | None:
     beyond = facts.exceeds
     if beyond is None or not beyond > 0:
         return None
-    return round(min(MOST, max(1.0, beyond) * factor_of(detector)), 2)
+    return round(min(MAX_SCORE, max(1.0, beyond) * factor_of(detector)), 2)
 
 
 def severity_of(detector: Detector, facts: Facts, worst: Severity = Severity.CRITICAL) -> Severity:

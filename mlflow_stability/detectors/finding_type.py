@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from mlflow_stability.detectors.rendered_numbers import defaults_of, rendered
 from mlflow_stability.vocabulary.result import Remedy
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 Moves = Literal["times", "power", "inverse"]
 """How a threshold follows the sensitivity: ``times`` for σ, nats and shares that a value must exceed; ``power`` for a

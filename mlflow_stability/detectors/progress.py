@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.loss_fall import began_at
-from mlflow_stability.vocabulary.facts import SINCE, FollowedFacts, LossTrouble
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.facts import FollowedFacts, LossTrouble
+from mlflow_stability.vocabulary.result import Finding, Severity, Span
 
 FIRST_LOSSES = 20
 """Number of first losses whose median is the start."""
@@ -69,7 +69,7 @@ class Progress:
     """The losses of a recording, and a finding that is information as long as they fall."""
 
     losses: dict[str, LossProgress] = field(default_factory=dict)
-    waiting: Event | None = None
+    waiting: Finding | None = None
     """A finding that was information so far."""
 
     def take(self, point: Point) -> None:
@@ -83,7 +83,7 @@ class Progress:
         known = any(0 < each.lowest < inf for each in self.losses.values())
         return known and not any(each.trouble() for each in self.losses.values())
 
-    def judged(self, event: Event | None, point: Point, *, goes_on: bool) -> Event | None:
+    def judged(self, event: Finding | None, point: Point, *, goes_on: bool) -> Finding | None:
         """The finding, as severe as the training is bad; later the one before, where it has become a warning."""
         waiting = self.waiting = self.waiting if goes_on else None
         if event is None and (waiting is None or point.quantity == "loss"):
@@ -96,15 +96,9 @@ class Progress:
             return None
         self.waiting = None
         facts = replace(waiting.facts, found_first=waiting.step, loss_since=trouble)
-        return replace(
-            waiting,
-            step=point.step,
-            message=facts.sentence(point.step),
-            evidence={**waiting.evidence, SINCE: float(waiting.step)},
-            attempt=point.attempt,
-            time=point.time,
-            facts=facts,
-        )
+        where = replace(waiting.where, attempt=point.attempt)
+        span = Span(point.step, point.step, point.step)
+        return replace(waiting, span=span, where=where, facts=facts, time=point.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ class JudgedByProgress(Detector):
     severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO, Severity.WARNING)
 
     @abstractmethod
-    def look(self, state: Any, point: Point) -> Event | None:
+    def look(self, state: Any, point: Point) -> Finding | None:
         """Look at the next point; the facts of what is found are `FollowedFacts`."""
 
     @abstractmethod
@@ -127,7 +121,7 @@ class JudgedByProgress(Detector):
         begun.progress = Progress(state.progress.losses)
         return begun
 
-    def step(self, state: Any, point: Point) -> tuple[Any, Event | None]:
+    def step(self, state: Any, point: Point) -> tuple[Any, Finding | None]:
         """Look at the next point."""
         if point.quantity == "loss":
             state.progress.take(point)

@@ -16,7 +16,7 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 OVER_AFTER = 10
 """After how many good values in a row at the place where it was found the trouble is over."""
@@ -104,7 +104,7 @@ class StreakDetector(Detector):
         """How many bad values in a row are a finding."""
         return int(getattr(self, self.in_a_row)) if self.in_a_row else 1
 
-    def look(self, state: Any, point: Point) -> Event | None:
+    def look(self, state: Any, point: Point) -> Finding | None:
         """Look at the next point."""
         if not self.takes(state, point):
             return None
@@ -112,7 +112,7 @@ class StreakDetector(Detector):
         reached = state.reaches(point.place, self.needed(point), bad=facts is not None)
         return finding(self, point, self.severities[-1], facts) if reached and facts is not None else None
 
-    def step(self, state: Any, point: Point) -> tuple[Any, Event | None]:
+    def step(self, state: Any, point: Point) -> tuple[Any, Finding | None]:
         """Look at the next point."""
         return state, self.look(state, point)
 

@@ -26,7 +26,7 @@ from mlflow_stability.diagnosis.findings.downgrade import in_hindsight
 from mlflow_stability.diagnosis.findings.episodes import episodes_of
 from mlflow_stability.diagnosis.findings.log_messages import endings_of, findings_in_log
 from mlflow_stability.diagnosis.findings.merge import reconciled
-from mlflow_stability.diagnosis.findings.notes import with_lines, with_sentences
+from mlflow_stability.diagnosis.findings.notes import in_unit, with_lines
 from mlflow_stability.diagnosis.findings.recovered_rises import passed
 from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
 from mlflow_stability.diagnosis.verdict import (
@@ -46,7 +46,7 @@ from mlflow_stability.kinds.rules import (
     found_by,
 )
 from mlflow_stability.vocabulary.loss_level import reason_words
-from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Episode
+from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
 MOST_CURVES = 12
@@ -84,7 +84,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         main=readings[0] if readings and readings[0].metric in levelled and not silence else None,
     )
     episodes = with_lines(with_affected_layers(episodes, history, starts_of(history)), history, starts_of(history))
-    episodes = with_sentences(episodes, history.step_unit)
+    episodes = in_unit(episodes, history.step_unit)
     episodes = with_fitting_remedies(with_causes(episodes, history, curves), history)
     cause, undecided = deciding_cause(outcome, episodes, history, curves)
     return Diagnosis(
@@ -116,7 +116,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     )
 
 
-def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector], span: int) -> tuple[Episode, ...]:
+def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector], span: int) -> tuple[Finding, ...]:
     """What detectors and rules say of it, each trouble once."""
     live = history.events is not None
     asked = changed_kinds(detectors)

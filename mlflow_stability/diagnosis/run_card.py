@@ -18,7 +18,7 @@ from mlflow_stability.curves.sketch import sketch_of
 from mlflow_stability.diagnosis.verdict import definite_noun_of, final_loss, last_part
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.run import LOST, OF_THE_PROCESS, LossLevels, Mark, RunCard, RunHistory
 
 OURS = "stability."
@@ -76,7 +76,7 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
     )
 
 
-def _explained(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
+def _explained(diagnosis: Diagnosis, about_training: list[Finding]) -> str:
     """The finding that the cause explains, where that is not the first one."""
     cause = diagnosis.cause
     if cause is None:
@@ -99,11 +99,11 @@ def main_curve(history: RunHistory) -> Curve | None:
     return min(whole, key=lambda curve: curve.part, default=None)
 
 
-def _bad(diagnosis: Diagnosis) -> list[Episode]:
+def _bad(diagnosis: Diagnosis) -> list[Finding]:
     return [each for each in diagnosis.findings if each.severity > Severity.INFO]
 
 
-def _lost_at(outcome: str, troubles: list[Episode]) -> int | None:
+def _lost_at(outcome: str, troubles: list[Finding]) -> int | None:
     if outcome not in LOST:
         return None
     lasting = [each for each in troubles if not each.recovered] or troubles
@@ -111,7 +111,7 @@ def _lost_at(outcome: str, troubles: list[Episode]) -> int | None:
     return min((int(each.start) for each in lasting if each.severity is worst), default=None)
 
 
-def _spikes_within(troubles: list[Episode]) -> tuple[int, ...]:
+def _spikes_within(troubles: list[Finding]) -> tuple[int, ...]:
     return tuple(sorted({step for each in troubles for step in each.spikes}))
 
 

@@ -28,17 +28,17 @@ from zlib import crc32
 
 import orjson
 
-from mlflow_stability.kinds.old_events import facts_of_event
+from mlflow_stability.kinds.finding_records import as_record, from_record
 from mlflow_stability.vocabulary.measured import Signal, StepReading
-from mlflow_stability.vocabulary.result import Event, Severity, read_remedies
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset, Returned
 
 SCHEMA = 1
-Record: TypeAlias = StepReading | Event | Opening | Note | Fact | Reset | Gap | Returned | Closing
+Record: TypeAlias = StepReading | Finding | Opening | Note | Fact | Reset | Gap | Returned | Closing
 
 _KINDS: dict[str, type[Any]] = {
     "open": Opening,
-    "event": Event,
+    "event": Finding,
     "note": Note,
     "fact": Fact,
     "reset": Reset,
@@ -121,16 +121,8 @@ def decode_step(said: list[Any], layouts: dict[int, tuple[Signal, ...]]) -> Step
 
 def encode(record: Record) -> bytes:
     """The line of any record but a step's, which needs its layout."""
-    said = asdict(record)
-    if isinstance(record, Event):
-        said["facts"] = None if record.facts is None else record.facts.as_json()
-        said["severity"] = int(record.severity)
-        said["remedies"] = [remedy.as_json() for remedy in record.remedies]
-        said["evidence"] = {
-            name: float(value) if math.isfinite(value) else repr(float(value))
-            for name, value in record.evidence.items()
-        }
-    return frame(to_json([_NAMES[type(record)], said]))
+    values = as_record(record) | {"severity": int(record.severity)} if isinstance(record, Finding) else asdict(record)
+    return frame(to_json([_NAMES[type(record)], values]))
 
 
 def decode(said: list[Any]) -> Record | None:
@@ -139,12 +131,7 @@ def decode(said: list[Any]) -> Record | None:
     kind = _KINDS.get(name)
     if kind is None:
         return None
-    known = {key: value for key, value in said[1].items() if key in _FIELDS[name]}
-    if kind is Event:
-        known["severity"] = Severity(known["severity"])
-        known["remedies"] = read_remedies(known.get("remedies", ()))
-        known["evidence"] = {key: float(value) for key, value in known.get("evidence", {}).items()}
-        known.setdefault("judged", not said[1].get("live", False))  # as it was called before
-        known["facts"] = facts_of_event(known)
-    record: Record = kind(**known)
+    if kind is Finding:
+        return from_record(said[1])
+    record: Record = kind(**{key: value for key, value in said[1].items() if key in _FIELDS[name]})
     return record

@@ -15,7 +15,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.detectors.rendered_numbers import rendered
 from mlflow_stability.vocabulary.result import Remedy
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 SECTIONS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
 """The paragraphs of a judgement's docstring, after its first sentence."""

@@ -22,9 +22,10 @@ from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
 from mlflow_stability.kinds.reported.batches import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource, TensorFacts
+from mlflow_stability.kinds.reported.representation_summary import RepresentationSummaryFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
-from mlflow_stability.vocabulary.facts import Facts, OtherFacts, facts_from_json
+from mlflow_stability.vocabulary.facts import Facts, OtherFacts
 
 Numbers = Mapping[str, float]
 
@@ -51,16 +52,6 @@ _SETTINGS = {
     for setting in Setting
     if setting not in (Setting.GROUP_OPTION, Setting.PARAMETER_GROUPS, Setting.GRADIENTS_CLEARED)
 }
-
-
-def facts_of_event(fields: Mapping[str, Any]) -> Facts | None:
-    """The facts among the fields of a recorded event; of one that was recorded before there were any, as far as known.
-
-    None where its type has none, or where its sentence is not known.
-    """
-    if "facts" not in fields:
-        return facts_of_old_event(fields["kind"], fields["message"], fields["evidence"], fields.get("place", ""))
-    return None if fields["facts"] is None else facts_from_json(fields["facts"])
 
 
 def facts_of_old_event(kind: str, message: str, evidence: Numbers, place: str = "") -> Facts | None:
@@ -217,6 +208,15 @@ def _remark(message: str, _evidence: Numbers, _place: str) -> Facts:
     return OtherFacts({"message": message})
 
 
+def _representations(_message: str, evidence: Numbers, place: str) -> Facts:
+    apart = ("measurements", "warnings", "last_unique_ratio")
+    means = tuple((name, value) for name, value in evidence.items() if name not in apart)
+    unique = evidence.get("last_unique_ratio")
+    last = () if unique is None else (("sdr_unique_ratio", unique),)
+    measurements, warnings = (int(evidence.get(name, 0)) for name in apart[:2])
+    return RepresentationSummaryFacts(place, measurements, means, last, warnings)
+
+
 def _non_finite(message: str, evidence: Numbers, _place: str) -> Facts | None:
     name = next((name for name, value in evidence.items() if not math.isfinite(value)), None)
     last = _LAST_FINITE.search(message)
@@ -263,6 +263,7 @@ _READERS: Mapping[str, Callable[[str, Numbers, str], Facts | None]] = {
     "missing_zero_grad": _uncleared,
     "model_lint": _lint,
     "not_measured": _remark,
+    "representation_summary": _representations,
     "nan_detected": _non_finite,
     "inf_detected": _non_finite,
     "loss_spike": _known(SpikeFacts),

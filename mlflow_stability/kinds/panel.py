@@ -21,11 +21,11 @@ from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.measured.observation import Observation, StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run.milestone import Reset
 
 new_tuple = tuple.__new__
-_Step = Callable[[Any, Point], tuple[Any, Event | None]]
+_Step = Callable[[Any, Point], tuple[Any, Finding | None]]
 MOST_LAYOUTS = 256
 """So many tuples of signals are remembered."""
 
@@ -82,7 +82,7 @@ class Panel:
         """Why the level of the losses does not measure progress; None where it does, as far as is known."""
         return self._levels.reason
 
-    def judge(self, reading: StepReading) -> list[Event]:
+    def judge(self, reading: StepReading) -> list[Finding]:
         """Judge all values of a step, in their order; live and in replay this is the loop."""
         known = self._layouts.get(id(reading.signals))  # a training has a handful of tuples
         if known is None:
@@ -118,7 +118,7 @@ class Panel:
                 values = (*values[:loss], values[loss] * factor, *values[loss + 1 :])
         return values
 
-    def observe(self, observation: Observation) -> list[Event]:
+    def observe(self, observation: Observation) -> list[Finding]:
         """Judge one value."""
         detectors = self._detectors_of(observation.signal)
         value = (observation.value,)
@@ -166,9 +166,9 @@ def _judged(
     step: int,
     attempt: int,
     time: float,
-) -> list[Event]:
+) -> list[Finding]:
     """Compare each value with its baseline and let every detector that wants it look."""
-    events: list[Event] = []
+    events: list[Finding] = []
     signal: _SignalDetectors | None = None
     detector: _DetectorState | None = None
     try:
@@ -240,10 +240,10 @@ def _judged(
     return events
 
 
-def replay(records: Iterable[object], detectors: Sequence[Detector] | None = None) -> list[Event]:
+def replay(records: Iterable[object], detectors: Sequence[Detector] | None = None) -> list[Finding]:
     """The events that the panel found live, found again in a record of readings and resets."""
     panel = Panel(detectors)
-    events: list[Event] = []
+    events: list[Finding] = []
     for record in records:
         if isinstance(record, Reset):
             panel.reset()

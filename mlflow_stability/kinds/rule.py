@@ -15,7 +15,7 @@ from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Episode, Severity, Statement
+from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Rule(FindingType, ABC):
         return self
 
     @abstractmethod
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """What it sees in the curves of one run."""
 
-    def episode(
+    def finding(
         self,
         curve: Curve,
         severity: Severity,
@@ -55,27 +55,20 @@ class Rule(FindingType, ABC):
         recovered: bool | None = False,
         count: int = 1,
         of: type[FindingType] | None = None,
-    ) -> Episode:
-        """The episode of these facts, from its first step to its last.
+    ) -> Finding:
+        """The finding of these facts, from its first step to its last.
 
         ``peak``: the step at which it was worst, where that is not the first. ``count``: of how many points it is made.
         ``of``: the type of finding that it is, where that is not the rule's own.
         """
         kind = of or type(self)
-        return Episode(
+        return Finding(
             kind.kind,
             severity,
-            int(start),
-            int(start if peak is None else peak),
-            int(end),
-            facts.sentence(int(start)),
-            events=count,
-            recovered=recovered,
-            metric=curve.name,
-            place=curve.place,
-            attempt=curve.attempt,
-            evidence=facts.numbers(),
-            remedies=kind.remedies,
-            facts=facts,
-            statements=(Statement(facts, int(start)),),
+            Span(int(start), int(start if peak is None else peak), int(end), recovered),
+            Where(curve.place, curve.name, curve.attempt),
+            facts,
+            kind.remedies,
+            Source.WHOLE_CURVE,
+            count=count,
         )

@@ -18,7 +18,7 @@ from mlflow_stability.kinds.catalog import EXPERIMENTAL, RULES, SEEN_FROM_OUTSID
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.kinds.rule_scores import with_scores
 from mlflow_stability.vocabulary.judging_rule import CLASSIC
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS
 
 WHERE_JUDGED_LIVE = tuple(each for each in RULES if not each.only_without_detectors)
@@ -27,9 +27,9 @@ OF_VALIDATIONS = tuple(each for each in RULES if each.of_validations)
 """And what is asked of validation losses there, which the script logs itself and no detector saw."""
 
 
-def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence[Detector]) -> list[Episode]:
+def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence[Detector]) -> list[Finding]:
     """What these rules find, of the kinds that were asked for."""
-    found: list[Episode] = []
+    found: list[Finding] = []
     for rule in rules:
         asked = _as_asked(rule(), detectors)
         seen = asked_for(asked.find(curves), detectors)
@@ -37,12 +37,12 @@ def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence
     return [_as_experimental(episode) if episode.kind in EXPERIMENTAL else episode for episode in found]
 
 
-def _as_experimental(episode: Episode) -> Episode:
+def _as_experimental(episode: Finding) -> Finding:
     """What a rule finds for a detector that is not relied upon yet."""
     return replace(episode, experimental=True, severity=Severity.INFO)
 
 
-def asked_for(episodes: Iterable[Episode], detectors: Sequence[Detector]) -> list[Episode]:
+def asked_for(episodes: Iterable[Finding], detectors: Sequence[Detector]) -> list[Finding]:
     """Those of the kinds that were asked for; what no detector finds, as the end of a process, is always told."""
     kinds = {each.kind for each in detectors if not each.rule} | {
         *RUN_STATUS,

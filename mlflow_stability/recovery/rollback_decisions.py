@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
+from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
 from mlflow_stability.recovery.restored_losses import FIRST, gives_more, gives_no_less, highest_mean, midpoint
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRollback, RollbackHistory, Situation
@@ -27,7 +28,7 @@ from mlflow_stability.recovery.rollback_triggers import (
     with_findings,
     without_old_rise,
 )
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 WATCHED = 100
 """For how many steps after a rollback it is watched whether the restored state holds: the detectors begin anew there,
@@ -306,7 +307,7 @@ def _is_no_better(trouble: Trouble, state: GoodState) -> str:
     return "" if gave < risen else f"The loss is not above that of step {state.step}, {gave:.4g}."
 
 
-def _limit(policy: RollbackPolicy, event: Event | None, now: Situation, target: int) -> float | None:
+def _limit(policy: RollbackPolicy, event: Finding | None, now: Situation, target: int) -> float | None:
     """Half way from what the restored state gave to the loss before the rollback.
 
     What it gave is its highest mean of some steps: early states come from a phase in which the loss was high.
@@ -367,7 +368,8 @@ def _lasting_share(policy: RollbackPolicy, past: RollbackHistory, trouble: Troub
     """
     if (proven and past.share >= 1) or not (level or (not proven and not trouble.one_step)):
         return past.share
-    change = trouble.event.evidence.get("update_ratio", 1.0) if trouble.event else 1.0
+    facts = trouble.event.facts if trouble.event is not None else None
+    change = facts.update_ratio if isinstance(facts, StartFacts) else 1.0
     # A step that changed the weights by many times their norm was too large by about as much.
     return past.share * policy.initial_factor * max(policy.initial_factor**2, 1.0 / max(1.0, change))
 

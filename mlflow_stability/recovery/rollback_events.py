@@ -14,7 +14,7 @@ from mlflow_stability.probes.objects import ZERO
 from mlflow_stability.recovery.rollback_decisions import UNDONE_AT_MOST
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.rollback_triggers import ABSURD_RISE
-from mlflow_stability.vocabulary.result import LOWER_RATE_3_TO_10_OR_WARM_UP, Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_3_TO_10_OR_WARM_UP, Action, Finding, Remedy, Severity
 
 ROLLBACK = "rollback"
 GIVE_UP = "give_up"
@@ -50,7 +50,7 @@ def rollback_event(
     copies_left: int = 0,
     held: HeldRate | None = None,
     rate_of: str = "",
-) -> Event:
+) -> Finding:
     """We went back. `attempt` is the one that ends with it, `rollbacks` how often we went back, this time included.
 
     `learning_rate`: that of the next step, where it is known. `held`: what it is held down to, where it is. `rate_of`:
@@ -80,10 +80,10 @@ def rollback_event(
         Remedy(Action.WATCH_LOSS),
         Remedy(Action.FIX_CAUSE_OF_FIRST_FINDING),
     )
-    return Event.of(facts, step, Severity.INFO, remedies=remedies, attempt=attempt, time=time)
+    return Finding.at(facts, step, Severity.INFO, remedies=remedies, attempt=attempt, time=time)
 
 
-def data_changed_event(decision: Decision, step: int, *, rollbacks: int) -> Event:
+def data_changed_event(decision: Decision, step: int, *, rollbacks: int) -> Finding:
     """The weights were not to blame for what we went back for."""
     facts = DataChangedFacts(
         decision.reason,
@@ -93,20 +93,20 @@ def data_changed_event(decision: Decision, step: int, *, rollbacks: int) -> Even
         decision.level,
         target=decision.target if decision.undoes else None,
     )
-    return Event.of(facts, step, Severity.WARNING, remedies=DataChanged.remedies)
+    return Finding.at(facts, step, Severity.WARNING, remedies=DataChanged.remedies)
 
 
 SAVE_SHARDED = Remedy(Action.SAVE_SHARDS)
 SAVE_SHARDED_OPTIMIZER = Remedy(Action.CONSOLIDATE_OPTIMIZER)
 
 
-def no_checkpoints_event(split: str, step: int) -> Event:
+def no_checkpoints_event(split: str, step: int) -> Finding:
     """States are kept in memory alone, for no process holds all of one."""
     remedies = (SAVE_SHARDED_OPTIMIZER if split == ZERO else SAVE_SHARDED,)
-    return Event.of(CheckpointFailedFacts(split_by=split), step, Severity.WARNING, remedies=remedies)
+    return Finding.at(CheckpointFailedFacts(split_by=split), step, Severity.WARNING, remedies=remedies)
 
 
-def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: int, torn: str = "") -> Event:
+def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: int, torn: str = "") -> Finding:
     """We wanted to go back and could not; `torn` says what is neither as it was nor as it should be, if anything is."""
     facts = GiveUpFacts(
         GaveUp.NOT_RESTORED,
@@ -121,11 +121,11 @@ def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: in
         Remedy(Action.RESTORE_BY_RUN),
         Remedy(Action.BUILD_MODELS_ONCE),
     )
-    return Event.of(facts, step, Severity.CRITICAL, remedies=remedies)
+    return Finding.at(facts, step, Severity.CRITICAL, remedies=remedies)
 
 
 def what_to_change(
-    origin: Event | None = None, *, overflowed_in_half: bool = False, no_step_taken: bool = False
+    origin: Finding | None = None, *, overflowed_in_half: bool = False, no_step_taken: bool = False
 ) -> tuple[Remedy, ...]:
     """What goes against trouble that going back does not end, most useful first.
 
@@ -139,7 +139,7 @@ def what_to_change(
     return (*half, *(() if origin is None else origin.remedies), *general)
 
 
-def level_ignored_event(decision: Decision, step: int, *, rollbacks: int) -> Event:
+def level_ignored_event(decision: Decision, step: int, *, rollbacks: int) -> Finding:
     """Rollbacks were reverted because they gave no lower loss: a higher loss triggers none any more."""
     reason = (
         f"No further rollbacks for a loss that rises: {UNDONE_AT_MOST} were reverted, because older weights gave no "
@@ -148,7 +148,7 @@ def level_ignored_event(decision: Decision, step: int, *, rollbacks: int) -> Eve
     )
     facts = GiveUpFacts(GaveUp.LEVEL_IGNORED, reason, decision.onset, rollbacks, final=False)
     remedies = (Remedy(Action.JUDGE_BY_GOAL),)
-    return Event.of(facts, step, Severity.INFO, remedies=remedies)
+    return Finding.at(facts, step, Severity.INFO, remedies=remedies)
 
 
 def give_up_event(
@@ -160,10 +160,10 @@ def give_up_event(
     time: float = 0.0,
     ends: bool = False,
     remedies: tuple[Remedy, ...] = IN_GENERAL,
-) -> Event:
+) -> Finding:
     """There is trouble, and we do not go back; `ends`: the training is stopped for it."""
     facts = GiveUpFacts(
         GaveUp.NO_ROLLBACK, decision.reason, decision.onset, rollbacks, final=decision.final, ended_training=ends
     )
     severity = Severity.CRITICAL if decision.final else Severity.WARNING
-    return Event.of(facts, step, severity, remedies=remedies, attempt=attempt, time=time)
+    return Finding.at(facts, step, severity, remedies=remedies, attempt=attempt, time=time)

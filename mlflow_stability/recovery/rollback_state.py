@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Situation:
     """What is known at the end of a step."""
 
     step: int
-    events: tuple[Event, ...] = ()
+    events: tuple[Finding, ...] = ()
     loss: float = math.nan
     skips_in_a_row: int = 0
     broken_step_taken: bool = False
@@ -170,5 +170,5 @@ class Decision:
     """... and what they gave before."""
     ignores_level: bool = False
     """Whether a higher loss is no reason for a rollback from now on."""
-    finding: Event | None = None
+    finding: Finding | None = None
     """Of a rollback: the finding that it answers, if there is one."""

@@ -11,10 +11,14 @@ import math
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceFacts, SizeFacts, SlowRiseFacts
+from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
+from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJumpFacts
 from mlflow_stability.recovery.restored_losses import midpoint
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import RateJump, RollbackHistory, Situation, SuspectedRise
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.facts import LossRiseFacts
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 REMEMBERED_ONSETS = 3
 """So many rises of the loss are compared by their distances."""
@@ -24,17 +28,28 @@ ABSURD_RISE = 1000.0
 """A loss of so many times its level is always a reason for a rollback."""
 SHORTEST_PERIOD = 100
 """Rises that come back sooner are the same trouble: the restored state did not hold."""
-RATE_JUMP = "learning_rate_jump"
-FOUND_BEFORE = "since"
-"""The evidence of a finding that became worse: the step at which it was found first."""
 JUMP_FACTOR = 10.0
 """A learning rate that jumped to so many times its highest value so far is not trusted."""
 JUMP_STEPS = 200
 """A rise of the loss within so many steps after a jump of the learning rate belongs to it."""
 LASTING_STEPS = 64
 """After a jump of the learning rate, a rise that is no more than a warning is answered if it lasts so many steps."""
-WITHOUT_LEVEL = "has_level"
-"""The evidence that is 0 where a loss has no level: a rise of it says nothing about the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class RiseAfterJumpFacts(LossRiseFacts):
+    """A loss that rose after a jump of the learning rate and is still high."""
+
+    jump: RateJump
+    """The jump."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``Learning rate jumped from 0.001 to 0.1 at step 400; the loss rose from 1.2 and is still 9, 64 steps …``"""
+        return (
+            f"Learning rate jumped from {self.jump.before:.4g} to {self.jump.after:.4g} at step {self.jump.step}; the "
+            f"loss rose from {self.baseline:.4g} and is still {self.value:.4g}, {LASTING_STEPS} steps after it was "
+            "found to be high."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +61,7 @@ class Trouble:
     reason: str
     urgent: bool = False
     """It does not wait: no state can settle with it."""
-    event: Event | None = None
+    event: Finding | None = None
     skipped: bool = False
     """All its steps were skipped, so that the weights are still those from before it."""
     may_repeat: bool = False
@@ -61,7 +76,9 @@ class Trouble:
     @property
     def first_seen(self) -> int:
         """The first loss that was high, where the finding says which."""
-        return int(self.event.evidence.get("first_high", self.onset)) if self.event is not None else self.onset
+        facts = self.event.facts if self.event is not None else None
+        first = facts.first_high if isinstance(facts, DivergenceFacts | SizeFacts) else None
+        return self.onset if first is None else first
 
     @property
     def of_level(self) -> bool:
@@ -76,7 +93,7 @@ class Trouble:
     @property
     def is_slow(self) -> bool:
         """Whether the loss rose over many steps, so that states shortly before the finding may be no better."""
-        return self.event is not None and "rise" in self.event.evidence
+        return self.event is not None and isinstance(self.event.facts, SlowRiseFacts)
 
 
 def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> Trouble | None:
@@ -94,8 +111,8 @@ def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) ->
         )
     found = [event for event in now.events if _is_reason(policy, past, event)]
     if found:
-        onsets = [event.evidence.get("onset", event.step - policy.onset_lag) for event in found]
-        return Trouble(int(min(onsets)), found[0].message, event=found[0])
+        onset = min(_onset_of(event, policy) for event in found)
+        return Trouble(onset, found[0].message, event=found[0])
     if past.limit is not None and len(past.losses) == policy.recovery_patience:
         mean = fmean(past.losses)
         if mean > past.limit:
@@ -107,32 +124,42 @@ def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) ->
     return _lasting_rise(past, now)
 
 
-def _is_reason(policy: RollbackPolicy, past: RollbackHistory, event: Event) -> bool:
+def _is_reason(policy: RollbackPolicy, past: RollbackHistory, event: Finding) -> bool:
     """Whether a finding is a reason for a rollback."""
     if event.kind not in policy.rollback_on or event.severity < policy.rollback_at:
         return False
-    ignored = past.ignores_level or event.evidence.get(WITHOUT_LEVEL, 1.0) == 0
-    return not ignored or rise_of(event) >= ABSURD_RISE or "loss" not in event.evidence
+    if not past.ignores_level or rise_of(event) >= ABSURD_RISE:
+        return True
+    return not isinstance(event.facts, LossRiseFacts | SizeFacts)
 
 
-def rise_of(event: Event) -> float:
+def _onset_of(event: Finding, policy: RollbackPolicy) -> int:
+    """The step at which the trouble of a finding began at the earliest."""
+    facts = event.facts
+    onset = facts.onset if isinstance(facts, DivergenceFacts | StartFacts) else None
+    return event.step - policy.onset_lag if onset is None else onset
+
+
+def rise_of(event: Finding) -> float:
     """How many times its level the loss of a finding is; NaN where the finding does not say."""
     loss, level = levels_of(event)
     return abs(loss) / abs(level) if level and math.isfinite(level) else math.nan
 
 
-def levels_of(event: Event | None) -> tuple[float, float]:
+def levels_of(event: Finding | None) -> tuple[float, float]:
     """The loss of a finding, and its level before, or its size in the first steps; NaN where it does not say."""
-    evidence = event.evidence if event is not None else {}
-    return evidence.get("loss", math.nan), evidence.get("level", evidence.get("early", math.nan))
+    facts = event.facts if event is not None else None
+    if isinstance(facts, LossRiseFacts):
+        return facts.value, facts.baseline
+    return (facts.loss, facts.early) if isinstance(facts, SizeFacts) else (math.nan, math.nan)
 
 
 def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
     """What was done, with the findings of this step that may matter later."""
     for event in now.events:
-        if event.kind == RATE_JUMP and FOUND_BEFORE not in event.evidence:
-            before = event.evidence.get("highest_before", math.nan)
-            found = RateJump(event.step, before, event.evidence.get("learning_rate", math.nan))
+        facts = event.facts
+        if isinstance(facts, LearningRateJumpFacts) and facts.found_first is None:
+            found = RateJump(event.step, facts.highest_before, facts.learning_rate)
             past = replace(past, jump=found, suspected=None)
     jump = past.jump
     if jump is None or past.ignores_level or not jump.after >= JUMP_FACTOR * jump.before:
@@ -141,7 +168,7 @@ def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation)
         loss, level = levels_of(event)
         fits = event.kind in policy.rollback_on and Severity.WARNING <= event.severity < policy.rollback_at
         soon = 0 <= event.step - jump.step <= JUMP_STEPS and past.suspected is None
-        if fits and soon and loss > level and event.evidence.get(WITHOUT_LEVEL, 1.0) != 0:
+        if fits and soon and loss > level:
             past = replace(past, suspected=SuspectedRise(jump, event.step, level, loss, event.place))
     return past
 
@@ -151,14 +178,9 @@ def _lasting_rise(past: RollbackHistory, now: Situation) -> Trouble | None:
     rise = past.suspected
     if rise is None or not _is_due(rise, now) or fmean(now.recent) < midpoint(rise.level, rise.loss):
         return None
-    jump, loss = rise.jump, fmean(now.recent)
-    reason = (
-        f"Learning rate jumped from {jump.before:.4g} to {jump.after:.4g} at step {jump.step}; the loss rose from "
-        f"{rise.level:.4g} and is still {loss:.4g}, {LASTING_STEPS} steps after it was found to be high."
-    )
-    evidence = {"loss": loss, "level": rise.level, "onset": float(jump.step), "first_high": float(jump.step)}
-    event = Event(now.step, "divergence", Severity.WARNING, reason, rise.place, evidence)
-    return Trouble(jump.step, reason, event=event)
+    facts = RiseAfterJumpFacts(fmean(now.recent), rise.level, rise.jump)
+    event = Finding.at(facts, now.step, Severity.WARNING, kind=Divergence.kind, place=rise.place)
+    return Trouble(rise.jump.step, event.message, event=event)
 
 
 def _is_due(rise: SuspectedRise, now: Situation) -> bool:

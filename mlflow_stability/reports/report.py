@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 
 _STORED = frozenset({"recorded", "mlflow"})
 _RUN_ID = re.compile(r"[0-9a-fA-F]{32}")
@@ -36,7 +36,7 @@ class Report:
     """In the order in which they were asked for."""
     failures: tuple[Failure, ...] = ()
 
-    def issues(self) -> Iterator[tuple[Diagnosis, Episode]]:
+    def issues(self) -> Iterator[tuple[Diagnosis, Finding]]:
         """Every episode of every run."""
         for diagnosis in self.diagnoses:
             for episode in diagnosis.findings:

@@ -22,7 +22,7 @@ from mlflow_stability.kinds.reported.ranks import (
 )
 from mlflow_stability.probes.ranks import EVERY, RankTable, z_of_all
 from mlflow_stability.session.recording import Recording
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 MOST_NAMED = 8
 """Of so many ranks the names are told, and of so many findings in the tag."""
@@ -76,7 +76,7 @@ class RankComparison:
         self._said = [*self._said[:1], *self._said[1:][1 - MOST_NAMED :], said]
         recording.note("ranks", ". ".join(self._said)[:1000])
 
-    def _nonfinite(self, table: RankTable, names: Sequence[str], recording: Recording) -> Event | None:
+    def _nonfinite(self, table: RankTable, names: Sequence[str], recording: Recording) -> Finding | None:
         broken = [each.broken for each in table.peaks]
         steps = [step for step in broken if step > 0]
         if not steps:
@@ -88,9 +88,9 @@ class RankComparison:
             return None
         where = [rank for rank, step in enumerate(broken) if step == first]
         facts = RankNonfiniteFacts(_names(where, names), len(where), len(names), where[0])
-        return Event.of(facts, first, Severity.WARNING, remedies=RankNonfinite.remedies)
+        return Finding.at(facts, first, Severity.WARNING, remedies=RankNonfinite.remedies)
 
-    def _spike(self, table: RankTable, names: Sequence[str]) -> Event | None:
+    def _spike(self, table: RankTable, names: Sequence[str]) -> Finding | None:
         steps = [each.spike for each in table.peaks if each.spike > self._spike_at]
         if not steps:
             return None
@@ -116,9 +116,9 @@ class RankComparison:
             limit,
         )
         severity = Severity.WARNING if counts and not facts.is_everywhere else Severity.INFO
-        return Event.of(facts, first, severity, remedies=RankSpike.remedies)
+        return Finding.at(facts, first, severity, remedies=RankSpike.remedies)
 
-    def _slow_step(self, table: RankTable, names: Sequence[str]) -> Event | None:
+    def _slow_step(self, table: RankTable, names: Sequence[str]) -> Finding | None:
         slowest = max(range(len(names)), key=lambda rank: table.peaks[rank].slow_seconds)
         peak = table.peaks[slowest]
         if (
@@ -133,9 +133,9 @@ class RankComparison:
             return None
         self._slow_steps[slowest] = peak.slow_seconds
         facts = RankSlowStepFacts(names[slowest], slowest, peak.slow_seconds, peak.slow_usual, RankSlowStep.times)
-        return Event.of(facts, peak.slow, Severity.INFO, remedies=RankSlowStep.remedies)
+        return Finding.at(facts, peak.slow, Severity.INFO, remedies=RankSlowStep.remedies)
 
-    def _straggler(self, table: RankTable, names: Sequence[str], step: int) -> Event | None:
+    def _straggler(self, table: RankTable, names: Sequence[str], step: int) -> Finding | None:
         slowest = max(range(len(names)), key=table.seconds.__getitem__)
         seconds = table.seconds[slowest]
         usual = median(each for rank, each in enumerate(table.seconds) if rank != slowest)
@@ -147,7 +147,7 @@ class RankComparison:
         if self._slow != Straggler.in_a_row:
             return None
         facts = StragglerFacts(names[slowest], slowest, seconds, usual, Straggler.times, Straggler.in_a_row)
-        return Event.of(facts, step, Severity.INFO, remedies=Straggler.remedies)
+        return Finding.at(facts, step, Severity.INFO, remedies=Straggler.remedies)
 
 
 def _names(where: Sequence[int], names: Sequence[str]) -> tuple[str, ...]:

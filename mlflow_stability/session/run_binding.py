@@ -50,7 +50,7 @@ from mlflow_stability.tracking.in_process import (
 )
 from mlflow_stability.tracking.store import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.tag_names import last_step
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -73,7 +73,7 @@ class RunBinding:
         self,
         settings: Settings,
         guard: PartGuard,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[Finding], None],
         warn: Say,
         settle: Callable[[], None],
         begun: Callable[[], None] = lambda: None,
@@ -321,7 +321,7 @@ class RunBinding:
         job, step = launched_job(), recording.opening.first_step
         if job is not None and job.restarts:
             facts = RestartFacts(job.restarts + 1, job.most_restarts)
-            recording.emit(Event.of(facts, step, Severity.INFO, remedies=JobRestarted.remedies))
+            recording.emit(Finding.at(facts, step, Severity.INFO, remedies=JobRestarted.remedies))
 
     def _end_recording(self, closing: Closing) -> None:
         if self.recording is not None:

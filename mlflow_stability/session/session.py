@@ -49,7 +49,7 @@ from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording, UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
 from mlflow_stability.tracking.in_process import announce, end_fluent_run, fluent_run_id
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -473,7 +473,7 @@ class Session:
         page = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}?workflowType=machine_learning"
         return RunLink(run_id, url=page if is_server else "")
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, event: Finding) -> None:
         self._alerts.tell(event)
         self._output.found(event, may_act=self._lifecycle is not None)
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.alerts.router import COOLDOWNS, GATHER, USUAL_COOLDOWN, AlertRouter
 from mlflow_stability.kinds.catalog import KINDS
-from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
 from mlflow_stability.vocabulary.result import LOWER_RATE
 
 KIND = st.sampled_from(["nan_detected", "loss_spike", "plateau", "stall"])
@@ -19,8 +20,8 @@ EVENTS = st.lists(
 )  # type, severity, seconds since the one before
 
 
-def event(step: int, kind: str = "loss_spike", severity: Severity = Severity.WARNING) -> Event:
-    return Event(step, kind, severity, f"{kind} at {step}", evidence={"loss": float("inf")}, time=float(step))
+def event(step: int, kind: str = "loss_spike", severity: Severity = Severity.WARNING) -> Finding:
+    return at_step(step, kind, severity, f"{kind} at {step}", evidence={"loss": float("inf")}, time=float(step))
 
 
 def test_a_burst_is_one_message_that_counts_it() -> None:

@@ -10,7 +10,7 @@ from mlflow_stability.analysis.dashboard import board_of, dashboard
 from mlflow_stability.analysis.diagnose import diagnose, history_of
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary import Event, Series, Severity, Signal
+from mlflow_stability.vocabulary import Finding, Series, Severity, Signal
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
@@ -63,7 +63,7 @@ def test_layers_and_duplicates_are_left_to_other_pictures_and_groups_are_counted
 
 
 def test_rollbacks_are_marked_with_the_step_they_led_back_to() -> None:
-    event = Event.of(RollbackFacts("back", 60, 80, 30, 0.1, 1), 90, Severity.INFO)
+    event = Finding.at(RollbackFacts("back", 60, 80, 30, 0.1, 1), 90, Severity.INFO)
     history = RunHistory("x", "x", "recorded", "", (metric_of("loss"),), (event,))
     (mark,) = board_of(history, Diagnosis("x", "x", "recorded", "", "healthy", "Healthy.")).marks
     assert (mark.kind, mark.start, mark.target) == ("rollback", 90, 60)

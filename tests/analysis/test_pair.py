@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from analysis.logs import falling, write_log
+from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability.analysis.compare import compare
@@ -15,7 +16,7 @@ from mlflow_stability.tracking.artifacts.record_events import events_name, line_
 from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 LAYERS = ("embed", "blocks.0.attn", "blocks.1.attn", "head")
 HEADS = tuple(f"blocks.{block}.attn.head_{head}" for block in range(2) for head in range(3))
@@ -90,7 +91,7 @@ def test_a_run_without_heads_is_said_to_have_none(sqlite_uri: str, tmp_path: Pat
 def test_an_event_at_a_step_that_no_run_can_have_costs_only_the_closer_look(sqlite_uri: str, tmp_path: Path) -> None:
     one, other = (recorded(sqlite_uri, tmp_path / name, name) for name in ("one", "other"))
     odd = tmp_path / events_name(0)
-    odd.write_text(line_of(Event(10**23, "loss_spike", Severity.CRITICAL, "A loss spike.")))
+    odd.write_text(line_of(at_step(10**23, "loss_spike", Severity.CRITICAL, "A loss spike.")))
     MlflowClient(tracking_uri=sqlite_uri).log_artifact(one, str(odd), EVENTS_FOLDER)
     found = compare([one, other], tracking_uri=sqlite_uri)
     assert len(found.runs) == 2

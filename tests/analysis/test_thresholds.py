@@ -14,7 +14,7 @@ from mlflow_stability.kinds.catalog import default_detectors, name_of, named
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.kinds.thresholds import detectors_with
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.sensitivity import FACTORS
 
@@ -121,7 +121,7 @@ def test_a_finding_by_a_threshold_of_ones_own_lies_above_it_and_says_so(kind: st
     assert own
     for each in own:
         assert each.severity is Severity.WARNING
-        assert each.evidence["z"] >= 4.0
+        assert each.metrics["z"] >= 4.0
         assert "threshold 4σ" in each.message
 
 

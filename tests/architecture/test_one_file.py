@@ -23,7 +23,7 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class UnluckyLoss(Detector):
     remedies = (Remedy(Action.IN_WORDS, text="Cross your fingers."),)
     state_type = list
 
-    def step(self, state: list[int], point: Point) -> tuple[list[int], Event | None]:
+    def step(self, state: list[int], point: Point) -> tuple[list[int], Finding | None]:
         """Look at the next loss."""
         if point.value != self.number or state:
             return state, None
@@ -304,7 +304,7 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
     done = run_in(package, "-c", code)
     declared, own = done.out.splitlines()
     assert declared == "unlucky_loss 7 an unlucky loss 3 unlucky losses Cross your fingers."
-    assert own == "<Episode WARNING unlucky_loss: loss is 14 at step 200 (unlucky number 14).>"
+    assert own == "<Finding WARNING unlucky_loss: loss is 14 at step 200 (unlucky number 14).>"
 
 
 @pytest.mark.slow
@@ -341,9 +341,9 @@ def test_a_detector_that_declares_harm_is_part_of_one_trouble_and_costs_unconfir
     code = (
         "from mlflow_stability.session.autopilot.rollback_controller import HARMFUL\n"
         "from mlflow_stability.session.output.troubles import Troubles\n"
-        "from mlflow_stability.vocabulary.result.event import Event, Severity\n"
+        "from mlflow_stability.vocabulary.result.finding import Finding, Severity\n"
         "troubles = Troubles()\n"
-        "found = [Event(7, kind, Severity.WARNING, 'It was.') for kind in ('loss_spike', 'unlucky_loss')]\n"
+        "found = [event(7, kind, Severity.WARNING, 'It was.') for kind in ('loss_spike', 'unlucky_loss')]\n"
         "print('unlucky_loss' in HARMFUL, [troubles.is_news(each) for each in found])\n"
     )
     assert run_in(package, "-c", code).out == "True [True, False]\n"

@@ -24,7 +24,7 @@ from zoo.healthy.catalog import HEALTHY
 from zoo.judged import VIEWS, Judged, Trained, judged, trained, words
 from zoo.slow_failures import SLOW_FAILURES
 
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 ILL = {each.name: each for each in SLOW_FAILURES}
 TRAININGS = {each.__name__: each for each in (*HEALTHY, *(each.train for each in SLOW_FAILURES))}

@@ -26,7 +26,7 @@ from mlflow_stability.demo.tasks.language import LETTERS, written
 from mlflow_stability.kinds.catalog import named
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
-from mlflow_stability.vocabulary import Event, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Signal, StepReading
 
 WIDTH, HEADS, LENGTH, BATCH = 32, 4, 24, 16
 RULES = ("attention_collapse", "attention_logit_growth")
@@ -39,7 +39,7 @@ class Trained:
     """What one training came to."""
 
     losses: list[float] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[Finding] = field(default_factory=list)
     points: int = 0
     narrowest: float = 1.0
     """The lowest mean over half of a layer's heads."""

@@ -33,7 +33,7 @@ from mlflow_stability.kinds.catalog import named
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
-from mlflow_stability.vocabulary import Event, StepReading
+from mlflow_stability.vocabulary import Finding, StepReading
 
 EVERY = 10
 KINDS = (
@@ -125,7 +125,7 @@ def collected(names: list[str], seeds: range, folder: Path, workers: int) -> dic
     return {each: pickle.loads((folder / f"{each[0]}-{each[1]}.pickle").read_bytes()) for each in subjects}
 
 
-def judged(models: Readings, every: int) -> list[Event]:
+def judged(models: Readings, every: int) -> list[Finding]:
     """What is said when every so-manieth pass had been looked into."""
     detectors = named(KINDS)
     return [event for each in models for event in replay([r for r in each if r.step % every == 0], detectors)]

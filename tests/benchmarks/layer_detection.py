@@ -29,7 +29,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.layer_values import is_wanted
 from mlflow_stability.kinds.catalog import DETECTORS
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.vocabulary import Event, Signal
+from mlflow_stability.vocabulary import Finding, Signal
 
 Schedule = tuple[int, int, int]
 SCHEDULES: dict[str, Schedule] = {"whole 10, layers 100": (10, 100, 100), "whole 10, layers 10, RMS 1": (10, 10, 1)}
@@ -59,7 +59,7 @@ def main() -> None:
         recall(title, schedule, ill)
 
 
-def judged(tables: Sequence[Table], schedule: Schedule, points: Counter[Signal] | None = None) -> list[Event]:
+def judged(tables: Sequence[Table], schedule: Schedule, points: Counter[Signal] | None = None) -> list[Finding]:
     """What is said of one training; each of its optimizers is a part of it."""
     panel, events = Panel(), []
     for table in tables:

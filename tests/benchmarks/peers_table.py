@@ -24,8 +24,8 @@ from peer_series import OTHERS, PEERS
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.measured.observation import Series
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -104,7 +104,7 @@ def main() -> None:
     print(f"{(time.perf_counter() - began) / (len(series) * options.seeds) * 1e3:.1f} ms a run")
 
 
-def at_warning(diagnosis: Diagnosis) -> list[Episode]:
+def at_warning(diagnosis: Diagnosis) -> list[Finding]:
     return [each for each in diagnosis.findings if each.severity >= Severity.WARNING]
 
 

@@ -35,7 +35,7 @@ from mlflow_stability.analysis.cards.card_cache import fingerprint_of_rules
 from mlflow_stability.analysis.diagnose import diagnose_all
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 NAMED_BY = {
     "nan": ("nan_detected", "inf_detected"),
@@ -52,7 +52,7 @@ UNSURE = ("ambiguous", "other")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FoundAt:
     """What is kept of an episode that is WARNING or CRITICAL."""
 
     kind: str
@@ -69,7 +69,7 @@ class Record:
     label: str
     places: tuple[tuple[float, float], ...]
     read: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[FoundAt, ...]
     judged: tuple[str, ...]
     """The losses that were judged, the main one first."""
     validations: tuple[str, ...]
@@ -140,7 +140,7 @@ def _diagnosed(path: Path) -> dict[str, object]:
     found: list[Diagnosis | Failure] = list(diagnose_all([path]))
     read = [each for each in found if isinstance(each, Diagnosis)]
     serious = [one for each in read for one in each.findings if one.severity >= Severity.WARNING]
-    findings = [asdict(Finding(one.kind, one.severity >= Severity.CRITICAL, int(one.start))) for one in serious]
+    findings = [asdict(FoundAt(one.kind, one.severity >= Severity.CRITICAL, int(one.start))) for one in serious]
     return {
         "read": len(read) == len(found),
         "findings": findings,
@@ -161,7 +161,7 @@ def records_of(rows: Sequence[dict[str, str]], findings: Findings) -> list[Recor
                 row["label"],
                 places_in(row["label_steps"]) if placed else (),
                 bool(known["read"]),
-                tuple(Finding(**each) for each in known["findings"]),  # type: ignore[attr-defined]
+                tuple(FoundAt(**each) for each in known["findings"]),  # type: ignore[attr-defined]
                 tuple(known["judged"]),  # type: ignore[arg-type]
                 tuple(known["validations"]),  # type: ignore[arg-type]
                 row.get("loss") or "",

@@ -152,7 +152,7 @@ def row_of(failure: Failure, seeds: Sequence[int], results: dict[Trial, Result])
         shows,
         [delay(failure, each, step) for each, step in zip(last, shows, strict=True)],
         [len(of_kind(each, "rollback")) for each in last],
-        [sum(event.evidence.get("steps_lost", 0.0) for event in of_kind(each, "rollback")) for each in last],
+        [sum(event.metrics.get("steps_lost", 0.0) for event in of_kind(each, "rollback")) for each in last],
         [len(of_kind(each, "step_skipped")) for each in last],
         [each.error or (each.events[-1].kind if each.events else "") for each in last],
     )

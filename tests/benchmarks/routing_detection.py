@@ -27,7 +27,7 @@ from mlflow_stability.demo.tasks.language import LETTERS, lines, written
 from mlflow_stability.kinds.catalog import named
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.probes.routing import RouterProbe
-from mlflow_stability.vocabulary import Event, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Signal, StepReading
 
 RULES = ("router_collapse", "dead_expert")
 WIDTH, BATCH = 32, 128
@@ -38,7 +38,7 @@ class Trained:
     """What one training came to."""
 
     losses: list[float] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[Finding] = field(default_factory=list)
     measurements: int = 0
     fewest: float = 1.0
     """The lowest effective number of experts, as a share of the way from the least possible to all of them."""

@@ -45,8 +45,8 @@ from mlflow_stability.kinds.catalog import RULES, default_detectors
 from mlflow_stability.kinds.rules import found_by
 from mlflow_stability.kinds.thresholds import as_asked
 from mlflow_stability.vocabulary.judging_rule import JUDGING_RULES, ROBUST
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.sensitivity import FACTORS
 
 KINDS = {"spike": "loss_spike", "divergence": "divergence", "overfitting": "overfitting", "plateau": "plateau"}
@@ -101,7 +101,7 @@ class How:
         return tuple(moved(each, self.factor) for each in default_detectors())
 
 
-def findings_of(run: DrawnRun, how: How) -> Sequence[Episode]:
+def findings_of(run: DrawnRun, how: How) -> Sequence[Finding]:
     history = run.history()
     if how.rules_alone:
         return found_by(RULES, run_curves(history), how.detectors)

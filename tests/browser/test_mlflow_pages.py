@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from browser.chromium import Chromium, find_chromium
 from courier.staging import Training
+from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.vocabulary import Closing, Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Closing, Severity, Signal, StepReading
 from mlflow_stability.vocabulary.result import read_remedies
 
 PROGRAM = find_chromium()
@@ -66,7 +67,9 @@ def page(rest_server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
         if step == 80:
             message = "loss is NaN at step 80; last finite value 0.0253."
             remedies = read_remedies(["Check the labels.", "Lower the learning rate.", "Clip gradients at 1.0."])
-            training.journal.append(Event(80, "nan_detected", Severity.CRITICAL, message, remedies=remedies, time=now))
+            training.journal.append(
+                at_step(80, "nan_detected", Severity.CRITICAL, message, remedies=remedies, time=now)
+            )
     training.end(Closing("finished", "", 120))
     assert deliver_session(training.folder).error == ""
     return f"{rest_server}/#/experiments/{experiment}/runs/{run_id}"

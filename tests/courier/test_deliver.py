@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from courier.staging import Training, bookkeeping, reading
+from findings import at_step
 from mlflow import MlflowClient
 from waiting import wait_until
 
@@ -23,7 +24,7 @@ from mlflow_stability.journal.layout import TRAINING
 from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Reset, Severity
+from mlflow_stability.vocabulary import Closing, Finding, Gap, Note, Reset, Severity
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_the_record_arrives_while_the_training_lives_but_its_status_waits(root, 
 def test_what_happened_beside_numbers_is_in_the_run(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     training.train(1, 55)
-    event = Event(55, "inf_detected", Severity.CRITICAL, "grad_norm is inf", evidence={"grad_norm": float("inf")})
+    event = at_step(55, "inf_detected", Severity.CRITICAL, "grad_norm is inf", evidence={"grad_norm": float("inf")})
     said = [event, Reset(56, 1, "rolled back"), Note("degraded", "layer probe"), Gap(60, 69, "No space left on device")]
     for each in said:
         training.journal.append(each)
@@ -271,10 +272,10 @@ def test_the_full_record_has_what_the_metric_tables_leave_out(root, sqlite_uri):
 def test_more_events_than_fit_into_one_file_all_arrive(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     for step in range(1, 12_001):
-        training.journal.append(Event(step, "loss_spike", Severity.WARNING, "spike"))
+        training.journal.append(at_step(step, "loss_spike", Severity.WARNING, "spike"))
     training.end(Closing("finished", "", 12_000))
     (run_id,) = deliver_session(training.folder).run_ids
-    events = [said for _, said in RunReader(run_id, sqlite_uri).said() if isinstance(said, Event)]
+    events = [said for _, said in RunReader(run_id, sqlite_uri).said() if isinstance(said, Finding)]
     assert [event.step for event in events] == list(range(1, 12_001))
     assert RunReader(run_id, sqlite_uri).tags["stability.findings"] == "1 warning", "neighbours are one finding"
 

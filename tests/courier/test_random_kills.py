@@ -4,12 +4,13 @@ from collections import Counter
 
 import pytest
 from courier.staging import Training, kill, reading
+from findings import at_step
 from mlflow import MlflowClient
 from waiting import wait_until
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Closing, Event, Severity
+from mlflow_stability.vocabulary import Closing, Finding, Severity
 
 KILLS = 20
 
@@ -27,7 +28,7 @@ def test_a_courier_killed_at_twenty_random_moments_delivers_everything_once(tmp_
             step += 1
             training.train(step, step, pause=0.002)
             if step % 500 == 0:
-                training.journal.append(Event(step, "loss_spike", Severity.WARNING, f"at {step}"))
+                training.journal.append(at_step(step, "loss_spike", Severity.WARNING, f"at {step}"))
         kill(courier)
     training.end(Closing("finished", "", step, time.time()))
     last = training.start_courier()
@@ -49,6 +50,6 @@ def test_a_courier_killed_at_twenty_random_moments_delivers_everything_once(tmp_
     assert set(points.values()) == {1}
     assert {1, *range(10, step + 1, 10), step} == set(points)
 
-    events = [said for _, said in RunReader(run.info.run_id, sqlite_uri).said() if isinstance(said, Event)]
+    events = [said for _, said in RunReader(run.info.run_id, sqlite_uri).said() if isinstance(said, Finding)]
     assert [event.step for event in events if event.kind == "loss_spike"] == list(range(500, step + 1, 500))
     print(f"{step} steps, {len(table)} values, {KILLS} kills")

@@ -2,6 +2,7 @@ import time
 
 import pytest
 from courier.staging import Training, bookkeeping
+from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
@@ -10,7 +11,7 @@ from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.courier.process.out_of_memory import MemoryWatch
 from mlflow_stability.courier.progress.json_file import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
-from mlflow_stability.vocabulary import Closing, Event, Severity
+from mlflow_stability.vocabulary import Closing, Severity
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,7 @@ def training(tmp_path, troubled_server):
     ask_for_short_requests()
     training = Training(tmp_path / ".mlflow-stability", troubled_server.url)
     training.train(1, 200)
-    training.journal.append(Event(200, "loss_spike", Severity.WARNING, "spike"))
+    training.journal.append(at_step(200, "loss_spike", Severity.WARNING, "spike"))
     return training
 
 

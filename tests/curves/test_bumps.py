@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from mlflow_stability.curves.bumps import bumps_of
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 
-def spikes(history: RunHistory) -> list[Episode]:
+def spikes(history: RunHistory) -> list[Finding]:
     return SpikeRule().find(run_curves(history))
 
 
@@ -116,7 +116,7 @@ def test_a_loss_that_is_negative_is_judged_in_its_own_spread(length: int) -> Non
     losses[90 : 90 + length] += 1500
     (episode,) = spikes(run_named(loss=losses))
     assert (episode.start, episode.end, episode.severity) == (90, 89 + length, Severity.WARNING)
-    assert episode.evidence["before"] == pytest.approx(-2000, abs=60)
+    assert episode.metrics["before"] == pytest.approx(-2000, abs=60)
 
 
 @pytest.mark.parametrize("seed", range(4))

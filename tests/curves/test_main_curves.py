@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
+from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.curves.main_curves import judged_curves, with_main_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Severity
 from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
@@ -147,7 +148,7 @@ def test_a_name_that_cannot_be_judged_is_an_error_that_helps(name: str, said: st
 
 
 def test_what_was_judged_while_it_trained_is_judged_again_by_curves_that_were_asked_for() -> None:
-    event = Event("loss_spike", Severity.WARNING, 3, "loss", "", "It jumped.")
+    event = at_step(3, "loss_spike", Severity.WARNING, "It jumped.")
     history = run_of(metric_of("loss", falling(40)), metric_of("other", falling(40)), events=[event])
     assert with_main_curves(history).events is not None
     again = with_main_curves(history, AskedCurves("other"))

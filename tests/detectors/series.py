@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.kinds.catalog import named
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary import Event, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Signal, StepReading
 from mlflow_stability.vocabulary.facts import facts_from_json
-from mlflow_stability.vocabulary.sensitivity import SCORE
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +28,7 @@ def readings(series: Mapping[str, Sequence[float] | Floats], first_step: int = 0
     return found
 
 
-def judged(names: str | None = None, /, **series: Sequence[float] | Floats) -> list[Event]:
+def judged(names: str | None = None, /, **series: Sequence[float] | Floats) -> list[Finding]:
     """What the detectors of these names find; all of them if none is named."""
     events = replay(readings(series), None if names is None else named(names.split()))
     for event in events:
@@ -37,14 +36,11 @@ def judged(names: str | None = None, /, **series: Sequence[float] | Floats) -> l
     return events
 
 
-def check_facts(event: Event) -> None:
+def check_facts(event: Finding) -> None:
     """Facts have the sentence and the numbers of their event, and are read back from JSON as they were."""
     facts = event.facts
-    assert facts is not None, event
     assert facts.sentence(event.step) == event.message
-    assert {name: value for name, value in event.evidence.items() if name != SCORE} == pytest.approx(
-        facts.numbers(), nan_ok=True
-    )
+    assert event.metrics == pytest.approx(facts.numbers(), nan_ok=True)
     assert repr(facts_from_json(json.loads(json.dumps(facts.as_json(), allow_nan=False)))) == repr(facts)
     assert "epoch" in facts.sentence(event.step, "epoch")
 

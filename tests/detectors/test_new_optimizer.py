@@ -7,13 +7,13 @@ import pytest
 from detectors.series import Floats, decaying, judged, noise
 
 from mlflow_stability.detectors.learning_rate_restart import OptimizersOfLosses
-from mlflow_stability.vocabulary import Event, Signal
+from mlflow_stability.vocabulary import Finding, Signal
 
 STEPS, SECOND = 600, 300
 FIRST_PHASE = decaying(SECOND, 0.02, 2.3, 40.0)
 
 
-def found_in(losses: Floats, *, optimizers: int) -> list[Event]:
+def found_in(losses: Floats, *, optimizers: int) -> list[Finding]:
     """What is found in losses that are as noisy as usual, of one optimizer, or of another one from step 300 on."""
     place = "learning_rate" if optimizers == 1 else "learning_rate@optimizer_1"
     rates: dict[str, list[float | None]] = {"learning_rate": [1e-3] * SECOND + [None] * SECOND}

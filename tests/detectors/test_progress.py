@@ -40,7 +40,7 @@ def test_it_becomes_a_warning_where_the_loss_rises_again(kind: str) -> None:
     first, worse = judged(kind, loss=losses, **INSIDE[kind])
     assert (first.severity, worse.severity) == (Severity.INFO, Severity.WARNING)
     assert worse.step > 150
-    assert worse.evidence["since"] == first.step
+    assert worse.metrics["since"] == first.step
     assert worse.message.startswith(first.message)
     assert "times its lowest level" in worse.message
 

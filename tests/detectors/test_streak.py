@@ -51,7 +51,7 @@ def found_at(detector: High, values: str, place: str = "") -> list[int]:
         value = {"#": 2.0, ".": 0.5, "?": float("nan")}[sign]
         state, event = detector.step(state, Point("x", place, step, value, finite=sign != "?"))
         if event is not None:
-            assert (event.kind, event.evidence["x"], event.score) == ("high", 2.0, 2.0)
+            assert (event.kind, event.metrics["x"], event.score) == ("high", 2.0, 2.0)
             steps.append(event.step)
     return steps
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card import run_card_of
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_card import Mark, RunCard
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mlflow_stability.kinds.old_events import facts_of_old_event
-from mlflow_stability.vocabulary import Event, Series
+from mlflow_stability.vocabulary import Finding, Series
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
 
@@ -29,16 +29,16 @@ def metric_of(
     return Metric(name, known, Series(known.signal, at.astype(np.int64), numbers, of, np.zeros(len(numbers))))
 
 
-def as_read_back(event: Event) -> Event:
+def as_read_back(event: Finding) -> Finding:
     """An event without facts as a recording from before there were any is read."""
     if event.facts is not None:
         return event
-    return replace(event, facts=facts_of_old_event(event.kind, event.message, event.evidence, event.place))
+    return replace(event, facts=facts_of_old_event(event.kind, event.message, event.metrics, event.place))
 
 
 def run_of(
     *metrics: Metric,
-    events: Sequence[Event] | None = None,
+    events: Sequence[Finding] | None = None,
     outcome: str = "",
     outcome_detail: str = "",
     params: Mapping[str, str] | None = None,

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
+from findings import at_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary import Event, Gap, Severity
+from mlflow_stability.vocabulary import Gap, Severity
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
 nan, inf = math.nan, math.inf
@@ -83,7 +84,7 @@ def test_a_run_that_its_user_stopped_has_no_episode() -> None:
 
 
 def test_what_was_judged_while_it_trained_is_taken_as_it_was_judged() -> None:
-    event = Event(50, "gradient_explosion", Severity.WARNING, "The gradient norm is 9.", evidence={"grad_norm": 9.0})
+    event = at_step(50, "gradient_explosion", Severity.WARNING, "The gradient norm is 9.", evidence={"grad_norm": 9.0})
     losses = falling(400)
     losses[200] *= 3  # nothing was said about it while it trained
     recorded = run_of(metric_of("loss", losses), events=[event])

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from diagnosis.cards import card_of_loss, diverging, made
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.cohort.spike_rate import spike_rate_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 from mlflow_stability.vocabulary.run.run_card import Mark
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -89,7 +90,7 @@ def test_a_run_without_a_loss_cannot_be_told_to_be_stable() -> None:
 
 
 def test_steps_in_vain_are_counted_from_what_the_autopilot_said_and_from_the_counter() -> None:
-    back = Event.of(RollbackFacts("loss 9.", 260, 290, 40, 0.1, 1), 300, Severity.INFO)
+    back = Finding.at(RollbackFacts("loss 9.", 260, 290, 40, 0.1, 1), 300, Severity.INFO)
     counter = metric_of("skipped_steps", [0, 1, 2, 0, 3], meaning=Meaning("skipped_steps", known=True))
     history = run_of(metric_of("train_loss", falling(600)), counter, events=[back, back])
     card = run_card_of(history, diagnosis_of(history))
@@ -122,9 +123,9 @@ def test_a_killed_run_that_was_healthy_is_not_unstable() -> None:
 def test_the_cause_of_a_later_finding_is_told_as_such() -> None:
     losses = np.concatenate([falling(600), np.full(10, np.nan)])
     events = [
-        Event(100, "oscillation", Severity.WARNING, "The loss oscillates."),
-        Event(600, "nan_detected", Severity.CRITICAL, "loss is NaN at step 600."),
-        Event(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
+        at_step(100, "oscillation", Severity.WARNING, "The loss oscillates."),
+        at_step(600, "nan_detected", Severity.CRITICAL, "loss is NaN at step 600."),
+        at_step(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
     ]
     history = run_of(metric_of("loss", losses), events=events)
     card = run_card_of(history, diagnosis_of(history))
@@ -133,8 +134,8 @@ def test_the_cause_of_a_later_finding_is_told_as_such() -> None:
 
 def test_the_cause_of_the_first_finding_stands_for_itself() -> None:
     events = [
-        Event(600, "nan_detected", Severity.CRITICAL, "loss is NaN at step 600."),
-        Event(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
+        at_step(600, "nan_detected", Severity.CRITICAL, "loss is NaN at step 600."),
+        at_step(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
     ]
     history = run_of(metric_of("loss", np.concatenate([falling(600), np.full(10, np.nan)])), events=events)
     card = run_card_of(history, diagnosis_of(history))
@@ -150,9 +151,9 @@ def test_a_cause_that_is_the_first_finding_itself_is_not_said_to_be_unknown_ther
     norms = np.full(400, 0.4)
     norms[200] = 1009.0
     events = [
-        Event(199, "learning_rate_jump", Severity.WARNING, "learning rate jumped from 0.001 to 0.5 at step 199."),
-        Event(200, "loss_spike", Severity.CRITICAL, "loss is 2674 at step 200."),
-        Event(200, "gradient_explosion", Severity.CRITICAL, "grad_norm is 1009 at step 200."),
+        at_step(199, "learning_rate_jump", Severity.WARNING, "learning rate jumped from 0.001 to 0.5 at step 199."),
+        at_step(200, "loss_spike", Severity.CRITICAL, "loss is 2674 at step 200."),
+        at_step(200, "gradient_explosion", Severity.CRITICAL, "grad_norm is 1009 at step 200."),
     ]
     history = run_of(
         metric_of("loss", losses),

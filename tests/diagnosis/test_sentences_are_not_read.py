@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import changed
 from golden.cases import EXPERIMENT, run_names
 from zoo.curves.ill import FORMS, NON_FINITE, ill_run
 
@@ -20,7 +21,7 @@ from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 from mlflow_stability.vocabulary.facts import Facts, classes_of_facts
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -43,7 +44,7 @@ def reworded(history: RunHistory) -> RunHistory:
     """The history, its events in words that mean nothing."""
     if history.events is None:
         return history
-    events = (replace(event, message=f"Fep {number}") for number, event in enumerate(history.events))
+    events = (changed(event, message=f"Fep {number}") for number, event in enumerate(history.events))
     return replace(history, events=tuple(events))
 
 
@@ -58,7 +59,7 @@ def concluded(diagnosis: Diagnosis) -> dict[str, Any]:
                 episode.kind,
                 episode.severity,
                 (episode.start, episode.peak, episode.end, episode.recovered, episode.attempt),
-                (episode.metric, episode.place, episode.events, episode.spikes),
+                (episode.metric, episode.place, episode.count, episode.spikes),
                 episode.remedies,
                 None if episode.cause is None else (episode.cause.name, episode.cause.step, episode.cause.remedies),
             )
@@ -97,6 +98,6 @@ def test_a_training_that_the_autopilot_ended_says_so_in_any_wording(monkeypatch:
     facts = GiveUpFacts(GaveUp.NO_ROLLBACK, "The rollbacks did not help.", 290, 3, ended_training=True)
     replace_sentences(monkeypatch)
     losses = np.concatenate([falling(300), np.full(10, np.nan)])
-    run = run_of(metric_of("loss", losses), events=[Event.of(facts, 310, Severity.CRITICAL)])
+    run = run_of(metric_of("loss", losses), events=[Finding.at(facts, 310, Severity.CRITICAL)])
     verdict = diagnosis_of(run).verdict
     assert "TrainingDiverged ended the training at step 310: The rollbacks did not help." in verdict

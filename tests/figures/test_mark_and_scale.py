@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from findings import at_step
 
 from mlflow_stability.figures.run_page.mark import MOST_PER_KIND, Mark, MarkSketch, grouped
 from mlflow_stability.figures.scale import number_text, scale_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 
 
 def test_a_storm_of_events_stays_few_marks_and_none_is_forgotten() -> None:
     sketch = MarkSketch()
     for step in range(0, 200_000, 2):
         severity = Severity.CRITICAL if step == 77_778 else Severity.WARNING
-        sketch.hear(Event(step, "loss_spike", severity, "spike"), step)
+        sketch.hear(at_step(step, "loss_spike", severity, "spike"), step)
     marks = sketch.marks()
     assert len(marks) <= MOST_PER_KIND
     assert sum(each.count for each in marks) == 100_000
@@ -23,7 +24,7 @@ def test_a_storm_of_events_stays_few_marks_and_none_is_forgotten() -> None:
 
 def test_a_rollback_knows_where_it_led_back_to_as_the_run_counts() -> None:
     sketch = MarkSketch()
-    sketch.hear(Event.of(RollbackFacts("back", 30, 40, 20, 0.1, 1), 50, Severity.INFO), 1050)
+    sketch.hear(Finding.at(RollbackFacts("back", 30, 40, 20, 0.1, 1), 50, Severity.INFO), 1050)
     assert sketch.marks() == (Mark("rollback", Severity.INFO, 1050, 1050, target=1030),)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlflow_stability import Comparison, Diagnosis, Episode, ModelCheck, ModelFinding, diagnose
+from mlflow_stability import Comparison, Diagnosis, Finding, ModelCheck, ModelFinding, diagnose
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
 from mlflow_stability.diagnosis.checklist import Checklist, checklist_of
@@ -85,9 +85,9 @@ def diagnosis_shape(diagnosis: Diagnosis) -> Shape:
     )
 
 
-def finding_shape(episode: Episode) -> Shape:
+def finding_shape(episode: Finding) -> Shape:
     """One finding of a diagnosis."""
-    rank = episode.evidence.get("rank", episode.evidence.get("first_rank"))
+    rank = episode.metrics.get("rank", episode.metrics.get("first_rank"))
     return {
         "kind": episode.kind,
         "severity": episode.severity.name,

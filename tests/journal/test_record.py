@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +20,8 @@ from mlflow_stability.journal.record import (
     frame,
     unframe,
 )
-from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Opening, Reset, Severity, Signal, StepReading
-from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary import Closing, Finding, Gap, Note, Opening, Reset, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.result import Action, Remedy, Source, Text
 
 texts = st.text(st.characters(blacklist_categories=["Cs"]))
 steps = st.integers(0, 2**53)
@@ -30,16 +31,17 @@ signals = st.builds(Signal, texts, texts)
 
 records = st.one_of(
     st.builds(
-        Event,
+        at_step,
         steps,
         texts,
         st.sampled_from(Severity),
         texts,
         texts,
         st.dictionaries(texts, values),
-        st.lists(texts.map(lambda text: Remedy(Action.IN_WORDS, text=text))).map(tuple),
-        st.integers(0, 9),
-        times,
+        remedies=st.lists(texts.map(lambda text: Remedy(Action.IN_WORDS, text=text))).map(tuple),
+        attempt=st.integers(0, 9),
+        time=times,
+        judged=st.booleans(),
     ),
     st.builds(Note, texts, texts, steps, times),
     st.builds(Reset, steps, st.integers(0, 9), texts, times),
@@ -67,10 +69,10 @@ def body(line: bytes) -> bytes:
 @given(records)
 def test_every_record_comes_back_as_it_was_written(record: object) -> None:
     back = decode(unframe(body(encode(record))))  # type: ignore[arg-type]
-    if isinstance(record, Event):
-        assert isinstance(back, Event)
-        assert back.evidence == pytest.approx(record.evidence, rel=0, abs=0, nan_ok=True)
-        back, record = replace(back, evidence={}), replace(record, evidence={})
+    if isinstance(record, Finding):
+        assert isinstance(back, Finding)
+        assert back.metrics == pytest.approx(record.metrics, rel=0, abs=0, nan_ok=True)
+        back, record = replace(back, statements=(), facts=Text("")), replace(record, statements=(), facts=Text(""))
     assert back == record
 
 
@@ -120,10 +122,10 @@ def test_a_reading_whose_names_were_lost_is_not_guessed() -> None:
 def test_what_an_earlier_version_called_live_was_told_and_not_judged() -> None:
     line = b'["event",{"step":3,"kind":"rollback","severity":10,"message":"","live":%b}]'
     told, judged = (decode(unframe(body(frame(line % live)))) for live in (b"true", b"false"))
-    assert isinstance(told, Event)
-    assert isinstance(judged, Event)
-    assert judged.judged
-    assert not told.judged
+    assert isinstance(told, Finding)
+    assert isinstance(judged, Finding)
+    assert judged.source is not Source.REPORTED
+    assert told.source is Source.REPORTED
 
 
 def test_kinds_and_fields_of_a_later_version_are_passed_over() -> None:

@@ -11,7 +11,7 @@ from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.kinds.panel import Panel, replay
 from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, read_part
-from mlflow_stability.vocabulary import Event, Opening, Reset, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Opening, Reset, Signal, StepReading
 
 QUANTITIES = (
     "skipped_steps",
@@ -92,7 +92,7 @@ def test_what_was_judged_live_is_what_the_journal_and_the_record_give_again(
 ) -> None:
     folder = tmp_path_factory.mktemp("replay")
     writer, panel = JournalWriter(folder / "r", Opening("r", 1, 0.0, "h", 0.0)), Panel()
-    live: list[Event] = []
+    live: list[Finding] = []
     for record in records_of(plan):
         writer.append(record)
         if isinstance(record, Reset):
@@ -104,7 +104,7 @@ def test_what_was_judged_live_is_what_the_journal_and_the_record_give_again(
     writer.close()
     kept = read_journal(folder / "r" / "journal")
     assert repr(replay(kept)) == repr(live)  # repr, for NaN equals nothing
-    assert repr([each for each in kept if isinstance(each, Event)]) == repr(live)
+    assert repr([each for each in kept if isinstance(each, Finding)]) == repr(live)
     assert repr(replay(through_parquet(kept, folder))) == repr(live)
 
 
@@ -134,7 +134,7 @@ def through_parquet(records: list[object], folder: Path) -> list[object]:
 def test_one_by_one_gives_the_same_as_step_by_step(plan: list[dict[str, object]]) -> None:
     records = records_of(plan)
     panel = Panel()
-    found: list[Event] = []
+    found: list[Finding] = []
     for record in records:
         if isinstance(record, Reset):
             panel.reset()

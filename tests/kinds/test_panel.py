@@ -7,12 +7,12 @@ from session.interrupting import Moments
 
 from mlflow_stability.kinds.catalog import default_detectors, named
 from mlflow_stability.kinds.panel import Panel, replay
-from mlflow_stability.vocabulary import Event, Reset, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Reset, Severity, Signal, StepReading
 
 nan, inf = math.nan, math.inf
 
 
-def events_of(losses: list[float], norms: list[float] | None = None, skips: list[float] | None = None) -> list[Event]:
+def events_of(losses: list[float], norms: list[float] | None = None, skips: list[float] | None = None) -> list[Finding]:
     records = []
     for number, loss in enumerate(losses):
         values = {"loss": loss}
@@ -55,7 +55,7 @@ def test_an_event_says_what_happened_with_numbers_and_what_to_try() -> None:
     (event,) = events_of([2.04, nan])
     assert event.severity is Severity.CRITICAL
     assert event.message == "loss is NaN at step 2; last finite value 2.04."
-    assert math.isnan(event.evidence["loss"])
+    assert math.isnan(event.metrics["loss"])
     assert event.remedies
 
 

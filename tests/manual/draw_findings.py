@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from mlflow_stability.analysis.diagnose import diagnose, history_of
 from mlflow_stability.figures.style import FAINT, LINES, SEVERITY, Picture, new_figure, our_style, png
 from mlflow_stability.kinds.catalog import documentation
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 
 RUNS = ROOT / "mlruns_fixtures" / "0"
@@ -34,7 +34,7 @@ class Example:
     """A finding of a recorded run, and the curve that it was found in."""
 
     run: str
-    episode: Episode
+    episode: Finding
     metric: Metric
 
 
@@ -50,7 +50,7 @@ def examples() -> dict[str, Example]:
     return found
 
 
-def _metric_of(episode: Episode, history: RunHistory) -> Metric | None:
+def _metric_of(episode: Finding, history: RunHistory) -> Metric | None:
     """The curve that the episode is about: the one it names, else the first that its finding judges, at its place."""
     named = [each for each in history.metrics if each.name == episode.metric]
     if named:

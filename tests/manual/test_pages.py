@@ -96,13 +96,12 @@ def test_findings_of_every_source_are_findings_and_say_what_they_are() -> None:
     losses = [2.0 / (1 + step / 60) + 0.01 * (step % 3) for step in range(400)]
     losses[300] = 50.0
     (spike,) = mlflow_stability.judge(losses).findings
-    assert isinstance(spike, mlflow_stability.Episode)
-    assert repr(spike) == f"<Episode {spike.severity.name} loss_spike: {spike.message}>"
+    assert isinstance(spike, mlflow_stability.Finding)
+    assert repr(spike) == f"<Finding {spike.severity.name} loss_spike: {spike.message}>"
     (frozen,) = mlflow_stability.check(torch.nn.Linear(4, 4).requires_grad_(requires_grad=False)).findings[:1]
     assert isinstance(frozen, mlflow_stability.ModelFinding)
     assert repr(frozen) == f"<ModelFinding {frozen.severity.name} {frozen.kind}: {frozen.message}>"
     for each in (spike, frozen):
-        assert isinstance(each, mlflow_stability.Finding)
         assert isinstance(each.severity, mlflow_stability.Severity)
 
 

@@ -14,7 +14,9 @@ from mlflow_stability.kinds.catalog import built
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.tracking.artifacts.record_events import read_line
 from mlflow_stability.tracking.artifacts.record_parts import read_part
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Source
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.milestone import Opening
 
 EXPERIMENT = Path(__file__).parents[2] / "mlruns_fixtures" / "0"
@@ -74,15 +76,15 @@ def test_what_was_judged_live_is_what_the_record_gives_when_it_is_judged_again(r
     stability = run / "artifacts" / "stability"
     said = [read_line(line) for file in sorted(stability.glob("**/events/*")) for line in file.read_text().splitlines()]
     (opening,) = [each for each in said if isinstance(each, Opening)]
-    live = [each for each in said if isinstance(each, Event) and each.judged]
+    live = [each for each in said if isinstance(each, Finding) and each.source is not Source.REPORTED]
     (part,) = stability.glob("**/record/*.parquet")
     again = replay(read_part(part).readings(), built(opening.detectors))
     assert [_plain(each) for each in again] == [_plain(each) for each in live]
 
 
-def _plain(event: Event) -> tuple[object, ...]:
+def _plain(event: Finding) -> tuple[object, ...]:
     """An event as it was recorded: these runs are older than the score of a finding."""
-    evidence = {name: value for name, value in event.evidence.items() if name != "score"}
+    evidence = {name: value for name, value in event.metrics.items() if name != "score"}
     return event.step, event.kind, event.severity, event.message, event.place, repr(evidence), event.time
 
 

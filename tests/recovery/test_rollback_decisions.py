@@ -4,19 +4,22 @@ import math
 from collections.abc import Callable
 
 import pytest
+from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
 from mlflow_stability.recovery.rollback_decisions import decide
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 POLICY = RollbackPolicy()
 
 
-def divergence(step: int, severity: Severity = Severity.CRITICAL, **evidence: float) -> Event:
-    return Event(step, "divergence", severity, f"loss stood high at step {step}.", evidence=evidence)
+def divergence(step: int, severity: Severity = Severity.CRITICAL, **evidence: float) -> Finding:
+    return at_step(step, "divergence", severity, f"loss stood high at step {step}.", evidence=evidence)
 
 
 def states(*steps: int) -> tuple[GoodState, ...]:
@@ -61,8 +64,10 @@ def test_the_best_state_is_the_one_of_the_lowest_loss() -> None:
     assert decide(RollbackPolicy(select="best"), RollbackHistory(), situation)[1].target == 300
 
 
-@pytest.mark.parametrize("event", [divergence(500, Severity.WARNING), Event(500, "loss_spike", Severity.CRITICAL, "")])
-def test_a_mild_or_another_finding_leads_nowhere(event: Event) -> None:
+@pytest.mark.parametrize(
+    "event", [divergence(500, Severity.WARNING), at_step(500, "loss_spike", Severity.CRITICAL, "")]
+)
+def test_a_mild_or_another_finding_leads_nowhere(event: Finding) -> None:
     assert decide(POLICY, RollbackHistory(), Situation(500, (event,), good=states(300)))[1] == Decision()
 
 
@@ -284,7 +289,9 @@ INITIAL = GoodState(0, float("nan"), initial=True)
 
 
 def at_the_start(step: int, update_ratio: float = 0.5) -> Situation:
-    return Situation(step, (divergence(step, onset=step - 3, update_ratio=update_ratio),), good=(INITIAL,))
+    facts = StartFacts(9.0, 2.0, update_ratio, step - 3, 3, 3.0)
+    event = at_step(step, "divergence", Severity.CRITICAL, facts=facts)
+    return Situation(step, (event,), good=(INITIAL,))
 
 
 def test_trouble_from_the_first_steps_on_leads_to_the_initial_weights_with_smaller_steps_for_good() -> None:
@@ -424,7 +431,7 @@ def test_rollbacks_from_changed_data_do_not_count_and_never_end_a_training() -> 
 
 def test_only_losses_of_the_part_that_diverged_are_judged_after_a_rollback() -> None:
     good = (GoodState(400, 2.2, around=AROUND),)
-    event = Event(500, "divergence", Severity.CRITICAL, "", "critic", {"loss": 4.0, "level": 2.0, "onset": 490.0})
+    event = at_step(500, "divergence", Severity.CRITICAL, "", "critic", {"loss": 4.0, "level": 2.0, "onset": 490.0})
     past, _ = decide(POLICY, RollbackHistory(), Situation(500, (event,), 4.0, good=good, place="critic"))
     for step in range(501, 520):
         past, decision = decide(POLICY, past, Situation(step, loss=2.2, good=good, place="critic"))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from mlflow_stability.kinds.reported.rollback import HeldRate
 from mlflow_stability.recovery.rollback_events import data_changed_event, give_up_event, rollback_event
 from mlflow_stability.recovery.rollback_state import Decision
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 def test_going_back_is_told_with_its_reason_its_target_the_steps_lost_and_the_time_it_took() -> None:
@@ -12,10 +12,10 @@ def test_going_back_is_told_with_its_reason_its_target_the_steps_lost_and_the_ti
     assert (event.kind, event.severity, event.step) == ("rollback", Severity.INFO, 212)
     assert "from step 212 to step 101 (111 steps lost): loss stood high." in event.message
     assert "0.5 times its scheduled value and returns to it over 200 steps" in event.message
-    assert event.evidence == {"target": 101, "onset": 196, "steps_lost": 111, "seconds": 0.02, "rollbacks": 1}
+    assert event.metrics == {"target": 101, "onset": 196, "steps_lost": 111, "seconds": 0.02, "rollbacks": 1}
     eased = rollback_event(decision, 212, seconds=0.02, attempt=0, rollbacks=1, learning_rate=0.005)
     assert "Learning rate now 0.005: it starts at 0.5 times its scheduled value" in eased.message
-    assert eased.evidence["learning_rate"] == 0.005
+    assert eased.metrics["learning_rate"] == 0.005
 
 
 def test_giving_up_for_good_is_critical_and_says_what_goes_on() -> None:
@@ -45,7 +45,7 @@ def test_a_rate_that_is_held_down_is_not_called_a_share_of_what_the_schedule_has
 def test_changed_data_is_told_with_the_weights_that_are_trained_on() -> None:
     undone = Decision("data_changed", "The data changed.", 400, target=412, undoes=111)
     event = data_changed_event(undone, 422, rollbacks=1)
-    assert (event.kind, event.severity, event.evidence["target"]) == ("data_changed", Severity.WARNING, 412)
+    assert (event.kind, event.severity, event.metrics["target"]) == ("data_changed", Severity.WARNING, 412)
     assert "Going back to the weights of step 412, as they were before the rollback." in event.message
     stays = data_changed_event(Decision("data_changed", "The data changed.", 400), 422, rollbacks=1)
     assert "The training continues from the restored weights." in stays.message

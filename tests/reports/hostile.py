@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from findings import changed
 from hypothesis import strategies as st
 from reports.samples import broken, nan, spike
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary.result import Action, Remedy, Text
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 
@@ -90,8 +91,8 @@ def hostile_diagnoses(draw: st.DrawFn) -> Diagnosis:
         verdict=text(),
         ended=text(),
         findings=(
-            replace(spike(), message=text(), metric=text(), place=text(), remedies=(remedy(),), cause=hostile_cause()),
-            replace(nan(), kind=text(), evidence={text(): 1.0}),
+            changed(spike(), message=text(), metric=text(), place=text(), remedies=(remedy(),), cause=hostile_cause()),
+            changed(nan(), kind=text(), also=(Text("", ((text(), 1.0),)),)),
         ),
         cause=hostile_cause(),
         remedies=(remedy(),),

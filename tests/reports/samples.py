@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from findings import over_steps
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.result import read_remedies
+from mlflow_stability.vocabulary.result import Text, read_remedies
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis, Sketch
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 STEPS = np.arange(1000)
 FALLING = 1.5 + 3 * np.exp(-STEPS / 150)
@@ -65,8 +66,8 @@ def healthy(source: str = "logs/good.jsonl") -> Diagnosis:
     )
 
 
-def spike() -> Episode:
-    return Episode(
+def spike() -> Finding:
+    return over_steps(
         "loss_spike",
         Severity.WARNING,
         300,
@@ -75,7 +76,7 @@ def spike() -> Episode:
         "loss is 5.71 at step 300, from a level of 1.91.",
         recovered=True,
         metric="train_loss",
-        evidence={"loss": 5.71, "z": 31.2},
+        also=(Text("", (("loss", 5.71), ("z", 31.2))),),
         remedies=read_remedies(("Lower the learning rate 2-5 times.", "Look at the batch of this step.")),
         cause=Cause(
             "bad_batch", "A bad batch at step 300: the loss jumped and came back.", kind="loss_spike", step=300
@@ -83,26 +84,26 @@ def spike() -> Episode:
     )
 
 
-def nan() -> Episode:
-    return Episode(
+def nan() -> Finding:
+    return over_steps(
         "nan_detected",
         Severity.CRITICAL,
         960,
         960,
         999,
         "loss is NaN at step 960; the last finite value before it was 24.13.",
-        events=2,
+        count=2,
         recovered=False,
         metric="train_loss",
         place="decoder",
         attempt=1,
-        evidence={"loss": math.nan, "before": math.inf, "after": -math.inf},
+        also=(Text("", (("loss", math.nan), ("before", math.inf), ("after", -math.inf))),),
     )
 
 
-def oscillation() -> Episode:
+def oscillation() -> Finding:
     message = "38 % of the last 100 points are local extremes."
-    return Episode("oscillation", Severity.INFO, 420, 430, 480, message, metric="train_loss", experimental=True)
+    return over_steps("oscillation", Severity.INFO, 420, 430, 480, message, metric="train_loss", experimental=True)
 
 
 def broken(source: str = "logs/bad.jsonl") -> Diagnosis:

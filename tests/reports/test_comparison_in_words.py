@@ -14,7 +14,7 @@ from mlflow_stability.reports.report_format import render_comparison
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.vocabulary.result.cohort import Association, Cohort, Interval, Sensitivity, SurvivalCurve
 from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_card import Mark
 
 

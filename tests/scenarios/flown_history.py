@@ -9,7 +9,7 @@ from scenarios.flying import Flown
 
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured.observation import Series, StepReading, series_by_signal
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run import Fact
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
@@ -26,7 +26,7 @@ def recorded_in(records: Sequence[Record]) -> RunHistory:
         Metric(str(signal), Meaning(signal.quantity, signal.place, known=True), series)
         for signal, series in series_by_signal(each for each in records if isinstance(each, StepReading)).items()
     )
-    events = tuple(each for each in records if isinstance(each, Event))
+    events = tuple(each for each in records if isinstance(each, Finding))
     params = {f"stability.{each.key}": each.value for each in records if isinstance(each, Fact)}
     return RunHistory("run", "run", "recorded", "the full record", metrics, events, outcome="finished", params=params)
 

@@ -16,7 +16,7 @@ from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.session.session import Session
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 QUICK = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10, rewind=20, easing_steps=40)
 """For trainings of a few hundred steps."""
@@ -30,8 +30,8 @@ class Flown:
     recordings: list[list[Record]] = field(default_factory=list)
     """All of them, each like ``records``: trainings that follow one upon the other have one each."""
 
-    def events(self, kind: str = "") -> list[Event]:
-        return [each for each in self.records if isinstance(each, Event) and kind in ("", each.kind)]
+    def events(self, kind: str = "") -> list[Finding]:
+        return [each for each in self.records if isinstance(each, Finding) and kind in ("", each.kind)]
 
 
 @contextmanager

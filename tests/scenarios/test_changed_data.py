@@ -71,9 +71,9 @@ def test_after_data_that_changed_for_good_the_training_goes_on_from_where_it_was
     (told,) = flown.events("data_changed")
     back, undone = flown.events("rollback")
     assert "give a loss of" in told.message
-    assert abs(told.evidence["onset"] - CHANGES) < 20
-    assert undone.evidence["target"] == back.step, "what was learnt before the rollback is not lost"
-    assert undone.evidence["steps_regained"] == back.evidence["steps_lost"]
+    assert abs(told.metrics["onset"] - CHANGES) < 20
+    assert undone.metrics["target"] == back.step, "what was learnt before the rollback is not lost"
+    assert undone.metrics["steps_regained"] == back.metrics["steps_lost"]
     assert undone.step - back.step <= POLICY.recovery_patience + 1
     assert flown.events("give_up") == []
     assert last < 0.2
@@ -84,7 +84,7 @@ def test_a_loss_function_that_changes_gradually_ends_no_training(tmp_path: Path)
     flown, last = trained(tmp_path, growing_term, steps=600, policy=usual)
     told = flown.events("data_changed")
     assert told
-    undone = [each for each in flown.events("rollback") if "steps_regained" in each.evidence]
+    undone = [each for each in flown.events("rollback") if "steps_regained" in each.metrics]
     assert len(undone) == len(told) == len(flown.events("rollback")) / 2
     assert flown.events("give_up") == []
     assert last < 5.0

@@ -15,7 +15,7 @@ from scenarios.test_several_processes import finish, free_port, start
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import damage_of, listing
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
 FORKED = [Path(__file__).with_name(each) for each in ("ddp_flight.py", "sharded_flight.py")]
@@ -98,7 +98,7 @@ def test_where_the_data_has_changed_both_get_their_weights_of_before_the_rollbac
     diagnosis = mlflow_stability.diagnose(run.info.run_id, tracking_uri=sqlite_uri)
     (told,) = [each for each in diagnosis.findings if each.kind == "data_changed"]
     # The weights of the step of the rollback were replaced within it: what came back is seen by what follows.
-    before, after = first[int(told.evidence["target"]) - 2], first[told.start + 1]
+    before, after = first[int(told.metrics["target"]) - 2], first[told.start + 1]
     assert after[2] < before[2]
     assert sum(row[2] for row in first[-20:]) / 20 < 0.5
 
@@ -203,7 +203,7 @@ def test_an_early_sign_of_divergence_acts_on_both_ranks_of_a_sharded_model(sqlit
     rows = [numbers(printed) for printed, _ in said]
     assert weights(rows[0]) == weights(rows[1])
     (journal,) = (tmp_path / "journals").glob("*/*/journal")
-    events = [each for each in read_journal(journal) if isinstance(each, Event)]
+    events = [each for each in read_journal(journal) if isinstance(each, Finding)]
     (told,) = [each for each in events if each.kind == "smaller_steps"]
     assert told.message.startswith("All ranks write a checkpoint after the next step. Learning rate starts at 0.5 ")
     for each in rows:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from mlflow_stability import RollbackPolicy, TrainingDiverged
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 pytestmark = pytest.mark.scenario
 Make = Callable[[list[torch.nn.Parameter]], Optimizer]
@@ -50,7 +50,7 @@ def test_a_learning_rate_too_high_from_the_first_step_on_ends_in_a_training_that
     with flying(tmp_path, rollback=True) as flown:
         losses, rates = train(TOO_HIGH[name])
     told = flown.events("rollback")
-    assert told[0].evidence["target"] == 0
+    assert told[0].metrics["target"] == 0
     assert "times its scheduled value from now on" in told[0].message
     assert len(told) <= 3
     assert flown.events("give_up") == []
@@ -69,7 +69,7 @@ def stopped(folder: Path, policy: RollbackPolicy, why: str) -> Flown:
 def test_where_even_that_does_not_help_a_training_can_be_stopped_and_says_so(tmp_path: Path) -> None:
     policy = RollbackPolicy(initial_factor=0.99, max_rollbacks=2, on_give_up="raise")
     flown = stopped(tmp_path, policy, "initial weights did not help")
-    assert [each.evidence["target"] for each in flown.events("rollback")] == [0, 0]
+    assert [each.metrics["target"] for each in flown.events("rollback")] == [0, 0]
     (final,) = flown.events("give_up")
     assert final.severity is Severity.CRITICAL
     assert "Training stopped with TrainingDiverged." in final.message

@@ -23,7 +23,8 @@ from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import Source
+from mlflow_stability.vocabulary.result.finding import Finding
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +107,9 @@ def test_a_thousand_iterations_of_a_gan_are_a_thousand_steps(tmp_path: Path) -> 
     diagnosis = diagnosis_of(recorded(flown))
     assert diagnosis.steps == (1, 1000)
     assert steps_of(flown, "loss_ema") == steps_of(flown, "loss_ema@track_critic") == everything[9::10]
-    assert [repr(each) for each in replay(flown.records)] == [repr(each) for each in flown.events() if each.judged]
+    assert [repr(each) for each in replay(flown.records)] == [
+        repr(each) for each in flown.events() if each.source is not Source.REPORTED
+    ]
 
 
 def test_the_steps_of_a_critic_count_that_steps_five_times_for_once_of_its_generator(tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
     ]
     assert logged[0] == logged[1]
     reader, planned = RunReader(run.info.run_id, sqlite_uri), {1, *range(20, 201, 20)}
-    with_events = {said.step for _, said in reader.said() if isinstance(said, Event)}  # a busy machine has slow steps
+    with_events = {said.step for _, said in reader.said() if isinstance(said, Finding)}  # a busy machine has slow steps
     assert planned <= set(logged[0]) <= planned | with_events
     read = list(reader.record().readings())
     assert len(read) == 400
@@ -211,7 +214,9 @@ def test_a_broken_half_is_skipped_and_the_other_one_taken(
     (batch,) = flown.events("broken_batch")
     assert batch.step == 30
     assert ("8x8" if half is Game.judge else "8x4") in batch.message
-    assert [repr(each) for each in replay(flown.records)] == [repr(each) for each in flown.events() if each.judged]
+    assert [repr(each) for each in replay(flown.records)] == [
+        repr(each) for each in flown.events() if each.source is not Source.REPORTED
+    ]
 
 
 def test_a_gan_goes_back_to_a_whole_step_bit_by_bit_and_begins_a_step_after_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.distributions import Categorical, Normal
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 POLICIES = ("actor_critic", "ppo", "reinforce_continuous")
 RECOGNISED_BY = 8

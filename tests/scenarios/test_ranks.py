@@ -12,7 +12,8 @@ from scenarios.ranks_training import NAN_AT, SLOW_AT, SLOW_FROM, SLOW_SECONDS, S
 
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.kinds.reported.ranks import RankNonfinite, RankSlowStep, RankSpike, Straggler
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.milestone import Note
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
@@ -26,9 +27,9 @@ def trained(processes: int, *arguments: str) -> list[Ended]:
     return ended
 
 
-def events(journals: Path, kind: str) -> list[Event]:
+def events(journals: Path, kind: str) -> list[Finding]:
     (journal,) = journals.glob("*/*/journal")
-    return [each for each in read_journal(journal) if isinstance(each, Event) and each.kind == kind]
+    return [each for each in read_journal(journal) if isinstance(each, Finding) and each.kind == kind]
 
 
 def notes(journals: Path) -> dict[str, str]:
@@ -51,22 +52,22 @@ def test_a_nan_on_one_rank_of_four_is_named_and_skipped_everywhere(tmp_path: Pat
 def test_where_nothing_is_skipped_the_rank_that_was_first_is_named_once(tmp_path: Path) -> None:
     trained(2, "nan", str(tmp_path), "watched")
     (event,) = events(tmp_path, RankNonfinite.kind)
-    assert (event.step, event.evidence["first_rank"]) == (NAN_AT, 0)
+    assert (event.step, event.metrics["first_rank"]) == (NAN_AT, 0)
 
 
 def test_a_spike_and_a_slow_step_of_one_rank_of_four_are_named(tmp_path: Path) -> None:
     trained(4, "once", str(tmp_path), "watched")
     host = socket.gethostname()
     (spike,) = events(tmp_path, RankSpike.kind)
-    assert (spike.step, spike.evidence["first_rank"], spike.severity) == (SPIKE_AT, 2, Severity.WARNING)
+    assert (spike.step, spike.metrics["first_rank"], spike.severity) == (SPIKE_AT, 2, Severity.WARNING)
     assert f"Loss spike first on rank 2 ({host}) at step {SPIKE_AT}; no spike on the other ranks" in spike.message
     loss = recorded(tmp_path)[SPIKE_AT]["loss"]
-    assert spike.evidence["loss"] > 100 * loss, "which is that of rank 0"
+    assert spike.metrics["loss"] > 100 * loss, "which is that of rank 0"
     # A busy machine may have kept any rank waiting at another step as well.
     (slow,) = [each for each in events(tmp_path, RankSlowStep.kind) if each.step == SLOW_AT]
-    assert slow.evidence["rank"] == 2
-    assert slow.evidence["seconds"] >= SLOW_SECONDS
-    said = f"Rank 2 ({host}) took {slow.evidence['seconds']:.3g} s before its backward pass at step {SLOW_AT}, "
+    assert slow.metrics["rank"] == 2
+    assert slow.metrics["seconds"] >= SLOW_SECONDS
+    said = f"Rank 2 ({host}) took {slow.metrics['seconds']:.3g} s before its backward pass at step {SLOW_AT}, "
     assert said in slow.message
     before, found, _ = notes(tmp_path)["ranks"].partition(f". {said}")
     assert found
@@ -76,7 +77,7 @@ def test_a_spike_and_a_slow_step_of_one_rank_of_four_are_named(tmp_path: Path) -
 def test_a_rank_that_the_others_wait_for_is_named_and_losses_are_compared(tmp_path: Path) -> None:
     trained(2, "slow", str(tmp_path), "watched")
     found = events(tmp_path, Straggler.kind)
-    assert {each.evidence["rank"] for each in found} == {0}
+    assert {each.metrics["rank"] for each in found} == {0}
     assert found[0].step >= SLOW_FROM, "a busy machine may have slowed it down before that as well"
     assert "Rank 0" in found[0].message
     rows = recorded(tmp_path)

@@ -19,6 +19,7 @@ from mlflow_stability.errors import SettingsError, StabilityError, TrainingDiver
 from mlflow_stability.kinds.catalog import built
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.result import Source
 from mlflow_stability.vocabulary.run.milestone import Note, Opening, Reset
 
 pytestmark = pytest.mark.scenario
@@ -101,7 +102,7 @@ def test_the_learning_rate_really_used_is_recorded_beside_that_of_the_script_whi
     back = [each.step for each in flown.events("rollback")]
     assert min(used) == back[0] + 1
     assert all(rate < script[step] for step, rate in used.items())
-    first = flown.events("rollback")[0].evidence["learning_rate"]
+    first = flown.events("rollback")[0].metrics["learning_rate"]
     assert used[back[0] + 1] == pytest.approx(first)
 
 
@@ -112,8 +113,8 @@ def test_every_return_is_told_with_its_target_and_marked_in_the_curves(rescued: 
     assert [each.step for each in resets] == [each.step + 1 for each in returns]
     assert [each.attempt for each in resets] == list(range(1, len(returns) + 1))
     for each in returns:
-        assert each.evidence["steps_lost"] == each.step - each.evidence["target"] > 0
-        assert each.evidence["seconds"] > 0
+        assert each.metrics["steps_lost"] == each.step - each.metrics["target"] > 0
+        assert each.metrics["seconds"] > 0
     last = [each for each in flown.records if isinstance(each, StepReading)][-1]
     assert last.attempt == len(returns)
     assert dict(zip(map(str, last.signals), last.values, strict=True))["rollbacks"] == len(returns)
@@ -133,7 +134,7 @@ def test_nothing_of_us_is_in_the_way_of_a_healthy_training(tmp_path: Path) -> No
     with flying(tmp_path, rollback=QUICK) as flown:
         losses, _ = train(jump=(0, 0))
     assert losses == train(jump=(0, 0))[0]
-    said = [each.kind for each in flown.events() if not each.judged]
+    said = [each.kind for each in flown.events() if each.source is Source.REPORTED]
     assert said == ["configuration_changed"]  # this loop changes its betas itself
 
 
@@ -225,7 +226,7 @@ def test_checkpoints_and_returns_can_be_asked_for(tmp_path: Path) -> None:
         (target,) = [step for step in weights if torch.equal(weights[step], model[0].weight)]
         assert target in flown.session.good_steps
     (told,) = flown.events("rollback")
-    assert told.evidence["target"] == target
+    assert told.metrics["target"] == target
     assert "The script called rollback()" in told.message
     assert len(list(tmp_path.glob("journals/checkpoints/*/rollback_ckpt-000100-*"))) <= 1
 
@@ -302,7 +303,7 @@ def test_a_guard_that_never_waits_answers_a_broken_step_by_going_back(tmp_path: 
             optimizer.zero_grad()
     (told,) = flown.events("rollback")
     assert told.step == 100
-    assert 80 <= told.evidence["target"] < 100
+    assert 80 <= told.metrics["target"] < 100
     assert all(bool(each.isfinite().all()) for each in model.parameters())
     assert flown.events("step_skipped") == []
 

@@ -49,7 +49,7 @@ def test_as_many_iterations_as_steps_and_both_halves_of_the_same_one(of_critic: 
     assert max(each.step for each in readings) == 260 // of_critic * of_critic
     for back in backs:
         assert back.step % of_critic == 0, "a rollback in the middle of an iteration"
-        target = int(back.evidence["target"])
+        target = int(back.metrics["target"])
         assert target % of_critic == 0
         here, there = seen[back.step // of_critic - 1], seen[target // of_critic - 1]
         assert all(map(torch.equal, here, there))

@@ -67,7 +67,7 @@ def test_a_jump_of_the_learning_rate_is_survived_and_the_closure_sees_the_rate_o
     assert losses[-1] < 0.65 * losses[0]
     assert seen == {1.0, 300.0}
     used = used_rates(flown)
-    assert used[back.step + 1] == pytest.approx(back.evidence["learning_rate"])
+    assert used[back.step + 1] == pytest.approx(back.metrics["learning_rate"])
 
 
 def test_lbfgs_that_is_too_fast_from_the_first_step_on_takes_the_smaller_steps_that_are_announced(

@@ -20,7 +20,7 @@ from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.state.restore import RestorePlan
 from mlflow_stability.session.autopilot import snapshot_manager as keeping
 from mlflow_stability.session.session import Session
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 pytestmark = pytest.mark.scenario
 AT_ONCE = dataclasses.replace(QUICK, rollback_after_skips=5)
@@ -57,7 +57,7 @@ def test_weights_that_were_left_in_vain_are_put_back(tmp_path: Path) -> None:
     there, back = flown.events("rollback")
     (final,) = [each for each in flown.events("give_up") if each.severity is Severity.CRITICAL]
     assert (there.step, back.step, final.step) == (125, 130, 130)
-    assert back.evidence["target"] == 125
+    assert back.metrics["target"] == 125
     assert "not in the weights" in final.message
     assert "restored the weights from before" in back.message
     assert not all(map(torch.equal, seen[127], seen[120]))
@@ -77,7 +77,7 @@ def test_a_training_that_is_stopped_has_the_weights_that_were_left_in_vain(tmp_p
     with flying(tmp_path, rollback=policy) as flown, pytest.raises(TrainingDiverged, match="not in the weights"):
         skipping_from(121, 140, look, kept)
     assert max(seen) == 129
-    assert [each.evidence["target"] for each in flown.events("rollback")][-1] == 125
+    assert [each.metrics["target"] for each in flown.events("rollback")][-1] == 125
     assert all(map(torch.equal, kept[0].parameters(), seen[120]))
 
 

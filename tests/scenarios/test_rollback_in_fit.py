@@ -183,7 +183,7 @@ def test_only_checkpoints_of_the_steps_that_were_rolled_back_are_of_a_state_that
 ) -> None:
     recording, fitted = flown
     (rollback,) = [each for each in diagnosis_of(recorded(recording)).findings if each.kind == "rollback"]
-    lost = range(int(rollback.evidence["target"]) + 1, rollback.end + 1)
+    lost = range(int(rollback.metrics["target"]) + 1, rollback.end + 1)
     assert sorted(fitted.checkpoints) == list(range(EVERY, STEPS + 1, EVERY))
     bad = [step for step, value in fitted.checkpoints.items() if value > 1.0]
     assert bad

@@ -13,7 +13,7 @@ from recovery.optimizer_zoo import OPTIMIZERS, SAM
 from scenarios.flying import QUICK, flying
 from torch import Tensor, nn
 
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 pytestmark = pytest.mark.scenario
 
@@ -100,7 +100,7 @@ class Averaging(nn.Module):
         return self.last(hidden)  # type: ignore[no-any-return]
 
 
-def averaged(model: nn.Module, folder: Path, broken_at: tuple[int, ...], steps: int = 30) -> list[Event]:
+def averaged(model: nn.Module, folder: Path, broken_at: tuple[int, ...], steps: int = 30) -> list[Finding]:
     """Trains, and looks whether skipped steps change anything."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(0)

@@ -54,7 +54,7 @@ def test_the_tensors_of_a_spike_are_those_of_its_batch(tmp_path: Path, settings:
     assert event.step == SPIKE
     assert file.name == f"batch-{SPIKE:06d}.pt"
     assert f"Batch of the loss spike at step {SPIKE}: args[0] float32 8x4 from " in event.message
-    assert event.evidence["greatest.args[0]"] == pytest.approx(float(inputs.max()))
+    assert event.metrics["greatest.args[0]"] == pytest.approx(float(inputs.max()))
     assert torch.load(file, weights_only=True)["args[0]"].equal(inputs)
 
 

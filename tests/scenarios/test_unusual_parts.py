@@ -49,7 +49,7 @@ def test_parameters_of_every_kind_are_rolled_back(tmp_path: Path, kind: str) -> 
             optimizer.zero_grad()
             (model(inputs) - 1).square().mean().backward()
             optimizer.step()
-    assert [each.evidence["target"] for each in flown.events("rollback")] == [71]
+    assert [each.metrics["target"] for each in flown.events("rollback")] == [71]
     assert flown.events("give_up") == []
     assert flown.session.parts_off == {}
 
@@ -190,7 +190,7 @@ def test_a_rollback_soon_after_a_growth_is_given_up_and_later_ones_are_made(tmp_
             take_step(optimizer, loss * float("nan") if broken else loss)
             if step == 190:
                 break
-    assert [each.evidence["target"] for each in flown.events("rollback")] == [172]
+    assert [each.metrics["target"] for each in flown.events("rollback")] == [172]
     (given_up,) = flown.events("give_up")
     assert given_up.step == 111
     assert flown.session.parts_off == {}
@@ -216,7 +216,7 @@ def test_where_a_state_does_not_fit_the_next_older_one_is_restored(tmp_path: Pat
         group.append(torch.zeros(2, requires_grad=True))
         assert not flown.session.rollback()
         assert flown.session.good_steps == (0,)  # before the first step: no state for trouble that comes later
-    assert [each.evidence["target"] for each in flown.events("rollback")] == [51]
+    assert [each.metrics["target"] for each in flown.events("rollback")] == [51]
     (given_up,) = flown.events("give_up")
     assert "No good state fits the training as it is now (The state of step" in given_up.message
     assert "No further rollbacks" not in given_up.message

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 CLASSES = 10

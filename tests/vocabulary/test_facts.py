@@ -16,7 +16,7 @@ from mlflow_stability.journal.record import decode, encode, unframe
 from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
-from mlflow_stability.vocabulary import Event
+from mlflow_stability.vocabulary import Finding
 from mlflow_stability.vocabulary.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
 from mlflow_stability.vocabulary.result import read_remedies
 
@@ -43,8 +43,8 @@ class ExampleFacts(Facts):
     first: Part | None = None
     certain: bool = False
 
-    def sentence(self, step: int, /) -> str:
-        return f"{self.colour} at step {step}."
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return f"{self.colour} at {unit} {step}."
 
 
 EXAMPLE = ExampleFacts(Colour.RED, math.inf, 3, "/a/b.pt", (Part("x", None), Part("y", 2.0)), Part("z", 0.5), True)
@@ -95,20 +95,20 @@ def test_numbers_are_those_of_the_fields() -> None:
     assert OtherFacts({"loss": 2, "why": "x", "sure": True}).numbers() == {"loss": 2.0}
 
 
-@pytest.mark.parametrize("facts", [EXAMPLE, NonFiniteFacts("loss", math.nan, 0.5), OtherFacts({"kind": "new"}), None])
-def test_journal_and_artifact_keep_the_facts_of_an_event(facts: Facts | None) -> None:
-    event = Event(7, "example", Severity.WARNING, "Red at step 7.", facts=facts)
+@pytest.mark.parametrize("facts", [EXAMPLE, NonFiniteFacts("loss", math.nan, 0.5), OtherFacts({"kind": "new"})])
+def test_journal_and_artifact_keep_the_facts_of_an_event(facts: Facts) -> None:
+    event = Finding.at(facts, 7, Severity.WARNING, kind="example")
     read = decode(unframe(encode(event).rstrip(b"\n")))
-    assert isinstance(read, Event)
+    assert isinstance(read, Finding)
     again = read_line(line_of(event))
-    assert isinstance(again, Event)
+    assert isinstance(again, Finding)
     assert repr(read.facts) == repr(again.facts) == repr(facts)
 
 
 def test_an_event_of_facts_has_their_sentence_and_numbers() -> None:
-    event = Event.of(EXAMPLE, 7, Severity.WARNING, place="layer", remedies=read_remedies(("Do it.",)), attempt=1)
+    event = Finding.at(EXAMPLE, 7, Severity.WARNING, place="layer", remedies=read_remedies(("Do it.",)), attempt=1)
     assert (event.kind, event.message, event.place, event.attempt) == ("example", "red at step 7.", "layer", 1)
-    assert event.evidence == EXAMPLE.numbers()
+    assert event.metrics == EXAMPLE.numbers()
     assert event.facts is EXAMPLE
     assert [str(remedy) for remedy in event.remedies] == ["Do it."]
 

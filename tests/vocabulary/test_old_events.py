@@ -12,6 +12,7 @@ from mlflow_stability.kinds.loss.divergence import DivergenceFacts, SizeFacts, S
 from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
 from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
+from mlflow_stability.kinds.old_events import facts_of_old_event
 from mlflow_stability.kinds.progress.overfitting import OverfittingFacts
 from mlflow_stability.kinds.progress.plateau import PlateauFacts
 from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
@@ -21,7 +22,7 @@ from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
 from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
-from mlflow_stability.vocabulary import Event
+from mlflow_stability.vocabulary import Finding
 from mlflow_stability.vocabulary.facts import Facts, OtherFacts
 
 CHANGED = "The weights of step 3 give 5.2: the data changed at about step 9."
@@ -29,12 +30,12 @@ DECAY = SettingName(Setting.GROUP_OPTION, "weight_decay", "group 0 of AdamW")
 BATCH = TensorFacts("args[0]", (), "", -2.0, 3.0, None, nan=3)
 
 
-def read_from_old_line(event: Event) -> Facts | None:
-    """The facts of an event whose line was written without them."""
-    fields = json.loads(line_of(event))
-    del fields["facts"]
-    read = read_line(json.dumps(fields))
-    assert isinstance(read, Event)
+def read_from_old_line(event: Finding) -> Facts:
+    """The facts of an event whose line has none."""
+    line = json.loads(line_of(event))
+    del line["facts"]
+    read = read_line(json.dumps(line))
+    assert isinstance(read, Finding)
     return read.facts
 
 
@@ -63,28 +64,27 @@ def read_from_old_line(event: Event) -> Facts | None:
 )
 def test_facts_of_an_old_event_are_those_that_it_was_made_of(facts: Facts) -> None:
     kind = "inf_detected" if isinstance(facts, NonFiniteFacts) else ""
-    event = Event.of(facts, 400, Severity.WARNING, kind=kind)
+    event = Finding.at(facts, 400, Severity.WARNING, kind=kind)
     if isinstance(facts, NonFiniteFacts):
-        event.evidence.clear()
-        event.evidence["loss"] = facts.value
-    assert read_from_old_line(event) == facts
+        assert facts_of_old_event(kind, event.message, {"loss": facts.value}) == facts
+    else:
+        assert read_from_old_line(event) == facts
 
 
 def test_a_training_that_an_old_recording_says_was_ended_is_known_as_such() -> None:
     facts = GiveUpFacts(GaveUp.NO_ROLLBACK, "loss 9. 3 rollbacks did not help.", 290, 3, ended_training=True)
-    event = Event.of(facts, 400, Severity.CRITICAL)
-    event.evidence["ended_training"] = 1.0
-    assert read_from_old_line(event) == facts
+    event = Finding.at(facts, 400, Severity.CRITICAL)
+    assert facts_of_old_event(event.kind, event.message, {**event.metrics, "ended_training": 1.0}) == facts
 
 
 def test_a_rollback_keeps_its_numbers_and_its_reason() -> None:
-    event = Event.of(RollbackFacts("loss 9.", 380, 395, 22, 0.1, 1, learning_rate=0.1), 402, Severity.INFO)
+    event = Finding.at(RollbackFacts("loss 9.", 380, 395, 22, 0.1, 1, learning_rate=0.1), 402, Severity.INFO)
     facts = read_from_old_line(event)
     assert isinstance(facts, RollbackFacts)
     assert (facts.target, facts.steps_lost, facts.learning_rate, facts.reason) == (380, 22, 0.1, "loss 9.")
     assert facts.steps_regained is None
     reverted = RollbackFacts("It did not help.", 402, 395, 8, 0.1, 2, steps_regained=14)
-    facts = read_from_old_line(Event.of(reverted, 410, Severity.INFO))
+    facts = read_from_old_line(Finding.at(reverted, 410, Severity.INFO))
     assert isinstance(facts, RollbackFacts)
     assert (facts.steps_regained, facts.reason) == (14, "It did not help.")
 
@@ -104,7 +104,7 @@ def test_an_origin_has_its_source_its_operations_and_its_sentence() -> None:
         "overflow": 0.0,
     }
     message = "Step 400: the first non-finite value comes from log: see a.py:3 in f."
-    facts = read_from_old_line(Event(400, "nan_origin", Severity.INFO, message, "layer.2", evidence))
+    facts = facts_of_old_event("nan_origin", message, evidence, "layer.2")
     assert isinstance(facts, NanOriginFacts)
     assert (facts.source, facts.module, facts.operations) == (NanSource.LOSS, "layer.2", ("log", "div"))
     assert (facts.value_range, facts.overflowed) == ((-2.0, 3.0), False)
@@ -125,7 +125,7 @@ def test_an_origin_has_its_source_its_operations_and_its_sentence() -> None:
 )
 def test_a_batch_has_its_file_and_what_running_it_again_showed(again: str, rerun: Rerun | None) -> None:
     made = BrokenBatchFacts((BATCH,), saved_in="/a/batch-000400.pt", rerun=rerun, rerun_words=again)
-    facts = read_from_old_line(Event.of(made, 400, Severity.INFO))
+    facts = read_from_old_line(Finding.at(made, 400, Severity.INFO))
     assert isinstance(facts, BrokenBatchFacts)
     assert (facts.rerun, facts.saved_in, facts.in_run) == (rerun, "/a/batch-000400.pt", False)
     assert facts.tensors == (BATCH,)
@@ -133,21 +133,19 @@ def test_a_batch_has_its_file_and_what_running_it_again_showed(again: str, rerun
 
 
 def test_a_batch_that_was_not_saved_has_no_file() -> None:
-    facts = read_from_old_line(Event.of(BrokenBatchFacts((BATCH,), not_saved="The disk is full."), 4, Severity.INFO))
+    facts = read_from_old_line(Finding.at(BrokenBatchFacts((BATCH,), not_saved="The disk is full."), 4, Severity.INFO))
     assert isinstance(facts, BatchFacts)
     assert facts.saved_in == ""
 
 
 def test_sentences_that_nobody_knows_stay_apart() -> None:
-    first, second = (
-        read_from_old_line(Event(4, "not_measured", Severity.INFO, message)) for message in ("This.", "That.")
-    )
+    first, second = (facts_of_old_event("not_measured", message, {}) for message in ("This.", "That."))
     assert isinstance(first, OtherFacts)
     assert first != second
-    assert read_from_old_line(Event(4, "early_stopping", Severity.INFO, "It stopped.")) is None
-    assert read_from_old_line(Event(4, "rollback", Severity.INFO, "Rolled back.")) is None
-    assert read_from_old_line(Event(4, "plateau", Severity.INFO, "It stays.")) is None
-    changed = read_from_old_line(Event(4, "configuration_changed", Severity.INFO, "Something changed."))
+    assert facts_of_old_event("early_stopping", "It stopped.", {}) is None
+    assert facts_of_old_event("rollback", "Rolled back.", {}) is None
+    assert facts_of_old_event("plateau", "It stays.", {}) is None
+    changed = facts_of_old_event("configuration_changed", "Something changed.", {})
     assert changed == OtherFacts({"message": "Something changed."})
 
 
@@ -167,6 +165,6 @@ def test_sentences_that_nobody_knows_stay_apart() -> None:
     ],
 )
 def test_the_numbers_of_an_old_event_tell_which_facts_they_are(kind: str, facts: Facts) -> None:
-    read = read_from_old_line(Event.of(facts, 400, Severity.WARNING, kind=kind))
+    read = read_from_old_line(Finding.at(facts, 400, Severity.WARNING, kind=kind))
     assert type(read) is type(facts)
     assert read.numbers() == facts.numbers()

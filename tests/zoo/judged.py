@@ -27,7 +27,9 @@ from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.session.process.courier_link import CourierLink
 from mlflow_stability.vocabulary.measured.observation import Series
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Source
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
@@ -97,7 +99,7 @@ def judged(training: Trained, *, anew: bool = False) -> Judged:
     result = Judged(failure=training.failure, seconds=training.seconds)
     for records in training.recordings:
         if anew:
-            said = [each for each in records if not (isinstance(each, Event) and each.judged)]
+            said = [each for each in records if not (isinstance(each, Finding) and each.source is not Source.REPORTED)]
             records = [*said, *replay(records)]
         _judge(records, training.rewards, result)
     return result
@@ -117,7 +119,7 @@ def _judge(records: list[Record], rewards: tuple[float, ...], result: Judged) ->
     ]
     names = [each.name for each in losses]
     result.steps = max([result.steps, *(int(each.series.steps.max()) for each in losses)])
-    events = [each for each in records if isinstance(each, Event)]
+    events = [each for each in records if isinstance(each, Finding)]
     views = {
         "live": [Found(each.kind, each.severity, each.step, each.message) for each in events],
         "recorded": said_of(run),

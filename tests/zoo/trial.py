@@ -21,7 +21,7 @@ from mlflow_stability.demo.tasks.loop import Notes
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layout import recording_folders, session_folders
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Result:
     """What came of it."""
 
     notes: Notes = field(default_factory=Notes)
-    events: list[Event] = field(default_factory=list)
+    events: list[Finding] = field(default_factory=list)
     error: str = ""
     """The exception that ended the training, if one did."""
     seconds: float = 0.0
@@ -67,8 +67,8 @@ def run(trial: Trial, folder: Path) -> Result:
     return result
 
 
-def events_in(journals: Path) -> list[Event]:
+def events_in(journals: Path) -> list[Finding]:
     """Everything that was said."""
     recordings = [each for session in session_folders(journals) for each in recording_folders(session)]
     entries = [entry for each in recordings for entry in JournalFollower(each / JOURNAL).read()]
-    return [entry.record for entry in entries if isinstance(entry.record, Event)]
+    return [entry.record for entry in entries if isinstance(entry.record, Finding)]

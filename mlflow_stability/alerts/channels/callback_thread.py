@@ -18,7 +18,7 @@ from mlflow_stability.alerts.alert import Alert
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 MOST_WAITING = 4000
 _LOOK_EVERY = 0.25
@@ -38,7 +38,7 @@ class _Callee:
 class _Waiting:
     """What the thread has not looked at yet."""
 
-    told: deque[Event | StepReading] = field(default_factory=deque)
+    told: deque[Finding | StepReading] = field(default_factory=deque)
     look: threading.Event = field(default_factory=threading.Event)
     over: bool = False
     """Whether nothing more comes."""
@@ -59,7 +59,7 @@ class CallbackAlerts:
         self.dropped = 0
         """Events and readings that found no room."""
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Finding) -> None:
         """Pass an event on; never waits."""
         if self._callees:
             self._put(event)
@@ -77,14 +77,14 @@ class CallbackAlerts:
             self._waiting.look.set()
             thread.join(seconds)
 
-    def _put(self, what: Event | StepReading) -> None:
+    def _put(self, what: Finding | StepReading) -> None:
         if self._thread is None or self._pid != os.getpid():
             self._start()
         if len(self._waiting.told) >= MOST_WAITING:
             self.dropped += 1
             return
         self._waiting.told.append(what)
-        if isinstance(what, Event):  # waking a thread at every step costs more than the step's measurement
+        if isinstance(what, Finding):  # waking a thread at every step costs more than the step's measurement
             self._waiting.look.set()
 
     def _start(self) -> None:
@@ -110,7 +110,7 @@ class CallbackAlerts:
             now = time.time()
             for each in self._callees:
                 for one in taken:
-                    if isinstance(one, Event):
+                    if isinstance(one, Finding):
                         each.router.take(one, now)
                     else:
                         each.router.step(one, now)

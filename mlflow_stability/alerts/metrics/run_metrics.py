@@ -22,7 +22,7 @@ from mlflow_stability.alerts.metrics.signal_names import (
     SignalNames,
 )
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Fact
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -68,7 +68,7 @@ class RunMetrics:
         with self._lock:
             if isinstance(record, StepReading):
                 step_time = self._read(record)
-            elif isinstance(record, Event):
+            elif isinstance(record, Finding):
                 self._events[record.kind, record.severity.name.lower()] += 1
             elif isinstance(record, Fact) and record.key == "model":
                 self.model_name = record.value

@@ -22,7 +22,7 @@ from mlflow_stability.reports.report_format import render
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.store.run_page import run_page
 from mlflow_stability.tracking.write import log_report
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 
 @click.command("demo")
@@ -68,7 +68,7 @@ def told(steps: int, notes: Console) -> DemoOutcome:
         diagnosis = diagnose(run_id)
         report = Report((diagnosis,))
         folder = log_report(run_id, None, {f"report.{form}": render(report, form) for form in ("html", "json")})
-        events = tuple(said for _, said in RunReader(run_id).said() if isinstance(said, Event))
+        events = tuple(said for _, said in RunReader(run_id).said() if isinstance(said, Finding))
         page = run_page(run_id)
     journal = journal_root()
     left = journal if journal.is_dir() else None

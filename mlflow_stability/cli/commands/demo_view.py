@@ -25,7 +25,7 @@ from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.reports.run.terminal import show_gist
 from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
 from mlflow_stability.tracking.store.run_page import RunPage
-from mlflow_stability.vocabulary.result import Diagnosis, Event
+from mlflow_stability.vocabulary.result import Diagnosis, Finding
 from mlflow_stability.vocabulary.text import counted, times
 
 CURVE_ROWS = 4
@@ -42,7 +42,7 @@ class DemoOutcome:
     seconds: float
     diagnosis: Diagnosis
     """Of the recorded one, as are the rest."""
-    events: tuple[Event, ...]
+    events: tuple[Finding, ...]
     page: RunPage
     reports: Path | None
     """The folder that the report was put into; None where it is not on this machine."""

@@ -37,7 +37,7 @@ FINE = Severity.INFO
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Check:
     """One line of the answer."""
 
     subject: str
@@ -48,43 +48,43 @@ class Finding:
     """What to do; empty while all is well."""
 
 
-def check_python() -> Iterator[Finding]:
+def check_python() -> Iterator[Check]:
     """The interpreter and the system."""
     said = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.platform.startswith(("linux", "darwin")):
-        yield Finding("python", FINE, said)
+        yield Check("python", FINE, said)
     else:
         advice = "Training can be recorded on Linux and macOS only; runs can be read anywhere."
-        yield Finding("python", Severity.CRITICAL, said, advice)
+        yield Check("python", Severity.CRITICAL, said, advice)
     if os.environ.get("MLFLOW_STABILITY_DISABLE", "") not in ("", "0"):
         advice = "autolog() does nothing in this environment. Unset it to record."
-        yield Finding("switch", Severity.WARNING, "MLFLOW_STABILITY_DISABLE is set", advice)
+        yield Check("switch", Severity.WARNING, "MLFLOW_STABILITY_DISABLE is set", advice)
 
 
-def check_torch() -> Iterator[Finding]:
+def check_torch() -> Iterator[Check]:
     """PyTorch, and every place in it that watching needs."""
     if find_spec("torch") is None:
         advice = f"Runs can be read without it. To train here, autolog() {TORCH_IS_MISSING}"
-        yield Finding("torch", Severity.WARNING, "not installed", advice)
+        yield Check("torch", Severity.WARNING, "not installed", advice)
         return
     try:
         # By its name: of all commands this one alone loads torch itself, and what it says is whether that works.
         torch_api = import_module("mlflow_stability.probes.hooks.torch_api")
         version, lacking = torch_api.torch_version(), torch_api.missing(load=True)
     except (ImportError, OSError) as error:
-        yield Finding("torch", Severity.CRITICAL, f"cannot be loaded: {error}", "Install it again.")
+        yield Check("torch", Severity.CRITICAL, f"cannot be loaded: {error}", "Install it again.")
         return
     if lacking:
         unseen = "; ".join(dict.fromkeys(lacking.values()))
         advice = f"Off without it: {unseen}. Needed: torch {torch_api.OLDEST_TORCH} or later."
-        yield Finding("torch", Severity.CRITICAL, f"{version} lacks {', '.join(lacking)}", advice)
+        yield Check("torch", Severity.CRITICAL, f"{version} lacks {', '.join(lacking)}", advice)
     else:
-        yield Finding("torch", FINE, f"{version}, all symbols that are used are present")
+        yield Check("torch", FINE, f"{version}, all symbols that are used are present")
 
 
-def check_mlflow(uri: str | None) -> Iterator[Finding]:
+def check_mlflow(uri: str | None) -> Iterator[Check]:
     """MLflow, and the store that runs would go to."""
-    yield Finding("mlflow", FINE, mlflow_version())
+    yield Check("mlflow", FINE, mlflow_version())
     store = check_store(uri)
     if not store.answers:
         said = f"{store.kind} {store.uri} {store.answered or f'does not answer: {store.trouble}'}"
@@ -93,14 +93,14 @@ def check_mlflow(uri: str | None) -> Iterator[Finding]:
             "The address comes from --tracking-uri, else MLFLOW_TRACKING_URI. "
             "Training is recorded anyway: the journal keeps the data until the store answers."
         )
-        yield Finding("store", Severity.CRITICAL, said, advice)
+        yield Check("store", Severity.CRITICAL, said, advice)
     elif not store.exists:
-        yield Finding("store", FINE, f"{store.kind} {store.uri}, made at the first run")
+        yield Check("store", FINE, f"{store.kind} {store.uri}, made at the first run")
     else:
-        yield Finding("store", FINE, f"{store.kind} {store.uri} answers in {store.seconds * 1000:.0f} ms")
+        yield Check("store", FINE, f"{store.kind} {store.uri} answers in {store.seconds * 1000:.0f} ms")
 
 
-def check_journal_directory() -> Iterator[Finding]:
+def check_journal_directory() -> Iterator[Check]:
     """Whether a journal could be kept, and how much of one."""
     root = journal_root()
     folder = root
@@ -108,53 +108,53 @@ def check_journal_directory() -> Iterator[Finding]:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         advice = "Choose another with autolog(journal_dir=...) or MLFLOW_STABILITY_JOURNAL_DIR."
-        yield Finding("journal", Severity.CRITICAL, f"{root} cannot be written to", advice)
+        yield Check("journal", Severity.CRITICAL, f"{root} cannot be written to", advice)
         return
     room = shutil.disk_usage(folder).free
     said = f"{root}, {megabytes(room)} free"
     if room < LITTLE_ROOM:
         advice = "Recording stops when the disk is full; training continues. Free some space or choose another folder."
-        yield Finding("journal", Severity.WARNING, said, advice)
+        yield Check("journal", Severity.WARNING, said, advice)
     else:
-        yield Finding("journal", FINE, said)
+        yield Check("journal", FINE, said)
 
 
-def check_sessions() -> Iterator[Finding]:
+def check_sessions() -> Iterator[Check]:
     """What lies in the journal directory: trainings in progress, and what was left behind."""
     sessions = sessions_in(journal_root())
     for session in sessions:
         if session.left_behind:
             trouble = f"; its courier said last: {session.trouble}" if session.trouble else ""
             said = f"{session.folder.name} was left behind with {megabytes(session.size)} of journal{trouble}"
-            yield Finding("undelivered", Severity.WARNING, said, "mlflow-stability sync")
+            yield Check("undelivered", Severity.WARNING, said, "mlflow-stability sync")
         elif session.trouble:
             said = f"{session.folder.name}: {session.trouble}"
-            yield Finding("courier", Severity.WARNING, said, "It retries until the store answers.")
+            yield Check("courier", Severity.WARNING, said, "It retries until the store answers.")
         else:
             who = "training and courier run" if session.training_lives else "its courier is delivering the rest"
-            yield Finding("courier", FINE, f"{session.folder.name}: {who}")
+            yield Check("courier", FINE, f"{session.folder.name}: {who}")
     if not sessions:
-        yield Finding("undelivered", FINE, "nothing")
+        yield Check("undelivered", FINE, "nothing")
 
 
-def check_alerts() -> Iterator[Finding]:
+def check_alerts() -> Iterator[Check]:
     """Whether alerts arrive: sends a test message."""
     asked = alerts_from_environment()
     if not asked:
         advice = f"export {ALERTS_VARIABLE}='slack://... mailto://...': URLs of apprise, separated by blanks."
-        yield Finding("alerts", Severity.WARNING, f"{ALERTS_VARIABLE} is not set", advice)
+        yield Check("alerts", Severity.WARNING, f"{ALERTS_VARIABLE} is not set", advice)
     for each in asked:
         try:
             channel = open_channel(str(each.to), console_file(), notes_console().print)
             channel.send(TEST_MESSAGE)
         except ChannelError as error:
             advice = "Compare the URL with apprise's documentation: https://appriseit.com/services/"
-            yield Finding("alerts", Severity.CRITICAL, f"{each.service}: {error}", advice)
+            yield Check("alerts", Severity.CRITICAL, f"{each.service}: {error}", advice)
         else:
-            yield Finding("alerts", FINE, f"{channel.name}: a test message was sent")
+            yield Check("alerts", FINE, f"{channel.name}: a test message was sent")
 
 
-def check_everything(uri: str | None) -> Iterator[Finding]:
+def check_everything(uri: str | None) -> Iterator[Check]:
     """All of it, the slow questions last."""
     yield from check_python()
     yield from check_journal_directory()
@@ -163,7 +163,7 @@ def check_everything(uri: str | None) -> Iterator[Finding]:
     yield from check_mlflow(uri)
 
 
-def worst(findings: list[Finding]) -> Severity:
+def worst(findings: list[Check]) -> Severity:
     """The severity of the worst of them."""
     return max((each.severity for each in findings), default=FINE)
 
@@ -194,7 +194,7 @@ def command(tracking_uri: str | None, alerts: bool) -> int:
     """
     notes = notes_console()
     out = result_console()
-    with notes.status("Checking ..."):
+    with notes.status("Finding ..."):
         findings = list(check_everything(tracking_uri))
         if alerts:
             findings += check_alerts()
@@ -202,7 +202,7 @@ def command(tracking_uri: str | None, alerts: bool) -> int:
     return EXIT_CODES[worst(findings)]
 
 
-def show(out: Console, findings: list[Finding]) -> None:
+def show(out: Console, findings: list[Check]) -> None:
     """The findings as a table, what to do beneath each."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

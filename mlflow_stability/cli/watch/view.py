@@ -16,7 +16,7 @@ from rich.text import Text
 from mlflow_stability.cli.watch.watched_run import WatchedRun
 from mlflow_stability.figures.run_page import GRADIENT_NORM, Curve, zone_of
 from mlflow_stability.reports.terminal_kit import GUTTER, TerminalWriter, axis, draw, mark_line, number_text
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import counted
 
 LOSS_ROWS, NORM_ROWS = 5, 3
@@ -49,7 +49,7 @@ def status_line(run: WatchedRun) -> str:
     return "  ".join([*parts, *_pace(run)])
 
 
-def finding_line(episode: Episode) -> str:
+def finding_line(episode: Finding) -> str:
     """``WARNING loss_spike at step 400: ...``."""
     return f"{episode.severity.name} {episode.kind} at step {episode.start:,}: {episode.message}"
 
@@ -169,7 +169,7 @@ def _rollbacks(out: TerminalWriter, run: WatchedRun) -> Iterator[Text]:
     yield out.text(f"  {run.rollbacks[-1].message}")
 
 
-def _numbered(run: WatchedRun) -> list[tuple[int, Episode]]:
+def _numbered(run: WatchedRun) -> list[tuple[int, Finding]]:
     """Those above INFO, numbered in the order of their steps."""
     return list(enumerate((each for each in run.findings if each.severity > Severity.INFO), start=1))
 

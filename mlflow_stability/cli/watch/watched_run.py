@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from dataclasses import replace
 
 from mlflow_stability.figures.run_page import Curve, CurveSketch
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured import Signal, StepReading
-from mlflow_stability.vocabulary.result import Episode, Event
+from mlflow_stability.vocabulary.result import Finding, Span
 from mlflow_stability.vocabulary.run import Closing, Reset, Returned
 
 CURVES = ("loss", "grad_norm")
@@ -39,8 +40,8 @@ class WatchedRun:
         self.latest: dict[str, tuple[float, float]] = {}
         """The newest value of each quantity, and when it was measured."""
         self.best_loss: tuple[float, int] | None = None
-        self.findings: deque[Episode] = deque(maxlen=MOST_EPISODES)
-        self.rollbacks: list[Event] = []
+        self.findings: deque[Finding] = deque(maxlen=MOST_EPISODES)
+        self.rollbacks: list[Finding] = []
         self._curves = {quantity: CurveSketch(Signal(quantity)) for quantity in CURVES}
         self._pace: deque[tuple[float, int]] = deque(maxlen=PACE_OF)
 
@@ -48,7 +49,7 @@ class WatchedRun:
         """Take a record in; `offset`: what the run adds to its steps."""
         if isinstance(record, StepReading):
             self._hear_step(record, record.step + offset)
-        elif isinstance(record, Event):
+        elif isinstance(record, Finding):
             self._hear_event(record, offset)
         elif isinstance(record, Reset):
             self.attempt = record.attempt
@@ -96,7 +97,7 @@ class WatchedRun:
             if signal.quantity == "loss" and value < (math.inf if self.best_loss is None else self.best_loss[0]):
                 self.best_loss = value, step
 
-    def _hear_event(self, event: Event, offset: int) -> None:
+    def _hear_event(self, event: Finding, offset: int) -> None:
         if event.kind == "rollback":
             self.rollbacks.append(event)
         step = event.step + offset
@@ -104,15 +105,12 @@ class WatchedRun:
             known = self.findings[number]
             if (known.kind, known.place) == (event.kind, event.place) and step - known.end <= NEIGHBOURS:
                 worse = event.severity > known.severity
-                self.findings[number] = Episode(
-                    known.kind,
-                    max(known.severity, event.severity),
-                    known.start,
-                    step if worse else known.peak,
-                    max(step, known.end),
-                    event.message if worse else known.message,
-                    known.events + 1,
-                    place=known.place,
+                self.findings[number] = replace(
+                    event.shifted(offset) if worse else known,
+                    severity=max(known.severity, event.severity),
+                    span=Span(known.start, step if worse else known.peak, max(step, known.end)),
+                    count=known.count + 1,
+                    statements=event.stated if worse else known.stated,
                 )
                 return
-        self.findings.append(Episode(event.kind, event.severity, step, step, step, event.message, place=event.place))
+        self.findings.append(replace(event.shifted(offset), statements=event.stated))

@@ -24,7 +24,7 @@ from mlflow_stability.courier.run import silent_end
 from mlflow_stability.journal.layout import ALERTS
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Opening
 
 LINK_SECONDS = 15.0
@@ -97,8 +97,8 @@ class AlertOutlet:
             for router in self._routers.values():
                 if router.looks_at_steps:
                     router.step(replace(record, step=record.step + offset) if offset else record, now)
-        elif isinstance(record, Event):
-            self._tell(replace(record, step=record.step + offset) if offset else record, now)
+        elif isinstance(record, Finding):
+            self._tell(record.shifted(offset), now)
 
     def _look_at(self, state: TrainingState, now: float) -> None:
         """A stall and the end are no lines of the journal."""
@@ -117,7 +117,7 @@ class AlertOutlet:
             if event is not None:
                 self._tell(event, now)
 
-    def _tell(self, event: Event, now: float) -> None:
+    def _tell(self, event: Finding, now: float) -> None:
         for router in self._routers.values():
             router.take(event, now)
 

@@ -17,7 +17,7 @@ from mlflow_stability.journal.last_words import closing_in, read_last_words
 from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Returned
 
 _READ_AT_ONCE = 500
@@ -50,7 +50,7 @@ class TrainingState:
 
     alive: bool
     killed_for_memory: Callable[[], bool]
-    stalled: Event | None = None
+    stalled: Finding | None = None
     """Set while it hangs."""
 
 

@@ -18,7 +18,7 @@ from mlflow_stability.figures.run_page import MOST_CURVES, QUANTITIES, CurveSket
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.measured import Signal, StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing
 
 BY_LAYER = tuple(dict.fromkeys(quantity for each in run_figures() for quantity in each.by_layer))
@@ -57,7 +57,7 @@ class PictureData:
         """Take a record in."""
         if isinstance(record, StepReading):
             self._hear_step(record)
-        elif isinstance(record, Event):
+        elif isinstance(record, Finding):
             self._marks.hear(record, record.step + self._offset)
         elif isinstance(record, Closing):
             self._outcome = record.outcome

@@ -17,7 +17,7 @@ from mlflow_stability.courier.streams.run_summary import events_in_words
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.diagnosis.verdict import end_on_purpose, ended_by_autopilot, reason_of_end, training_outcome
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
-from mlflow_stability.kinds.reported.setup import RepresentationSummary
+from mlflow_stability.kinds.reported.representation_summary import RepresentationSummaryFacts
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
@@ -88,11 +88,8 @@ def _cause(diagnosis: Diagnosis) -> str:
 def _codes(history: RunHistory) -> str:
     """The diversity of the sparse codes: the share of unique patterns at the end, and where they collapsed first."""
     events = history.events or ()
-    shares = [
-        each.evidence["last_unique_ratio"]
-        for each in events
-        if each.kind == RepresentationSummary.kind and "last_unique_ratio" in each.evidence
-    ]
+    summaries = (event.facts for event in events if isinstance(event.facts, RepresentationSummaryFacts))
+    shares = [facts.last_unique_ratio for facts in summaries if facts.last_unique_ratio is not None]
     if not shares:
         return ""
     low, high = min(shares), max(shares)

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from mlflow_stability.courier.process.rank_processes import RankEnd
 from mlflow_stability.courier.streams.run_summary import RunSummary
 from mlflow_stability.kinds.reported.ranks import RankDied, RankDiedFacts
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 
 _ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
@@ -27,7 +27,7 @@ def silent_end(out_of_memory: bool, step: int, time: float, journal_deleted: boo
     return Closing("killed", "process ended without notice: killed by a signal, or os._exit()", step, time)
 
 
-def rank_died(closing: Closing, story: RunSummary, ended: Sequence[RankEnd], *, restarts: bool) -> Event | None:
+def rank_died(closing: Closing, story: RunSummary, ended: Sequence[RankEnd], *, restarts: bool) -> Finding | None:
     """What to say of the process of another rank that ended first, where the training did not end well.
 
     Ranks that end with the training, or that wait for one that hangs, are nothing to tell of. `restarts`: whether a
@@ -38,7 +38,7 @@ def rank_died(closing: Closing, story: RunSummary, ended: Sequence[RankEnd], *, 
     when = datetime.fromtimestamp(ended[0].time, timezone.utc).strftime("%H:%M:%S UTC")
     facts = RankDiedFacts(tuple(each.name for each in ended), len(ended), when, ended[0].before)
     severity = Severity.INFO if restarts else Severity.WARNING
-    return Event.of(facts, story.last_step, severity, remedies=RankDied.remedies, time=ended[0].time)
+    return Finding.at(facts, story.last_step, severity, remedies=RankDied.remedies, time=ended[0].time)
 
 
 def waits_for_process(closing: Closing, own_run: bool) -> bool:

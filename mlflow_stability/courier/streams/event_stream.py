@@ -24,7 +24,7 @@ from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
 from mlflow_stability.tracking.write import RunWriter
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Reset, Returned
 
 LEAST_SECONDS = 60.0
@@ -46,7 +46,7 @@ class StallWatch:
         self._time: float | None = None
         self._heard_at = 0.0
 
-    def heard(self, step: int, time: float, took: float | None, now: float) -> Event | None:
+    def heard(self, step: int, time: float, took: float | None, now: float) -> Finding | None:
         """Take a step in; what to say of the pause before it.
 
         `time` is the wall clock's at its end, `took` how long it took by a clock that nobody sets, where that was
@@ -67,7 +67,7 @@ class StallWatch:
             return None
         return self._event(last, Severity.INFO, StallFacts(seconds, StallEnd.CONTINUED), time)
 
-    def look(self, now: float) -> Event | None:
+    def look(self, now: float) -> Finding | None:
         """What to say where no step has come until `now`; None while all is well."""
         limit = self._limit()
         if limit is None or self._time is None or now - self._heard_at <= limit:
@@ -75,7 +75,7 @@ class StallWatch:
         facts = StallFacts(limit, usual_seconds=median(self._recent))
         return self._event(self._step, Severity.CRITICAL, facts, self._time + limit)
 
-    def ended(self, time: float, now: float) -> Event | None:
+    def ended(self, time: float, now: float) -> Finding | None:
         """What to say of the pause before the end of the training, as `heard` does of one before a step."""
         limit = self._limit()
         if limit is None or self._time is None:
@@ -92,8 +92,8 @@ class StallWatch:
         return max(LEAST_SECONDS, USUAL_STEPS * median(self._recent), LONGER_THAN_BEFORE * self._longest)
 
     @staticmethod
-    def _event(step: int, severity: Severity, facts: StallFacts, time: float) -> Event:
-        return Event.of(facts, step, severity, remedies=Stall.remedies if severity > Severity.INFO else (), time=time)
+    def _event(step: int, severity: Severity, facts: StallFacts, time: float) -> Finding:
+        return Finding.at(facts, step, severity, remedies=Stall.remedies if severity > Severity.INFO else (), time=time)
 
 
 _READ_AT_ONCE = 500
@@ -147,7 +147,7 @@ class EventStream:
             self._lines.append(line_of(closing))
             self._changed, self.done = True, False
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Finding) -> None:
         """Add what the courier has found itself; its step is as the run counts."""
         self.story.hear(event)
         self._lines.append(line_of(event))
@@ -216,7 +216,9 @@ class EventStream:
 
 def _counted(record: Said, offset: int) -> Said:
     """The same record, with its steps as the run counts them."""
-    if isinstance(record, Event | Reset) and offset:
+    if isinstance(record, Finding):
+        return record.shifted(offset)
+    if isinstance(record, Reset) and offset:
         return replace(record, step=record.step + offset)
     if isinstance(record, Gap) and offset and record.first_step:
         return replace(record, first_step=record.first_step + offset, last_step=record.last_step + offset)

@@ -25,7 +25,7 @@ from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store import is_sqlite
 from mlflow_stability.tracking.write import LayerMetrics, Point, SingleValues, Thinner, is_of_the_script
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 _SMALLEST_BATCH = 10
 # One in twenty-five of the script's own calls then meets one of ours, so that its 95th percentile stays what it was.
@@ -180,7 +180,7 @@ class MetricStream:
                     self._held.add(entry.record, self._read_until)
                     if self._held.full:
                         self._release()
-            elif isinstance(entry.record, Event):
+            elif isinstance(entry.record, Finding):
                 self._held.mark(entry.record.step)
             self._read_until = entry.end
         more = len(entries) >= _READ_AT_ONCE

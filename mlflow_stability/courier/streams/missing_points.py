@@ -22,7 +22,7 @@ from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.write import LayerMetrics, Point, SingleValues, Thinner, is_extreme, is_of_the_script
 from mlflow_stability.vocabulary.measured import Signal, StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 _READ_AT_ONCE = 500
 
@@ -119,7 +119,7 @@ class MissingPointStream:
                     held.add(entry.record, position)
                     if held.full:
                         found += chosen()
-                elif isinstance(entry.record, Event):
+                elif isinstance(entry.record, Finding):
                     held.mark(entry.record.step)
                 position = entry.end
             yield found

@@ -10,7 +10,7 @@ from pathlib import Path
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Returned
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
 from mlflow_stability.vocabulary.text import counted
@@ -27,18 +27,18 @@ class RunSummary:
         self.returned: Closing | None = None
         """How it ended if nothing more comes: the thread that trained has ended since the last step."""
         self.events: Counter[str] = Counter()
-        self.stalled: Event | None = None
+        self.stalled: Finding | None = None
         """Set while the training hangs."""
         self.facts: dict[str, str] = {}
         """What the run should know about itself: its parameters, by key."""
         self.rollbacks = 0
         self.last_reading: StepReading | None = None
         """The newest step of the main training."""
-        self.worst_event: Event | None = None
+        self.worst_event: Finding | None = None
         """The newest of the worst severity, from WARNING on."""
         self.notes: dict[str, str] = {}
         self._offset = offset
-        self._last_event: Event | None = None
+        self._last_event: Finding | None = None
         self._gaps: list[Gap] = []
 
     @property
@@ -60,7 +60,7 @@ class RunSummary:
             self.returned = None
             if not record.signals or not record.signals[0].place:
                 self.last_reading = record
-        elif isinstance(record, Event):
+        elif isinstance(record, Finding):
             self.events[record.severity.name] += 1
             self._last_event = record
             self.rollbacks += record.kind == Rollback.kind
@@ -107,7 +107,7 @@ class RunSummary:
         event = self.stalled or self._last_event
         return "" if event is None else self.told(event)
 
-    def told(self, event: Event) -> str:
+    def told(self, event: Finding) -> str:
         """A finding with its step as the run counts it."""
         return f"{event.kind} at step {event.step + self._offset}: {event.message}"
 

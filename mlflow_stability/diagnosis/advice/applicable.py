@@ -25,8 +25,7 @@ from mlflow_stability.vocabulary.result import (
     SMALLER_UPDATE_TOPICS,
     Action,
     Cause,
-    Episode,
-    Event,
+    Finding,
     Need,
     Remedy,
     Topic,
@@ -48,7 +47,7 @@ class Facts:
 
     settings: RecordedSettings
     attempts: RunAttempts
-    batches: Mapping[tuple[int, int], Event]
+    batches: Mapping[tuple[int, int], Finding]
     """What is said of the batch of a step, by the start of the training and the step."""
     tempered: bool
     """Whether a temperature was measured."""
@@ -65,13 +64,13 @@ class Facts:
         return self.tempered if need is Need.TEMPERATURE else True
 
 
-def with_fitting_remedies(episodes: Sequence[Episode], history: RunHistory) -> tuple[Episode, ...]:
+def with_fitting_remedies(episodes: Sequence[Finding], history: RunHistory) -> tuple[Finding, ...]:
     """The same episodes and causes, with remedies that fit this run."""
     tempered, keeps = bool(history.of("sdr_temperature")), CHECKPOINTS_TAG in history.tags
     attempts = attempts_of_run(history)
     facts = Facts(settings_of(history), attempts, batches_of(history, attempts), tempered, keeps, history.step_unit)
 
-    def fitted(episode: Episode) -> Episode:
+    def fitted(episode: Finding) -> Finding:
         cause = episode.cause
         remedies = _fitting(_left_to_do(episode, episodes), episode, facts, episode.start)
         if cause is not None:
@@ -86,13 +85,13 @@ def _against(cause: Cause) -> tuple[Remedy, ...]:
     return cause.remedies or causes()[cause.name].remedies
 
 
-def _fitting(remedies: Iterable[Remedy], episode: Episode, facts: Facts, at: int) -> tuple[Remedy, ...]:
+def _fitting(remedies: Iterable[Remedy], episode: Finding, facts: Facts, at: int) -> tuple[Remedy, ...]:
     """Those that fit, with the numbers of this run; ``at``: the step that they are about."""
     fitted = (_fitted(remedy, episode, facts, at) for remedy in remedies)
     return tuple(dict.fromkeys(replace(remedy, unit=facts.unit) for remedy in fitted if remedy is not None))
 
 
-def _fitted(remedy: Remedy, episode: Episode, facts: Facts, at: int) -> Remedy | None:
+def _fitted(remedy: Remedy, episode: Finding, facts: Facts, at: int) -> Remedy | None:
     """A remedy as it fits this run; None: it does not."""
     action = remedy.action
     if action.topic is Topic.GO_BACK and "step" in action.parts:
@@ -112,7 +111,7 @@ def _fitted(remedy: Remedy, episode: Episode, facts: Facts, at: int) -> Remedy |
     return replace(remedy, step=int(at)) if "step" in action.parts else remedy
 
 
-def _batch_to_inspect(episode: Episode, at: int) -> int:
+def _batch_to_inspect(episode: Finding, at: int) -> int:
     """The step whose batch is to be inspected: that of the cause where one batch is the cause."""
     cause = episode.cause
     if cause is None or cause.since is None:
@@ -120,7 +119,7 @@ def _batch_to_inspect(episode: Episode, at: int) -> int:
     return cause.since if any("saved" in remedy.action.parts for remedy in _against(cause)) else at
 
 
-def _going_back(episode: Episode, facts: Facts) -> Remedy | None:
+def _going_back(episode: Finding, facts: Facts) -> Remedy | None:
     """To which state; None where it has been done, where it passed by itself, or where there is none."""
     span = facts.attempts.around(episode.attempt, episode.start)
     nothing_before = span.begins_training and episode.start - span.first < FIRST_STEPS
@@ -130,7 +129,7 @@ def _going_back(episode: Episode, facts: Facts) -> Remedy | None:
     return Remedy(Action.RESTART_BEFORE_STEP, step=step, conditional=not facts.keeps_checkpoints)
 
 
-def _left_to_do(episode: Episode, episodes: Sequence[Episode]) -> tuple[Remedy, ...]:
+def _left_to_do(episode: Finding, episodes: Sequence[Finding]) -> tuple[Remedy, ...]:
     """An episode's remedies, without those to find out what was found out, or that do nothing against its cause.
 
     What goes against a cause that was seen directly comes first.
@@ -152,7 +151,7 @@ def _left_to_do(episode: Episode, episodes: Sequence[Episode]) -> tuple[Remedy, 
     return (*against, *(remedy for remedy in left if not (found and remedy.action.looks_for_origin)))
 
 
-def _cause_near(episode: Episode, episodes: Sequence[Episode]) -> Cause | None:
+def _cause_near(episode: Finding, episodes: Sequence[Finding]) -> Cause | None:
     """Its own cause, or for a break that is only mentioned that of what broke at the same time."""
     if episode.cause is not None or episode.kind not in BREAKING:
         return episode.cause
@@ -163,7 +162,7 @@ def _cause_near(episode: Episode, episodes: Sequence[Episode]) -> Cause | None:
     return next((each.cause for each in near if each.cause is not None), None)
 
 
-def _came_of_finite_numbers(episode: Episode) -> bool:
+def _came_of_finite_numbers(episode: Finding) -> bool:
     """Whether what it likely came of was there while all was finite: then no operation is to be looked for."""
     cause = episode.cause
     return (
@@ -171,7 +170,7 @@ def _came_of_finite_numbers(episode: Episode) -> bool:
     )
 
 
-def _was_found(episode: Episode, episodes: Sequence[Episode]) -> bool:
+def _was_found(episode: Finding, episodes: Sequence[Finding]) -> bool:
     """Whether it is known where that was born of which the episode is, or which it came of."""
     mine = [each for each in episodes if each.attempt == episode.attempt]
     breaks = [each for each in mine if each.kind in NON_FINITE and each.start <= episode.start + ORIGIN_LIMITS.near]

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent
 from mlflow_stability.diagnosis.verdict import deciding_of
-from mlflow_stability.vocabulary.result import RATE_TOPICS, Cause, Episode, Remedy, Severity, Topic, without_topics
+from mlflow_stability.vocabulary.result import RATE_TOPICS, Cause, Finding, Remedy, Severity, Topic, without_topics
 
 
-def remedies_of(episodes: Sequence[Episode], cause: Cause | None, outcome: str) -> tuple[Remedy, ...]:
+def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) -> tuple[Remedy, ...]:
     """What to change; of the cause and the episodes the remedies that fit the run, as they bear them."""
     serious = [episode for episode in episodes if episode.severity >= Severity.WARNING]
     deciding = deciding_of(outcome, serious)

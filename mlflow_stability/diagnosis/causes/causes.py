@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attemp
 from mlflow_stability.diagnosis.findings.saved_batch import batches_of, finite_again
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of, noun_of
-from mlflow_stability.vocabulary.result import RATE_TOPICS, Cause, Episode, Severity, without_topics
+from mlflow_stability.vocabulary.result import RATE_TOPICS, Cause, Finding, Severity, without_topics
 from mlflow_stability.vocabulary.run import OF_THE_PROCESS, RunHistory
 
 
@@ -35,14 +35,14 @@ RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
 """What went on until another finding began is where that came from, however long before."""
 
 
-def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCurves) -> tuple[Episode, ...]:
+def with_causes(episodes: Sequence[Finding], history: RunHistory, curves: RunCurves) -> tuple[Finding, ...]:
     """The same episodes, each that is above INFO with its likeliest cause."""
     attempts = attempts_of_run(history)
     looked = [CheckedEpisode(each, looks_at(each, history, curves, attempts)) for each in explainable(episodes)]
     found = {id(one.episode): _cause_of(one, looked, history, curves, attempts) for one in looked}
     innocent = {id(one.episode) for one in looked if rate_is_innocent(one.ruled_out)}
 
-    def explained(episode: Episode) -> Episode:
+    def explained(episode: Finding) -> Finding:
         cause = found.get(id(episode))
         if id(episode) not in innocent or (cause is not None and cause.name in OF_THE_RATE):
             return replace(episode, cause=cause)
@@ -52,7 +52,7 @@ def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCur
 
 
 def deciding_cause(
-    outcome: str, episodes: Sequence[Episode], history: RunHistory, curves: RunCurves
+    outcome: str, episodes: Sequence[Finding], history: RunHistory, curves: RunCurves
 ) -> tuple[Cause | None, tuple[str, ...]]:
     """The cause of the finding that decides the outcome, and what is not known about it."""
     deciding = deciding_of(outcome, explainable(episodes))
@@ -67,7 +67,7 @@ def deciding_cause(
     )
 
 
-def explainable(episodes: Sequence[Episode]) -> list[Episode]:
+def explainable(episodes: Sequence[Finding]) -> list[Finding]:
     """The episodes whose causes are looked for."""
     return [each for each in episodes if each.severity >= Severity.WARNING and each.kind in symptoms()]
 
@@ -76,7 +76,7 @@ def explainable(episodes: Sequence[Episode]) -> list[Episode]:
 class CheckedEpisode:
     """An episode, and all that was looked at for it."""
 
-    episode: Episode
+    episode: Finding
     looks: list[CheckResult]
 
     @property
@@ -128,7 +128,7 @@ def _said(results: Sequence[str], asked: Sequence[Check], cause: Cause) -> tuple
     return tuple(dict.fromkeys(said for check, said in pairs if said and cause.name not in check.finds))
 
 
-def _with_birth(cause: Cause, around: EpisodeContext, explained: Episode) -> Cause:
+def _with_birth(cause: Cause, around: EpisodeContext, explained: Finding) -> Cause:
     """The cause, with where a NaN was born meanwhile and what goes against that, if it does not say so."""
     breaks = symptoms()[explained.kind] in (Symptom.NON_FINITE, Symptom.RISING)
     last = max(explained.end, explained.start + ORIGIN_LIMITS.near) if breaks else -1
@@ -143,7 +143,7 @@ def _with_birth(cause: Cause, around: EpisodeContext, explained: Episode) -> Cau
     return replace(cause, evidence=(*cause.evidence, born), remedies=against, repeats=repeats)
 
 
-def _with_rerun(cause: Cause, episode: Episode, history: RunHistory, attempts: RunAttempts) -> Cause:
+def _with_rerun(cause: Cause, episode: Finding, history: RunHistory, attempts: RunAttempts) -> Cause:
     """The cause, with where to look for it if the model's output was finite when its batch was run again."""
     since = episode.start if cause.since is None else cause.since
     said = finite_again(batches_of(history, attempts).get((episode.attempt, since)))
@@ -158,7 +158,7 @@ def _reach(curves: RunCurves) -> float:
     return min(LIMITS.share_of_run * span, LIMITS.points * max((curve.distance for curve in losses), default=1.0))
 
 
-def _same_trouble(episode: Episode, every: Sequence[CheckedEpisode], reach: float) -> list[CheckedEpisode]:
+def _same_trouble(episode: Finding, every: Sequence[CheckedEpisode], reach: float) -> list[CheckedEpisode]:
     """What the episode came of, the earliest first: itself, and what began before it and was still going on.
 
     What had passed by then is another trouble. A jump of the learning rate comes last, for what it did is what there is
@@ -168,7 +168,7 @@ def _same_trouble(episode: Episode, every: Sequence[CheckedEpisode], reach: floa
     return sorted(same, key=lambda each: (each.episode.kind == "learning_rate_jump", each.episode.start))
 
 
-def _led_to(earlier: Episode, later: Episode, reach: float) -> bool:
+def _led_to(earlier: Finding, later: Finding, reach: float) -> bool:
     if earlier.attempt != later.attempt or earlier.start > later.start or earlier.kind in OF_THE_PROCESS:
         return False
     passed = bool(earlier.recovered) and earlier.end < later.start
@@ -177,7 +177,7 @@ def _led_to(earlier: Episode, later: Episode, reach: float) -> bool:
 
 
 def looks_at(
-    episode: Episode, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
+    episode: Finding, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
 ) -> list[CheckResult]:
     """All that is looked at for one episode."""
     around = surroundings_of(episode, history, curves, attempts)

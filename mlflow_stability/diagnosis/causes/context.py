@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
 from mlflow_stability.diagnosis.findings.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
 from mlflow_stability.kinds.loss.resume import ResumeFacts
-from mlflow_stability.vocabulary.result import Episode, Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
 
@@ -69,7 +69,7 @@ class ForeignWrite:
 class EpisodeContext:
     """One episode and the curves around it."""
 
-    episode: Episode
+    episode: Finding
     history: RunHistory
     loss: Curve | None
     norm: Curve | None
@@ -134,7 +134,7 @@ class EpisodeContext:
 
     def starting_at(self, step: int) -> EpisodeContext:
         """The same curves around another step."""
-        return replace(self, episode=replace(self.episode, start=step))
+        return replace(self, episode=self.episode.with_span(start=step))
 
     @property
     def every_step(self) -> bool:
@@ -208,14 +208,14 @@ class EpisodeContext:
         mine = [each for each in found if each.attempt == self.episode.attempt and each.name in measured]
         return tuple(part for each in mine if (part := self.span.cut(each)) is not None)
 
-    def said(self, *kinds: str) -> list[Event]:
+    def said(self, *kinds: str) -> list[Finding]:
         """What was said of these kinds while it trained, since this start of the training."""
         events = [each for each in self.history.events or () if each.kind in kinds]
         return [each for each in events if self.attempts.starts.get(each.attempt, each.attempt) == self.episode.attempt]
 
 
 def surroundings_of(
-    episode: Episode, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
+    episode: Finding, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
 ) -> EpisodeContext:
     """What is known around an episode; ``attempts``: what `attempts_of_run` gives, for those who ask more than once."""
     attempts = attempts_of_run(history) if attempts is None else attempts

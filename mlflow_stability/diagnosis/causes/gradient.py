@@ -17,7 +17,7 @@ from mlflow_stability.diagnosis.findings.episodes import cleared_from
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientRiseFacts, GradientRiseRule
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
-from mlflow_stability.vocabulary.result import Action, Episode, Remedy
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 from mlflow_stability.vocabulary.text import counted
 
 
@@ -118,7 +118,7 @@ def growth_check(around: EpisodeContext) -> CheckResult:
     )
 
 
-def _growth(around: EpisodeContext) -> Episode | None:
+def _growth(around: EpisodeContext) -> Finding | None:
     if around.norm is None or around.loss is None:
         return None
     found = GradientRiseRule().find(RunCurves((around.loss,), (), (around.norm,), ()))
@@ -139,7 +139,7 @@ def vanishing_check(around: EpisodeContext) -> CheckResult:
         evidence, place = _of_the_whole(around), said[0].place
         since = said[0].step
         # A layer whose updates are lost to rounding cannot learn, whatever else is the matter.
-        lost_at = said[0].evidence.get("grad_norm", VANISHED.smallest)
+        lost_at = said[0].metrics.get("grad_norm", VANISHED.smallest)
         certainty = "likely" if 0 < lost_at < LIMITS.lost_to_rounding else "possible"
         return is_it("vanishing_gradients", what, *evidence, since=since, certainty=certainty, place=place)
     if around.norm is None:

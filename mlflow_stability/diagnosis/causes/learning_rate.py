@@ -22,7 +22,7 @@ from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, 
 from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, step_size_check
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
 from mlflow_stability.kinds.loss.resume import ResumeFacts
-from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
+from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump, LearningRateJumpFacts
 from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, WARM_UP_LEARNING_RATE, Action, Remedy
 from mlflow_stability.vocabulary.text import counted
@@ -45,8 +45,8 @@ def jumps_in(rate: Curve) -> list[RateRise]:
     state, found = detector.begin(), []
     for step, value in _points(rate):
         state, event = detector.step(state, Point("learning_rate", rate.place, step, value))
-        if event is not None:
-            found.append(RateRise(event.step, event.evidence["before"], event.evidence["learning_rate"]))
+        if event is not None and isinstance(event.facts, LearningRateJumpFacts):
+            found.append(RateRise(event.step, event.facts.before, event.facts.learning_rate))
     return found
 
 

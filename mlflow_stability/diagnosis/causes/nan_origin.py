@@ -15,7 +15,7 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.one_batch import sudden_check, unsound_before, value_at
 from mlflow_stability.kinds.reported.batches import BrokenBatchFacts, Rerun
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
-from mlflow_stability.vocabulary.result import Action, Episode, Event, Remedy
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 
 KIND = "nan_origin"
 BROKEN_BATCH = "broken_batch"
@@ -36,19 +36,19 @@ class OriginLimits:
 ORIGIN_LIMITS = OriginLimits()
 
 
-def origin_near(around: EpisodeContext) -> Event | None:
+def origin_near(around: EpisodeContext) -> Finding | None:
     """The event that says where the first number that is not finite was born; None: it was not looked for."""
     events = (each for each in around.said(KIND) if isinstance(each.facts, NanOriginFacts))
     return next((each for each in events if near(around, each)), None)
 
 
-def origin_of(finding: Event | Episode) -> NanOriginFacts:
+def origin_of(finding: Finding | Finding) -> NanOriginFacts:
     """The facts of a `nan_origin`."""
     facts = finding.facts
     return facts if isinstance(facts, NanOriginFacts) else NanOriginFacts(NanSource.ELSEWHERE, text=finding.message)
 
 
-def near(around: EpisodeContext, event: Event) -> bool:
+def near(around: EpisodeContext, event: Finding) -> bool:
     """Whether an event belongs to the beginning of the episode."""
     return around.episode.start <= event.step <= around.episode.start + ORIGIN_LIMITS.near
 
@@ -95,7 +95,7 @@ def origin_check(around: EpisodeContext) -> CheckResult:
     return CheckResult(replace(look.cause, remedies=origin.remedies))
 
 
-def _of_its_source(around: EpisodeContext, origin: Event) -> CheckResult:
+def _of_its_source(around: EpisodeContext, origin: Finding) -> CheckResult:
     facts = origin_of(origin)
     source, since, repeats = facts.source, origin.step, ((KIND, origin.step),)
     sound = not unsound_before(around)
@@ -169,7 +169,7 @@ def hardware_check(around: EpisodeContext) -> CheckResult:
     return is_not("hardware: the same batch was non-finite again when run a second time")
 
 
-def _of_the_forward_pass(around: EpisodeContext, origin: Event, sound: bool) -> CheckResult:
+def _of_the_forward_pass(around: EpisodeContext, origin: Finding, sound: bool) -> CheckResult:
     facts, repeats = origin_of(origin), ((KIND, origin.step),)
     largest = 0.0 if facts.value_range is None else max(map(abs, facts.value_range))
     given = _modest_batch(around)

@@ -15,7 +15,7 @@ from mlflow_stability.diagnosis.causes.nan_origin import origin_near, origin_of,
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.kinds.reported.nan_origin import NanSource
-from mlflow_stability.vocabulary.result import Action, Event, Remedy
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def overflow_check(around: EpisodeContext) -> CheckResult:
     )
 
 
-def _where_it_was_born(origin: Event) -> CheckResult:
+def _where_it_was_born(origin: Finding) -> CheckResult:
     """What the operation that made the first number that is not finite says of it."""
     facts = origin_of(origin)
     if overflowed(facts):

@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import LintFacts, Setting
 from mlflow_stability.vocabulary.measured import of_the_whole
-from mlflow_stability.vocabulary.result import Action, Event, Remedy
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 from mlflow_stability.vocabulary.text import factor
 
 
@@ -134,18 +134,14 @@ def damage_check(around: EpisodeContext) -> CheckResult:
     if not len(before):
         return not_seen("corrupted weights: no loss before it")
     back = next((each for each in around.said("rollback") if each.step >= start), None)
+    target = back.facts.target if back is not None and isinstance(back.facts, RollbackFacts) else 0
     if back is not None:
         whole = around.whole_loss if around.whole_loss is not None else loss
         there = whole.values[whole.steps > back.step][:1]
-        target = back.facts.target if isinstance(back.facts, RollbackFacts) else 0
         if len(there) and not np.isfinite(there[0]):
             return is_not(f"corrupted weights: the weights of {around.unit} {target} gave a non-finite loss, too")
         back = back if len(there) else None  # it ended before the restored weights gave a loss
-    healed = (
-        ""
-        if back is None
-        else f", and the weights of {around.unit} {back.evidence.get('target', 0):.0f} gave normal losses"
-    )
+    healed = "" if back is None else f", and the weights of {around.unit} {target} gave normal losses"
     return is_it(
         "damaged_weights",
         f"The weights were corrupted between {around.unit} {start - 1} and {around.unit} {start}: {row} batches in a "
@@ -295,7 +291,7 @@ def _forgets_squares(first: float, second: float) -> bool:
     return first * first >= second
 
 
-def _changes(around: EpisodeContext) -> list[Event]:
+def _changes(around: EpisodeContext) -> list[Finding]:
     """The settings that were changed just before, as far as they were looked at."""
     start = around.episode.start
     return [

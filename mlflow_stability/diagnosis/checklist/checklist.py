@@ -15,7 +15,7 @@ from mlflow_stability.diagnosis.checklist.decision import Decision, decided, in_
 from mlflow_stability.diagnosis.checklist.orders import CHOICES, ORDERS, order_of
 from mlflow_stability.diagnosis.checklist.question import Case, State
 from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
-from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity, Text
 from mlflow_stability.vocabulary.run import RunHistory
 
 
@@ -63,7 +63,7 @@ def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: D
     if episode is None:
         last = diagnosis.steps[1] if diagnosis.steps else 0
         attempt = max((curve.attempt for curve in curves.losses), default=0)
-        episode = Episode("", Severity.INFO, last, last, last, "", attempt=attempt)
+        episode = Finding.at(Text(""), last, Severity.INFO, attempt=attempt)
         note = " ".join(filter(None, (note, f"The run has no {kind} finding." if kind else "")))
     case = Case(surroundings_of(episode, history, curves), diagnosis)
     answers = {key: question.answer(case) for key, question in questions.items()}
@@ -75,7 +75,7 @@ def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: D
     return Checklist(asked, items, decided(choices, case, states), note)
 
 
-def _episode(kind: str, episodes: Sequence[Episode]) -> Episode | None:
+def _episode(kind: str, episodes: Sequence[Finding]) -> Finding | None:
     """The first episode of the kind; without a kind the worst, and of the worst the first."""
     if kind:
         return next((each for each in episodes if each.kind == kind), None)

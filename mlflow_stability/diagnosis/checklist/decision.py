@@ -16,6 +16,7 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
 from mlflow_stability.diagnosis.checklist.question import Case, State
 from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER
+from mlflow_stability.kinds.progress.overfitting import BestStepFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 EASED = 3.0
@@ -122,9 +123,9 @@ def _of_run(remedy: Remedy, case: Case) -> Remedy:
 
 
 def _best_step(case: Case) -> int | None:
-    step = case.around.episode.evidence.get("best_step")
+    best = case.around.episode.known(BestStepFacts)
     validations = (curve.best_step for curve in case.diagnosis.curves if "val" in curve.metric.lower())
-    return next(validations, None) if step is None else int(step)
+    return next(validations, None) if best is None else best.best_step
 
 
 def _with_rate(remedy: Remedy, around: EpisodeContext) -> Remedy:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
-from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 
 State = Literal["ok", "bad", "unknown"]
 
@@ -38,7 +38,7 @@ class Case:
         """Whether it is about a finding, and not about a run without one."""
         return bool(self.around.episode.kind)
 
-    def findings(self, *kinds: str, least: Severity = Severity.INFO) -> list[Episode]:
+    def findings(self, *kinds: str, least: Severity = Severity.INFO) -> list[Finding]:
         """The findings of these kinds that are at least so severe, in order of time."""
         return [each for each in self.diagnosis.findings if each.kind in kinds and each.severity >= least]
 

@@ -1,9 +1,9 @@
 """Names every layer that a finding is about: a detector names one, the rest are read from the record.
 
 In: episodes and the run's history. Out: the episodes; those about layers say how many others are affected and name
-them, and hold the value of each as ``layer.NAME`` in their evidence. Those about gradients hold the gradient flow: the
-share of layers in a healthy band. Guarantees: thresholds are those of the detectors; nothing is added without values by
-layer.
+them, and have the value of each as ``layer.NAME`` among their metrics. Those about gradients know the gradient flow:
+the share of layers in a healthy band. Guarantees: thresholds are those of the detectors; nothing is added without
+values by layer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, curves_of
 from mlflow_stability.detectors.layer_values import gradient_flow
-from mlflow_stability.diagnosis.findings.notes import OtherLayersNote, with_note
+from mlflow_stability.diagnosis.findings.notes import GradientFlowFacts, OtherLayersNote, with_note
 from mlflow_stability.kinds.gradients.gradient_vanishing_layers import GradientVanishingLayers
 from mlflow_stability.kinds.gradients.imbalance import GradientImbalance, WeightImbalance
 from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosion
 from mlflow_stability.kinds.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
 from mlflow_stability.kinds.optimizer.weight_spike import WeightSpike
+from mlflow_stability.vocabulary.facts import LimitFacts
 from mlflow_stability.vocabulary.measured import of_the_whole
-from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
-LAYER = "layer."
-"""How the names of layers begin in the evidence."""
 FEWEST = 3
 """With fewer values before, nobody knows what is usual of a layer."""
 
@@ -79,16 +78,16 @@ AFFECTED: Mapping[str, tuple[str, Affected]] = {
 
 
 def with_affected_layers(
-    episodes: Iterable[Episode], history: RunHistory, starts: Mapping[int, int]
-) -> tuple[Episode, ...]:
+    episodes: Iterable[Finding], history: RunHistory, starts: Mapping[int, int]
+) -> tuple[Finding, ...]:
     """The same episodes, those about layers with all of them."""
     curves: dict[str, tuple[Curve, ...]] = {}
     return tuple(_of(each, history, starts, curves) if each.kind in AFFECTED else each for each in episodes)
 
 
 def _of(
-    episode: Episode, history: RunHistory, starts: Mapping[int, int], curves: dict[str, tuple[Curve, ...]]
-) -> Episode:
+    episode: Finding, history: RunHistory, starts: Mapping[int, int], curves: dict[str, tuple[Curve, ...]]
+) -> Finding:
     quantity, affected = AFFECTED[episode.kind]
     if quantity not in curves:
         curves[quantity] = curves_of(history, quantity, starts)
@@ -98,15 +97,16 @@ def _of(
     layers = [found for each in mine if (found := _at(each, episode.start)) is not None]
     if not layers:
         return episode
-    evidence, limit = dict(episode.evidence), episode.evidence.get("limit", 0.0)
+    exceeded = episode.known(LimitFacts)
+    limit = 0.0 if exceeded is None else exceeded.threshold
     if quantity == "grad_norm":
-        evidence["gradient_flow"] = round(gradient_flow(each.value for each in layers), 4)
-    others = [each for each in layers if each.place != episode.place and affected(each, layers, limit)]
-    evidence |= {f"{LAYER}{each.place}": each.value for each in others}
+        flow = GradientFlowFacts(round(gradient_flow(layer.value for layer in layers), 4))
+        episode = replace(episode, also=(*episode.also, flow))
+    others = [layer for layer in layers if layer.place != episode.place and affected(layer, layers, limit)]
     if not others:
-        return replace(episode, evidence=evidence)
-    note = OtherLayersNote(tuple(layer.place for layer in others), bool(episode.place))
-    return with_note(replace(episode, evidence=evidence), note)
+        return episode
+    values = tuple((layer.place, layer.value) for layer in others)
+    return with_note(episode, OtherLayersNote(values, bool(episode.place)))
 
 
 def _at(curve: Curve, step: int) -> _Layer | None:

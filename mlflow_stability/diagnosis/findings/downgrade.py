@@ -16,8 +16,10 @@ import numpy as np
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.curves.log_resolution import is_rounding
 from mlflow_stability.diagnosis.findings.notes import Outcome, OutcomeNote, with_note
+from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.facts import LossRiseFacts, PeakFacts
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 BEFORE = 32
 """So many values before an episode say what was normal."""
@@ -30,8 +32,8 @@ SHORT = 3
 
 
 def in_hindsight(
-    seen: Sequence[Episode], found: Sequence[Episode], curves: RunCurves, asked: Collection[str] = ()
-) -> list[Episode]:
+    seen: Sequence[Finding], found: Sequence[Finding], curves: RunCurves, asked: Collection[str] = ()
+) -> list[Finding]:
     """The episodes of a replay, as they look now that the run is over.
 
     ``asked``: the kinds that somebody set a threshold of, or wants by a classic rule; those stay as they are.
@@ -54,32 +56,33 @@ def in_hindsight(
     return corrected
 
 
-def _curve(curves: RunCurves, episode: Episode) -> Curve | None:
+def _curve(curves: RunCurves, episode: Finding) -> Curve | None:
     return next((one for one in curves.losses if (one.name, one.attempt) == (episode.metric, episode.attempt)), None)
 
 
-def _rounded(episode: Episode, curve: Curve) -> bool:
+def _rounded(episode: Finding, curve: Curve) -> bool:
     """Whether a rise is one of a step or two of the log's rounding."""
-    highest, level = episode.evidence.get("highest"), episode.evidence.get("level")
-    finite = curve.values[curve.finite]
-    return highest is not None and level is not None and is_rounding(finite, highest - level)
+    peak, rise = episode.known(PeakFacts), episode.known(LossRiseFacts)
+    if peak is None or rise is None:
+        return False
+    return is_rounding(curve.values[curve.finite], peak.highest - rise.baseline)
 
 
-def _dated(episode: Episode, curve: Curve) -> Episode:
+def _dated(episode: Finding, curve: Curve) -> Finding:
     """From where the loss left its level, which the detector was sure of only some steps later."""
     finite = curve.finite
     steps, values = curve.steps[finite], curve.values[finite]
     first = int(np.searchsorted(steps, episode.start))
-    level, then = episode.evidence.get("level"), episode.evidence.get("loss")
-    if level is None or then is None or "rise" in episode.evidence or not 1 <= first < len(values):
+    rise = episode.known(LossRiseFacts)
+    if rise is None or isinstance(rise, SlowRiseFacts) or not 1 <= first < len(values):
         return episode
     low = max(0, first - BACK)
-    high = np.where(values[low : first + 1] > (level + then) / 2, 1, -1)
+    high = np.where(values[low : first + 1] > (rise.baseline + rise.value) / 2, 1, -1)
     left = low + int(np.argmin(np.cumsum(high))) + 1
-    return replace(episode, start=int(steps[min(left, first)]))
+    return episode.with_span(start=int(steps[min(left, first)]))
 
 
-def _unanswered(episode: Episode, loss: Curve) -> Episode:
+def _unanswered(episode: Finding, loss: Curve) -> Finding:
     """A jump of the gradient that the loss did not answer is only mentioned: nothing came of it."""
     finite = loss.finite
     steps, values = loss.steps[finite], loss.values[finite]
@@ -94,7 +97,7 @@ def _unanswered(episode: Episode, loss: Curve) -> Episode:
     return replace(with_note(episode, OutcomeNote(Outcome.UNANSWERED)), severity=Severity.INFO)
 
 
-def _within_its_noise(episode: Episode, found: Sequence[Episode], curves: RunCurves) -> Episode:
+def _within_its_noise(episode: Finding, found: Sequence[Finding], curves: RunCurves) -> Finding:
     """A short spike no higher than the noise of the whole run makes likely is only mentioned."""
     curve = _curve(curves, episode)
     if curve is None or episode.severity is not Severity.WARNING or not SpikeRule().judges(curve):

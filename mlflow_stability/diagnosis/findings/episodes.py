@@ -13,12 +13,11 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.diagnosis.findings.notes import statement_of
+from mlflow_stability.diagnosis.findings.notes import also_known
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad
-from mlflow_stability.vocabulary.facts import SINCE, Facts
-from mlflow_stability.vocabulary.result import Episode, Event, Severity
+from mlflow_stability.vocabulary.facts import Facts, PeakFacts
+from mlflow_stability.vocabulary.result import Finding, Severity, Span, Where
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.sensitivity import with_highest_score
 
 NEIGHBOURS = 16
 """Events of one kind at most so many logged points apart are one episode."""
@@ -34,17 +33,17 @@ RISING = frozenset({"divergence", "gradient_explosion", "loss_spike"})
 
 
 def episodes_of(
-    events: Iterable[Event],
+    events: Iterable[Finding],
     history: RunHistory,
     curves: RunCurves,
     starts: dict[int, int],
     detectors: Sequence[Detector],
-) -> list[Episode]:
+) -> list[Finding]:
     """The episodes, in order of time; by a threshold that somebody gave, each excursion above it is one of its own."""
     alone = {each.kind for each in detectors if getattr(each, "threshold_alone", False)}
     quantities = {detector.kind: detector.quantities for detector in detectors}
     experimental = {each.kind for each in detectors if getattr(each, "experimental", False)}
-    groups: dict[tuple[str, str, int, Facts | None], list[Event]] = {}
+    groups: dict[tuple[str, str, int, Facts | None], list[Finding]] = {}
     for event in events:
         remark = event.facts if event.kind in REMARKS else None
         start = starts.get(event.attempt, event.attempt)
@@ -55,16 +54,15 @@ def episodes_of(
         curve = _curve(curves, name, start)
         gap = (1 if kind in alone else NEIGHBOURS) * (curve.distance if curve is not None else 1.0)
         group.sort(key=lambda event: event.step)
-        runs: list[list[Event]] = []
+        runs: list[list[Finding]] = []
         for event in group:
-            since = event.evidence.get(SINCE, event.step)  # of one that became worse: where it was found first
+            since = event.step if event.facts.found_first is None else event.facts.found_first
             if runs and since - runs[-1][-1].step <= gap:
                 runs[-1].append(event)
             else:
                 runs.append([event])
         for run in runs:
-            recorded = history.events is not None
-            episode = _episode(run, name, start, experimental=kind in experimental, recorded=recorded)
+            episode = _episode(run, name, start, experimental=kind in experimental)
             if kind == MissingZeroGrad.kind:
                 found.append(_cleared(episode, history))
             else:
@@ -72,51 +70,47 @@ def episodes_of(
     return sorted(found, key=lambda each: (each.attempt, each.start))
 
 
-def _episode(events: list[Event], metric: str, start: int, *, experimental: bool, recorded: bool) -> Episode:
+def _episode(events: list[Finding], metric: str, start: int, *, experimental: bool) -> Finding:
     first, worst = events[0], max(events, key=lambda event: event.severity)
     telling = worst if first.severity is Severity.INFO else first  # it says what came of the first one
-    return Episode(
-        first.kind,
-        worst.severity,
-        first.step,
-        worst.step,
-        events[-1].step,
-        events=len(events),
-        metric=metric,
-        place=first.place,
-        attempt=start,
-        evidence=with_highest_score(first.evidence, events),
-        remedies=first.remedies,
-        experimental=experimental,
+    return replace(
+        first,
+        severity=worst.severity,
+        span=Span(first.step, worst.step, events[-1].step),
+        where=Where(first.place, metric, start),
         facts=telling.facts,
-        statements=(statement_of(telling, recorded=recorded),),
+        score=max(event.score for event in events),
+        count=len(events),
+        statements=telling.stated,
+        also=also_known(telling, first),
+        experimental=experimental,
     )
 
 
-def _cleared(episode: Episode, history: RunHistory) -> Episode:
+def _cleared(episode: Finding, history: RunHistory) -> Finding:
     """Gradients that were not cleared, with whether they were in the end, and since when."""
     again = cleared_from(episode.start, history.events or ())
-    return replace(episode, recovered=again is not None, end=episode.end if again is None else again)
+    return episode.with_span(recovered=again is not None, end=episode.end if again is None else again)
 
 
-def _ended(episode: Episode, curve: Curve) -> Episode:
+def _ended(episode: Finding, curve: Curve) -> Finding:
     """With what the curve shows of how it went on."""
     if episode.kind in RISING:
         return _placed(episode, curve)
     last = np.flatnonzero(curve.finite)
     if episode.kind in NON_FINITE and len(last):
         recovered = bool(curve.steps[last[-1]] > episode.end)
-        return replace(episode, recovered=recovered, end=episode.end if recovered else int(curve.steps[-1]))
+        return episode.with_span(recovered=recovered, end=episode.end if recovered else int(curve.steps[-1]))
     if episode.kind == "plateau" and len(last):
         values = curve.values[last]
         there = int(np.searchsorted(curve.steps[last], episode.start))
         then = float(np.median(values[max(0, there - BEFORE) : there + 1]))
         now = float(np.median(values[-max(3, len(values) // 20) :]))
-        return replace(episode, recovered=now < then - LEFT * abs(then))
+        return episode.with_span(recovered=now < then - LEFT * abs(then))
     return episode
 
 
-def _placed(episode: Episode, curve: Curve) -> Episode:
+def _placed(episode: Finding, curve: Curve) -> Finding:
     """With its worst point, its end, and whether the curve was as before afterwards, as the curve shows them."""
     finite = curve.finite
     steps, values = curve.steps[finite], curve.values[finite]
@@ -137,18 +131,13 @@ def _placed(episode: Episode, curve: Curve) -> Episode:
         recovered = float(np.median(values[-max(3, len(values) // 20) :])) <= limit
         recovered = recovered and (bool(len(calm)) or float(np.median(values[-min(5, len(values)) :])) <= limit)
         end = end if recovered else len(values) - 1
-    return replace(
-        episode,
-        peak=int(steps[peak]),
-        end=max(int(steps[end]), episode.end),
-        recovered=recovered,
-        evidence={**episode.evidence, "highest": float(values[peak])},
-    )
+    placed = episode.with_span(peak=int(steps[peak]), end=max(int(steps[end]), episode.end), recovered=recovered)
+    return replace(placed, also=(*episode.also, PeakFacts(float(values[peak]))))
 
 
-def _metric(history: RunHistory, quantities: tuple[str, ...], event: Event) -> str:
+def _metric(history: RunHistory, quantities: tuple[str, ...], event: Finding) -> str:
     """The metric that an event was seen in: of the quantities that its detector looks at the one that it speaks of."""
-    named = [each for each in quantities if each in event.evidence]
+    named = [quantity for quantity in quantities if quantity in event.metrics]
     rest = sorted(quantities, key=lambda each: each != ("grad_norm" if "gradient" in event.kind else "loss"))
     for quantity in (*named, *rest):
         for metric in history.of(quantity):
@@ -162,7 +151,7 @@ def _curve(curves: RunCurves, name: str, start: int) -> Curve | None:
     return next((each for each in every if each.name == name and each.attempt == start), None)
 
 
-def cleared_from(first: int, events: Iterable[Event]) -> int | None:
+def cleared_from(first: int, events: Iterable[Finding]) -> int | None:
     """From which step on gradients that were not cleared since step ``first`` were; None: to the end they were not."""
     changes = ((each.step, each.facts) for each in events)
     again = (
@@ -171,6 +160,6 @@ def cleared_from(first: int, events: Iterable[Event]) -> int | None:
     return min(again, default=None)
 
 
-def persists(episode: Episode) -> bool:
+def persists(episode: Finding) -> bool:
     """Whether it says that gradients are not cleared, to the end."""
     return episode.kind == MissingZeroGrad.kind and episode.recovered is False

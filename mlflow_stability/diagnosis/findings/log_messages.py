@@ -15,14 +15,14 @@ import numpy as np
 
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS
-from mlflow_stability.diagnosis.findings.notes import CountRose, SaidAgainNote, SkippedToTheEnd, statement_of, with_note
+from mlflow_stability.diagnosis.findings.notes import CountRose, SaidAgainNote, SkippedToTheEnd, with_note
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.kinds.optimizer.step_skipped import SkippedEndRule, StepSkipped
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts
 from mlflow_stability.kinds.reported.log_line import LogLineFacts, LogSays
 from mlflow_stability.kinds.reported.rollback import Rollback
-from mlflow_stability.vocabulary.result import Episode, Event, Severity, Statement
+from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, Statement, Where
 from mlflow_stability.vocabulary.run import RunHistory
 
 SHARE = 0.5
@@ -36,7 +36,7 @@ DECIDING = {each.kind: each.severities[-1] for each in (SdrCollapse,)}
 REMEDIES = {each.kind: each.remedies for each in (NanDetected, InfDetected, StepSkipped, SdrCollapse, *WAYS_TO_END)}
 
 
-def findings_in_log(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Episode]:
+def findings_in_log(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Finding]:
     """The episodes; ``starts``: for each attempt the one in which its training was started."""
     found = []
     for event in history.reported:
@@ -50,11 +50,11 @@ def findings_in_log(history: RunHistory, curves: RunCurves, starts: Mapping[int,
 
 
 def _said(
-    history: RunHistory, curves: RunCurves, starts: Mapping[int, int], told: Sequence[Episode]
-) -> Iterator[Episode]:
+    history: RunHistory, curves: RunCurves, starts: Mapping[int, int], told: Sequence[Finding]
+) -> Iterator[Finding]:
     """What the log says of single steps, neighbours as one, unless it is ``told`` as an end of the run."""
     near = NEIGHBOURS * max((curve.distance for curve in curves.losses), default=1.0)
-    groups: dict[tuple[str, int], list[Event]] = {}
+    groups: dict[tuple[str, int], list[Finding]] = {}
     for event in history.reported:
         if _is_of_a_step(event):
             groups.setdefault((event.kind, starts.get(event.attempt, event.attempt)), []).append(event)
@@ -69,25 +69,30 @@ def _said(
             yield episode if high - low == 1 else with_note(episode, SaidAgainNote(high - low), step=last.step)
 
 
-def _counted(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Episode]:
+def _counted(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Finding]:
     """Each rise of the number of rollbacks that somebody logged."""
     for metric in history.of("rollback_count") if history.events is None else ():
         values, attempts = metric.series.values, metric.series.attempts
         rises = np.flatnonzero((values[1:] > values[:-1]) & (attempts[1:] == attempts[:-1])) + 1
         for at in rises[-MOST_ROLLBACKS:].tolist():
             step, before, now = int(metric.series.steps[at]), float(values[at - 1]), float(values[at])
-            event = Event(step, Rollback.kind, Severity.INFO, "", attempt=int(attempts[at]))
-            episode = _episode(event, event, Severity.INFO, starts, count=int(now - before))
-            statement = Statement(CountRose(metric.name, before, now), step)
-            yield replace(episode, metric=metric.name, statements=(statement,))
+            yield Finding(
+                Rollback.kind,
+                Severity.INFO,
+                Span(step, step, step, recovered=True),
+                Where(metric=metric.name, attempt=starts.get(int(attempts[at]), int(attempts[at]))),
+                CountRose(metric.name, before, now),
+                source=Source.LOG,
+                count=int(now - before),
+            )
 
 
-def _is_of_a_step(event: Event) -> bool:
+def _is_of_a_step(event: Finding) -> bool:
     """Whether a line names a finding or a skipped step, and no end of the training."""
     return isinstance(event.facts, LogLineFacts) and event.facts.says in (LogSays.FINDING, LogSays.SKIPPED)
 
 
-def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Episode]:
+def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Finding]:
     skips = [event for event in history.reported if event.kind == StepSkipped.kind]
     if not skips:
         return []
@@ -107,44 +112,40 @@ def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[
     severity = Severity.CRITICAL if broken else Severity.WARNING
     episode = _episode(last[0], last[-1], severity, starts, kind=kind, count=len(last))
     skipped = Statement(SkippedToTheEnd(len(last), end), last[0].step)
-    return [replace(episode, statements=(skipped, *episode.statements))]
+    return [replace(episode, statements=(skipped, *episode.stated))]
 
 
 def _episode(
-    first: Event,
-    last: Event,
+    first: Finding,
+    last: Finding,
     severity: Severity,
     starts: Mapping[int, int],
     *,
     kind: str = "",
     count: int = 1,
-) -> Episode:
+) -> Finding:
     kind = kind or first.kind
-    return Episode(
+    return Finding(
         kind,
         severity,
-        first.step,
-        first.step,
-        last.step,
-        events=count,
-        recovered=severity is Severity.INFO,
-        place=first.place,
-        attempt=starts.get(first.attempt, first.attempt),
-        evidence={**first.evidence, "count": float(count)},
-        facts=first.facts,
-        statements=(statement_of(first),),
-        remedies=REMEDIES.get(kind, ()) if severity > Severity.INFO else (),
+        Span(first.step, first.step, last.step, recovered=severity is Severity.INFO),
+        Where(first.place, attempt=starts.get(first.attempt, first.attempt)),
+        first.facts,
+        REMEDIES.get(kind, ()) if severity > Severity.INFO else (),
+        Source.LOG,
+        count=count,
     )
 
 
 BAD = ("crashed", "killed", "out_of_memory")
 
 
-def endings_of(history: RunHistory, last_step: int, attempt: int) -> list[Episode]:
+def endings_of(history: RunHistory, last_step: int, attempt: int) -> list[Finding]:
     """The episode of a bad end."""
     kind = history.outcome
     if kind not in BAD or any(event.kind in BAD for event in history.events or ()):
         return []
     facts = EndFacts(kind, history.outcome_detail)
-    ended = Episode(kind, Severity.CRITICAL, last_step, last_step, last_step, recovered=False, attempt=attempt)
-    return [replace(ended, remedies=REMEDIES[kind], facts=facts, statements=(Statement(facts, last_step),))]
+    span = Span(last_step, last_step, last_step, recovered=False)
+    where = Where(attempt=attempt)
+    return [Finding(kind, Severity.CRITICAL, span, where, facts, REMEDIES[kind], Source.LOG)]

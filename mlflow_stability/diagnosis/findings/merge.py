@@ -12,20 +12,26 @@ from dataclasses import replace
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
 from mlflow_stability.diagnosis.findings.notes import NanAfterInf, also_known
 from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseFacts
+from mlflow_stability.kinds.loss.loss_spike_curve import CurveSpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
-from mlflow_stability.kinds.optimizer.update_ratio import LATE_FALL
+from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesFacts
+from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts
+from mlflow_stability.kinds.progress.plateau import LastLevelFacts
 from mlflow_stability.kinds.reported.rollback import Rollback
-from mlflow_stability.vocabulary.result import Episode, Severity, Statement
-from mlflow_stability.vocabulary.sensitivity import with_highest_score
+from mlflow_stability.vocabulary.facts import LossEndFacts, PeakFacts
+from mlflow_stability.vocabulary.result import Finding, Severity, Span, Statement
 
+KNOWS_END = LossEndFacts | LastLevelFacts | LastBelowBestFacts | GradientRiseFacts
+"""Facts that say how the curve ended."""
 NEAR = 0.02
 """Episodes that begin within this share of the run from each other are about the same trouble."""
 
 
-def reconciled(episodes: list[Episode], span: int) -> tuple[Episode, ...]:
+def reconciled(episodes: list[Finding], span: int) -> tuple[Finding, ...]:
     """The episodes of one run, each once, in order of time."""
     reach = max(2.0, NEAR * span)
-    merged: list[Episode] = []
+    merged: list[Finding] = []
     for each in sorted(_ended_by_rollbacks(episodes, reach), key=lambda each: (each.attempt, each.start)):
         twin = next((at for at, one in enumerate(merged) if _same(one, each, reach)), None)
         if twin is None:
@@ -40,7 +46,7 @@ def reconciled(episodes: list[Episode], span: int) -> tuple[Episode, ...]:
     return tuple(sorted(kept, key=lambda each: (each.attempt, each.start, -each.severity)))
 
 
-def _ended_by_rollbacks(episodes: list[Episode], reach: float) -> list[Episode]:
+def _ended_by_rollbacks(episodes: list[Finding], reach: float) -> list[Finding]:
     """The episodes; a divergence that was rolled back ends there where the loss diverged anew a good while later.
 
     For that it must have come down. By where the curve ended alone, the first divergence lasted until then.
@@ -57,13 +63,13 @@ def _ended_by_rollbacks(episodes: list[Episode], reach: float) -> list[Episode]:
         if ends and min(ends) < each.end:
             end = min(ends)
             peak = each.peak if each.peak <= end else each.start
-            found.append(replace(each, end=end, peak=peak, recovered=True))
+            found.append(each.with_span(end=end, peak=peak, recovered=True))
         else:
             found.append(each)
     return found
 
 
-def _with_spikes(each: Episode, others: list[Episode], reach: float) -> Episode:
+def _with_spikes(each: Finding, others: list[Finding], reach: float) -> Finding:
     """A divergence with the spikes that belong to it: somebody was warned of each, and they count as spikes."""
     if each.kind != "divergence":
         return each
@@ -71,16 +77,14 @@ def _with_spikes(each: Episode, others: list[Episode], reach: float) -> Episode:
     return replace(each, spikes=tuple(one.start for one in within if one.severity > Severity.INFO))
 
 
-def _overflowed(episodes: list[Episode], reach: float) -> list[Episode]:
+def _overflowed(episodes: list[Finding], reach: float) -> list[Finding]:
     """An infinity that turned into NaN is one trouble, and NaN its result."""
     for nan in [each for each in episodes if each.kind == "nan_detected"]:
         for inf in [each for each in episodes if each.kind == "inf_detected" and each.attempt == nan.attempt]:
             if inf.start <= nan.start <= inf.end + reach:
                 both = replace(
-                    nan,
-                    start=inf.start,
-                    statements=(*inf.statements, *_without_last_finite(nan, inf)),
-                    evidence={**nan.evidence, **inf.evidence},
+                    nan.with_span(start=inf.start),
+                    statements=(*inf.stated, *_without_last_finite(nan, inf)),
                     facts=inf.facts,
                     also=also_known(inf, nan),
                 )
@@ -89,44 +93,58 @@ def _overflowed(episodes: list[Episode], reach: float) -> list[Episode]:
     return episodes
 
 
-def _without_last_finite(nan: Episode, inf: Episode) -> tuple[Statement, ...]:
+def _without_last_finite(nan: Finding, inf: Finding) -> tuple[Statement, ...]:
     """What a NaN that follows an infinity says, without a last finite value that the infinity names, too."""
     infinity = inf.facts
     if not isinstance(infinity, NonFiniteFacts) or infinity.last_finite is None:
-        return nan.statements
-    first, *others = nan.statements
+        return nan.stated
+    first, *others = nan.stated
     return (replace(first, facts=NanAfterInf(first.facts, infinity)), *others)
 
 
-def _same(one: Episode, other: Episode, reach: float) -> bool:
+def _same(one: Finding, other: Finding, reach: float) -> bool:
     alike = one.kind == other.kind and one.attempt == other.attempt
     if not alike or (one.metric != other.metric and one.place != other.place):
         return False
-    if one.kind in ("plateau", "overfitting") or LATE_FALL in one.evidence or LATE_FALL in other.evidence:
+    if one.kind in ("plateau", "overfitting") or one.known(LargeUpdatesFacts) or other.known(LargeUpdatesFacts):
         return True
     if one.kind in REMARKS and one.facts != other.facts:
         return False
     return other.start <= one.end + (reach if one.kind == "divergence" else 0) and one.start <= other.end + reach
 
 
-def _joined(one: Episode, other: Episode) -> Episode:
+def _joined(one: Finding, other: Finding) -> Finding:
     """Both as one: from the earlier start to the later end, told by the one that knows how it went on."""
-    telling = max(one, other, key=lambda each: (each.severity, each.recovered is not None, "last" in each.evidence))
+    telling = max(one, other, key=_authority)
     told = [each.recovered for each in (one, other) if each.recovered is not None]
-    worst = max(one, other, key=lambda each: each.evidence.get("highest", each.evidence.get("peak", 0.0)))
+    worst = max(one, other, key=_highest)
     return replace(
         telling,
-        start=min(one.start, other.start),
-        peak=worst.peak,
-        end=max(one.end, other.end),
-        events=max(one.events, other.events),
-        recovered=all(told) if told else None,
+        span=Span(
+            min(one.start, other.start), worst.peak, max(one.end, other.end), recovered=all(told) if told else None
+        ),
+        count=max(one.count, other.count),
+        statements=telling.stated,
         also=also_known(telling, one, other),
-        evidence=with_highest_score({**other.evidence, **one.evidence, **telling.evidence}, (one, other)),
+        score=max(one.score, other.score),
     )
 
 
-def _belongs(each: Episode, divergence: Episode, reach: float) -> bool:
+def _authority(finding: Finding) -> tuple[Severity, bool, bool]:
+    """Of two findings of one trouble, the one with more tells of both."""
+    return finding.severity, finding.recovered is not None, isinstance(finding.facts, KNOWS_END)
+
+
+def _highest(finding: Finding) -> float:
+    """The highest value of a rise; 0 where that is not known."""
+    rise = finding.known(PeakFacts) or finding.known(LossEndFacts) or finding.known(GradientRiseFacts)
+    if rise is not None:
+        return rise.highest
+    spike = finding.known(CurveSpikeFacts)
+    return 0.0 if spike is None else spike.value
+
+
+def _belongs(each: Finding, divergence: Finding, reach: float) -> bool:
     """Whether it is a part of a divergence."""
     if each is divergence or each.attempt != divergence.attempt or each.place != divergence.place:
         return False

@@ -15,7 +15,7 @@ import numpy as np
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Episode, Event, Statement, Text
+from mlflow_stability.vocabulary.result import Finding, Statement
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted
 
@@ -149,66 +149,65 @@ class OriginNote(Facts):
 
 
 @dataclass(frozen=True, slots=True)
+class GradientFlowFacts(Facts):
+    """The flow of gradients through the layers."""
+
+    gradient_flow: float
+    """Share of layers whose gradient norm lies in a healthy band."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``gradient flow 83%``."""
+        return f"gradient flow {self.gradient_flow:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
 class OtherLayersNote(Facts):
     """The other layers that a finding is about."""
 
-    layers: tuple[str, ...]
+    layers: tuple[tuple[str, float], ...]
+    """Name and value of each."""
     beside_one: bool
     """Whether the finding itself names one."""
 
+    def numbers(self) -> dict[str, float]:
+        """The values, as ``layer.NAME``."""
+        return {f"layer.{name}": value for name, value in self.layers}
+
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``Also in 2 other layers: blocks.0, blocks.1.``"""
-        count, names = len(self.layers), ", ".join(self.layers[:NAMED_LAYERS])
+        count, names = len(self.layers), ", ".join(name for name, _ in self.layers[:NAMED_LAYERS])
         more = f" and {count - NAMED_LAYERS} more" if count > NAMED_LAYERS else ""
         where = f"Also in {counted(count, 'other layer')}" if self.beside_one else f"In {counted(count, 'layer')}"
         return f"{where}: {names}{more}."
 
 
-def statement_of(event: Event, *, recorded: bool = False) -> Statement:
-    """What an event says; a recorded one in the words of its recording, whose version may have had fewer facts."""
-    if recorded or event.facts is None:
-        return Statement(Text(event.message), event.step)
-    return Statement(event.facts, event.step)
-
-
-def with_note(episode: Episode, *notes: Facts, step: int | None = None) -> Episode:
+def with_note(episode: Finding, *notes: Facts, step: int | None = None) -> Finding:
     """The episode with more to say, about its first step or another one."""
     at = episode.start if step is None else step
-    return replace(episode, statements=(*episode.statements, *(Statement(note, at) for note in notes)))
+    return replace(episode, statements=(*episode.stated, *(Statement(note, at) for note in notes)))
 
 
-def also_known(telling: Episode, *others: Episode) -> tuple[Facts, ...]:
+def also_known(telling: Finding, *others: Finding) -> tuple[Facts, ...]:
     """The facts of several episodes that are one, but for those of the one that tells of them."""
     facts = (known for episode in (telling, *others) for known in (episode.facts, *episode.also))
-    return tuple(dict.fromkeys(known for known in facts if known is not None and known != telling.facts))
+    return tuple(dict.fromkeys(known for known in facts if known != telling.facts))
 
 
-def with_sentences(episodes: Iterable[Episode], unit: str) -> tuple[Episode, ...]:
-    """The episodes with their messages; `unit`: what the log calls a step."""
-    return tuple(replace(episode, message=_message(episode, unit), unit=unit) for episode in episodes)
+def in_unit(episodes: Iterable[Finding], unit: str) -> tuple[Finding, ...]:
+    """The findings with their messages in what the log calls a step."""
+    return tuple(replace(episode, unit=unit) for episode in episodes)
 
 
-def _message(episode: Episode, unit: str) -> str:
-    message = " ".join(statement.sentence(unit) for statement in episode.statements)
-    return message if episode.line is None else f"{message.removesuffix('.')} (line {episode.line:,})."
-
-
-LINE = "line"
-"""What the line is called among the evidence, as of what a log says in words."""
-
-
-def with_lines(episodes: Iterable[Episode], history: RunHistory, starts: Mapping[int, int]) -> tuple[Episode, ...]:
+def with_lines(episodes: Iterable[Finding], history: RunHistory, starts: Mapping[int, int]) -> tuple[Finding, ...]:
     """The episodes with the line at which each of them begins."""
     metrics = {metric.name: metric for metric in history.metrics if metric.lines is not None}
     return tuple(_with_line(each, metrics.get(each.metric), starts) for each in episodes)
 
 
-def _with_line(episode: Episode, metric: Metric | None, starts: Mapping[int, int]) -> Episode:
-    if metric is None or metric.lines is None or LINE in episode.evidence:
+def _with_line(episode: Finding, metric: Metric | None, starts: Mapping[int, int]) -> Finding:
+    if metric is None or metric.lines is None:
         return episode
     places = np.flatnonzero(metric.series.steps == episode.start)
     attempts = (starts.get(int(each), int(each)) for each in metric.series.attempts[places])
     lines = [int(metric.lines[at]) for at, attempt in zip(places, attempts, strict=True) if attempt == episode.attempt]
-    if not lines:
-        return episode
-    return replace(episode, line=lines[0], evidence={**episode.evidence, LINE: float(lines[0])})
+    return replace(episode, line=lines[0]) if lines else episode

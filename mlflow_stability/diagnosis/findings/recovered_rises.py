@@ -15,7 +15,10 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.levels import levels_of
 from mlflow_stability.diagnosis.findings.notes import FallingNote, Outcome, OutcomeNote, RipplesNote, with_note
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
+from mlflow_stability.kinds.loss.resume import ResumeFacts
+from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
+from mlflow_stability.vocabulary.result import Finding, Severity, Statement
 
 SMALL = 0.10
 """A rise by less than this share that passed is no more than a ripple."""
@@ -31,7 +34,7 @@ STEEP = 10
 """Within so many levels of the rise, of about a hundred, the loss was highest: then it jumped, and has fallen since."""
 
 
-def passed(episodes: Sequence[Episode], curves: RunCurves, asked: Collection[str] = ()) -> tuple[Episode, ...]:
+def passed(episodes: Sequence[Finding], curves: RunCurves, asked: Collection[str] = ()) -> tuple[Finding, ...]:
     """The episodes of one run, as what came after them shows them; those of kinds asked for by a rule stay as found."""
     if "divergence" in asked:
         return tuple(episodes)
@@ -45,9 +48,10 @@ def passed(episodes: Sequence[Episode], curves: RunCurves, asked: Collection[str
     return tuple(_together(judged))
 
 
-def _rippled(episode: Episode, curve: Curve) -> Episode:
+def _rippled(episode: Finding, curve: Curve) -> Finding:
     """A small slow rise that passed."""
-    rise, level = episode.evidence.get("rise", math.inf), episode.evidence.get("level", -math.inf)
+    rise, risen = _rise(episode, math.inf), episode.known(LossRiseFacts)
+    level = -math.inf if risen is None else risen.baseline
     values = curve.values[curve.finite]
     ended = float(np.median(values[-max(3, len(values) // 20) :]))
     if rise < SMALL or (rise < SMALL_BELOW and ended < level):
@@ -55,10 +59,10 @@ def _rippled(episode: Episode, curve: Curve) -> Episode:
     return episode
 
 
-def _falling(episode: Episode, curve: Curve) -> Episode:
+def _falling(episode: Finding, curve: Curve) -> Finding:
     """A loss that jumped and has been falling ever since, as it does in a new stage of a training."""
     levels = levels_of(curve)
-    if levels is None or not levels.logarithmic or len(levels) < 3 * STEEP or "resumed" in episode.evidence:
+    if levels is None or not levels.logarithmic or len(levels) < 3 * STEEP or episode.known(ResumeFacts):
         return episode
     start = max(1, int(np.searchsorted(levels.steps, episode.start, side="right")) - 1)
     before, since = float(np.median(levels.x[max(0, start - 5) : start])), levels.x[start:]
@@ -72,34 +76,40 @@ def _falling(episode: Episode, curve: Curve) -> Episode:
     if not back or not still:
         return episode
     noted = with_note(episode, FallingNote(math.exp(min(high, 700.0))))
-    return replace(noted, severity=min(episode.severity, Severity.WARNING), recovered=None)
+    return replace(noted.with_span(recovered=None), severity=min(episode.severity, Severity.WARNING))
 
 
 def _end(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     return float(np.median(x[-max(3, len(x) // 20) :]))
 
 
-def _one_more(episode: Episode, key: tuple[str, int], ripples: list[Episode]) -> bool:
+def _rise(episode: Finding, unknown: float = 0.0) -> float:
+    """How far a loss rose slowly, as a share of its level."""
+    slow = episode.known(SlowRiseFacts)
+    return unknown if slow is None else slow.rise
+
+
+def _one_more(episode: Finding, key: tuple[str, int], ripples: list[Finding]) -> bool:
     """Whether a rise that the end of the run cut off is no larger than those that passed before it."""
-    usual = max(each.evidence.get("rise", 0.0) for each in ripples)
+    usual = max(map(_rise, ripples))
     alike = episode.kind == "divergence" and (episode.metric, episode.attempt) == key and not episode.recovered
-    slow = episode.severity is Severity.WARNING and "last" not in episode.evidence
-    return alike and slow and episode.evidence.get("rise", math.inf) <= ALIKE * usual
+    slow = episode.severity is Severity.WARNING and episode.known(LossEndFacts) is None
+    return alike and slow and _rise(episode, math.inf) <= ALIKE * usual
 
 
-def _together(episodes: list[Episode]) -> list[Episode]:
+def _together(episodes: list[Finding]) -> list[Finding]:
     """Ripples that come back again and again as one remark, at the first of them."""
-    ripples: dict[tuple[str, int], list[Episode]] = {}
+    ripples: dict[tuple[str, int], list[Finding]] = {}
     for each in episodes:
         if each.kind == "divergence" and each.recovered and each.severity is Severity.INFO:
             ripples.setdefault((each.metric, each.attempt), []).append(each)
     kept = episodes
     for key, many in ((key, each) for key, each in ripples.items() if len(each) >= OFTEN):
         many = [*many, *(each for each in episodes if _one_more(each, key, many))]
-        rises = [each.evidence.get("rise", 0.0) for each in many]
+        rises = [_rise(each) for each in many]
         first, last = many[0], max(each.end for each in many)
         ripples_note = RipplesNote(first.metric, len(many), last, min(rises), max(rises))
-        one = replace(first, end=last, events=sum(each.events for each in many))
-        one = with_note(replace(one, statements=()), ripples_note)
+        count, said = sum(each.count for each in many), (Statement(ripples_note, first.start),)
+        one = replace(first.with_span(end=last), count=count, statements=said)
         kept = [one if each is first else each for each in kept if each is first or each not in many]
     return kept

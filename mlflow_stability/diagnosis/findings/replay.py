@@ -19,7 +19,7 @@ from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, NoLevel
 from mlflow_stability.vocabulary.measured import Signal, StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 BETTER_SEEN_WHOLE = frozenset({"inf_detected", "nan_detected", "overfitting", "plateau"})
@@ -30,7 +30,7 @@ FIRST = ("skipped_steps", "loss_scale", "loss", "val_loss", "grad_norm")
 """The order within a step in which detectors are used to seeing values; all others follow."""
 
 
-def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector] | None = None) -> list[Event]:
+def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector] | None = None) -> list[Finding]:
     """The events of the whole history."""
     asked = default_detectors() if detectors is None else detectors
     left_out = BETTER_SEEN_WHOLE if history.format == "recorded" else BETTER_SEEN_WHOLE | OF_SINGLE_STEPS
@@ -46,7 +46,7 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
         shown = in_usual_units(shown)
     shown.sort(key=_turn)
     starts = starts_of(history)
-    events: list[Event] = []
+    events: list[Finding] = []
     start = None
     for reading in _readings(shown, by_time=history.format == "recorded"):
         if starts.get(reading.attempt, reading.attempt) != start:
@@ -105,7 +105,7 @@ JUDGE_LEVELS = frozenset({"divergence", "loss_spike", "oscillation", "overfittin
 """The kinds of findings that judge the level of a loss."""
 
 
-def without_unjudged_levels(events: Iterable[Event], history: RunHistory, curves: RunCurves) -> list[Event]:
+def without_unjudged_levels(events: Iterable[Finding], history: RunHistory, curves: RunCurves) -> list[Finding]:
     """The events of a run, without what its losses are not judged for."""
     if recorded_level(history).reason is None or any(curve.has_level for curve in curves.losses):
         return list(events)

@@ -14,7 +14,7 @@ from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import origin_of
 from mlflow_stability.diagnosis.findings.notes import OriginNote, RepeatedNote, also_known, with_note
 from mlflow_stability.kinds.optimizer.step_skipped import StepSkipped
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 NON_FINITE = ("nan_detected", "inf_detected")
 SKIPPED = StepSkipped.kind
@@ -24,10 +24,10 @@ NEAR = 2
 """What was done about it, or found of it, is told at most so many steps away."""
 
 
-def joined_by_trouble(episodes: Iterable[Episode]) -> list[Episode]:
+def joined_by_trouble(episodes: Iterable[Finding]) -> list[Finding]:
     """Each trouble with numbers once; all else as it is."""
-    groups: list[list[Episode]] = []
-    others: list[Episode] = []
+    groups: list[list[Finding]] = []
+    others: list[Finding] = []
     for each in sorted(episodes, key=lambda each: (each.attempt, each.start)):
         if each.kind not in (*NON_FINITE, SKIPPED) or each.severity is Severity.INFO:
             others.append(each)
@@ -40,7 +40,7 @@ def joined_by_trouble(episodes: Iterable[Episode]) -> list[Episode]:
     return [*others, *map(_as_one, groups)]
 
 
-def with_what_was_skipped(episodes: Iterable[Episode]) -> list[Episode]:
+def with_what_was_skipped(episodes: Iterable[Finding]) -> list[Finding]:
     """NaN and infinities with the steps that were skipped for them, which are no finding beside them."""
     kept = list(episodes)
     for skip in [each for each in kept if each.kind == SKIPPED and each.severity > Severity.INFO]:
@@ -49,18 +49,16 @@ def with_what_was_skipped(episodes: Iterable[Episode]) -> list[Episode]:
             continue
         trouble = kept[at]
         kept[at] = replace(
-            trouble,
-            end=max(trouble.end, skip.end),
+            trouble.with_span(end=max(trouble.end, skip.end)),
             also=also_known(trouble, skip),
-            statements=(*trouble.statements, *skip.statements),
-            evidence={**skip.evidence, **trouble.evidence},
+            statements=(*trouble.stated, *skip.stated),
             remedies=tuple(dict.fromkeys((*trouble.remedies, *skip.remedies))),
         )
         kept.remove(skip)
     return kept
 
 
-def with_births(episodes: Iterable[Episode]) -> list[Episode]:
+def with_births(episodes: Iterable[Finding]) -> list[Finding]:
     """Each trouble with the operation in which its first number was born."""
     kept, told = list(episodes), set[int]()
     for place, birth in enumerate(kept):
@@ -84,32 +82,28 @@ def with_births(episodes: Iterable[Episode]) -> list[Episode]:
     return kept
 
 
-def _comes_again(group: list[Episode], each: Episode) -> bool:
+def _comes_again(group: list[Finding], each: Finding) -> bool:
     first, last = group[0], max(one.end for one in group)
     alike = (first.kind, first.attempt) == (each.kind, each.attempt)
     alike = alike and (each.recovered is False) == (first.recovered is False)  # what never passes is another matter
     return alike and (first.place == each.place or first.metric == each.metric) and each.start - last <= APART
 
 
-def _as_one(group: list[Episode]) -> Episode:
+def _as_one(group: list[Finding]) -> Finding:
     first, last = group[0], group[-1]
     if len(group) == 1:
         return first
     worst = max(group, key=lambda each: each.severity)
-    statements = first.statements if worst is first else (*first.statements, *worst.statements)
+    statements = first.stated if worst is first else (*first.stated, *worst.stated)
     joined = with_note(replace(first, statements=statements), RepeatedNote(len(group)), step=last.start)
     return replace(
-        joined,
+        joined.with_span(peak=worst.peak, end=max(each.end for each in group), recovered=last.recovered),
         severity=worst.severity,
-        peak=worst.peak,
-        end=max(each.end for each in group),
-        events=sum(each.events for each in group),
-        recovered=last.recovered,
+        count=sum(each.count for each in group),
         also=also_known(first, *group),
-        evidence={**worst.evidence, **first.evidence},
         remedies=tuple(dict.fromkeys((*worst.remedies, *first.remedies))),
     )
 
 
-def _holds(episode: Episode, step: int) -> bool:
+def _holds(episode: Finding, step: int) -> bool:
     return episode.start - NEAR <= step <= episode.end + NEAR

@@ -10,6 +10,8 @@ import re
 
 import numpy as np
 
+from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.run import RunHistory
 
 FP16 = re.compile(r"(?<![a-z])(?:fp16|float16|half|16-mixed|16-true)\b")
@@ -28,9 +30,15 @@ def in_half_precision(history: RunHistory) -> bool | None:
         return True
     if any(_scaled(metric.series.values) for metric in history.of("loss_scale")):
         return True
-    if any("dtype.float16" in each.evidence for each in history.events or ()):
+    if any(_names_half(event.facts) for event in history.events or ()):
         return True
     return False if SAID_BY[1] in params or any(map(_asks_for_another, params, params.values())) else None
+
+
+def _names_half(facts: Facts) -> bool:
+    return isinstance(facts, NanOriginFacts) and any(
+        tensor.dtype == "float16" for tensor in (*facts.inputs, facts.output) if tensor is not None
+    )
 
 
 def _asks(key: str, value: str) -> bool:

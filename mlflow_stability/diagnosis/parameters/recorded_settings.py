@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.parameters.half_precision import in_half_precision
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, Setting
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
 WEIGHT_DECAY = frozenset({"weight_decay", "wd"})
@@ -71,12 +71,12 @@ def settings_of(history: RunHistory) -> RecordedSettings:
     )
 
 
-def is_of_setting(event: Event, setting: Setting) -> bool:
+def is_of_setting(event: Finding, setting: Setting) -> bool:
     """Whether an event says that this setting changed."""
     return isinstance(event.facts, ConfigurationFacts) and event.facts.name.setting is setting
 
 
-def is_of_option(event: Event, option: str) -> bool:
+def is_of_option(event: Finding, option: str) -> bool:
     """Whether an event says that this option of a parameter group changed."""
     return isinstance(event.facts, ConfigurationFacts) and event.facts.name.option == option
 

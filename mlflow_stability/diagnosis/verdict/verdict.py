@@ -21,7 +21,7 @@ from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts, EarlyStopping
 from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
-from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.run import OF_THE_PROCESS
 from mlflow_stability.vocabulary.text import counted, factor, times
 
@@ -39,7 +39,7 @@ KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
 """For each outcome what it is concluded from; any other outcome is that of the worst findings."""
 
 
-def deciding_of(outcome: str, episodes: Sequence[Episode]) -> Episode | None:
+def deciding_of(outcome: str, episodes: Sequence[Finding]) -> Finding | None:
     """The episode that the outcome is concluded from; None where there is nothing above INFO.
 
     Of several that are equally bad and that passed, the first whose cause is known.
@@ -51,7 +51,7 @@ def deciding_of(outcome: str, episodes: Sequence[Episode]) -> Episode | None:
     return min(bad, key=lambda each: (-each.severity, each.cause is None, each.attempt, each.start), default=None)
 
 
-def _order_of_loss(episode: Episode) -> tuple[bool, int, bool, int, int]:
+def _order_of_loss(episode: Finding) -> tuple[bool, int, bool, int, int]:
     """What lasted comes first, of the last start of the training; then a divergence, the worst, the earliest."""
     recovered = bool(episode.recovered)
     return recovered, -episode.attempt, episode.kind == "loss_spike", -episode.severity, episode.start
@@ -73,7 +73,7 @@ ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
 
 
 def outcome_of(
-    episodes: Sequence[Episode],
+    episodes: Sequence[Finding],
     readings: Sequence[CurveReading],
     ended: str,
     *,
@@ -118,7 +118,7 @@ def training_outcome(diagnosis: Diagnosis) -> str:
 
 def verdict_of(
     outcome: str,
-    episodes: Sequence[Episode],
+    episodes: Sequence[Finding],
     readings: Sequence[CurveReading],
     points: int,
     silence: str = "",
@@ -135,7 +135,7 @@ def verdict_of(
     return f"{said} The level of {main} was not judged: {without_level[main]}."
 
 
-def end_on_purpose(episodes: Sequence[Episode]) -> str:
+def end_on_purpose(episodes: Sequence[Finding]) -> str:
     """`` Stopped before step 74 was taken: loss is 0.0397 (stop_on=loss<0.05).``; empty where nothing stopped it."""
     ended = ended_by_autopilot(episodes)
     if ended is not None:
@@ -145,19 +145,19 @@ def end_on_purpose(episodes: Sequence[Episode]) -> str:
     return f" Stopped {facts.statement(step)}" if isinstance(facts, EarlyStopFacts) else ""
 
 
-def ended_by_autopilot(episodes: Sequence[Episode]) -> Episode | None:
+def ended_by_autopilot(episodes: Sequence[Finding]) -> Finding | None:
     """The end of the rollbacks, where it ended the training with `TrainingDiverged`."""
     return next((each for each in episodes if isinstance(each.facts, GiveUpFacts) and each.facts.ended_training), None)
 
 
-def reason_of_end(episode: Episode) -> str:
+def reason_of_end(episode: Finding) -> str:
     """Why the autopilot ended the training."""
     return episode.facts.reason if isinstance(episode.facts, GiveUpFacts) else episode.message
 
 
 def _training_sentence(
     outcome: str,
-    episodes: Sequence[Episode],
+    episodes: Sequence[Finding],
     readings: Sequence[CurveReading],
     points: int,
     silence: str,
@@ -196,7 +196,7 @@ def _training_sentence(
     return f"{title}: {_not_rescued(deciding, episodes)}{more}"
 
 
-def _not_rescued(deciding: Episode, episodes: Sequence[Episode]) -> str:
+def _not_rescued(deciding: Finding, episodes: Sequence[Finding]) -> str:
     """What decides the outcome, with the rollbacks that did not help against it, or not yet."""
     rollbacks = [each for each in episodes if each.kind == Rollback.kind]
     message = _to_the_end(deciding)
@@ -217,7 +217,7 @@ def _not_rescued(deciding: Episode, episodes: Sequence[Episode]) -> str:
     )
 
 
-def _to_the_end(deciding: Episode) -> str:
+def _to_the_end(deciding: Finding) -> str:
     """Its sentence; of what stayed non-finite also until when, which the step where it began does not say."""
     first, _, more = deciding.message.partition(". ")
     stayed = deciding.kind in NON_FINITE and deciding.recovered is False and deciding.end > deciding.start
@@ -228,7 +228,7 @@ def _to_the_end(deciding: Episode) -> str:
     return f"{first.rstrip('.')}; non-finite up to {deciding.unit} {deciding.end}. {more}".rstrip()
 
 
-def _rescued(episodes: Sequence[Episode]) -> bool:
+def _rescued(episodes: Sequence[Finding]) -> bool:
     """Whether a rollback helped: nothing critical is left that none undid, rollbacks were not given up, and no cause
     is known to go on.
     """
@@ -240,7 +240,7 @@ def _rescued(episodes: Sequence[Episode]) -> bool:
     return Rollback.kind in kinds and not held and not lasting
 
 
-def _is_back(reading: CurveReading, bad: Sequence[Episode]) -> bool:
+def _is_back(reading: CurveReading, bad: Sequence[Finding]) -> bool:
     """Whether the loss ended near its level before the trouble; near where it began if no finding names that level."""
     began, ended = reading.first_level, reading.last_level
     if began is None or ended is None or began <= 0:
@@ -256,13 +256,13 @@ def _rose(reading: CurveReading) -> bool:
     return reading.best > 0 and began is not None and ended is not None and RISEN * began <= ended
 
 
-def _back(episodes: Sequence[Episode]) -> str:
+def _back(episodes: Sequence[Finding]) -> str:
     """``rolled back to step 380``; ``rolled back 2 times, last to step 380,``."""
     rollbacks = [each for each in episodes if each.kind == Rollback.kind]
-    undone = sum(each.events for each in rollbacks if _is_reverted(each))
-    count = max(1, sum(each.events for each in rollbacks) - 2 * undone)  # to undo one is one more
+    undone = sum(each.count for each in rollbacks if _is_reverted(each))
+    count = max(1, sum(each.count for each in rollbacks) - 2 * undone)  # to undo one is one more
     last = max(rollbacks, key=lambda each: (each.attempt, each.start))
-    only = last.facts if last.events == 1 else None  # of several in one episode, the first is known
+    only = last.facts if last.count == 1 else None  # of several in one episode, the first is known
     target = only.target if isinstance(only, RollbackFacts) else None
     if target is None:
         return f"rolled back {times(count)}"
@@ -270,11 +270,11 @@ def _back(episodes: Sequence[Episode]) -> str:
     return f"rolled back to {state}" if count == 1 else f"rolled back {times(count)}, last to {state},"
 
 
-def _is_reverted(rollback: Episode) -> bool:
+def _is_reverted(rollback: Finding) -> bool:
     return isinstance(rollback.facts, RollbackFacts) and rollback.facts.steps_regained is not None
 
 
-def _worst_of(bad: Sequence[Episode]) -> str:
+def _worst_of(bad: Sequence[Finding]) -> str:
     """``a divergence at step 402 (3 more findings)``: what was lost, had it gone on, tells more than what led to it."""
     lost = (*KINDS_THAT_DECIDE["diverged"], *NON_FINITE)
     order = {kind: place for place, kind in enumerate(lost)}
@@ -283,7 +283,7 @@ def _worst_of(bad: Sequence[Episode]) -> str:
     return f"{listed([worst.kind])} at {worst.unit} {worst.start}{more}"
 
 
-def _born(episodes: Sequence[Episode]) -> str:
+def _born(episodes: Sequence[Finding]) -> str:
     """Where the first number that is not finite was born, where that was found: nothing tells more."""
     births = sorted((each for each in episodes if each.kind == BIRTH), key=lambda each: (each.attempt, each.start))
     if not births:
@@ -291,14 +291,14 @@ def _born(episodes: Sequence[Episode]) -> str:
     return f" {births[0].unit.capitalize()} {births[0].start}: {origin_of(births[0]).statement}"
 
 
-def _gone(episode: Episode) -> bool:
+def _gone(episode: Finding) -> bool:
     """Whether it is a loss that was lost: one that rose for good, or far up in its last points."""
     if episode.kind == "loss_spike":
         return episode.severity is Severity.CRITICAL
     return episode.kind == "divergence" and episode.recovered is False
 
 
-def _learnt_since(divergence: Episode, episodes: Sequence[Episode]) -> Episode | None:
+def _learnt_since(divergence: Finding, episodes: Sequence[Finding]) -> Finding | None:
     """The change of the data that a divergence was, where the loss has come down since from what that made of it."""
     ended = divergence.known(LossEndFacts)
     last = inf if ended is None else ended.last
@@ -313,7 +313,7 @@ def _learnt_since(divergence: Episode, episodes: Sequence[Episode]) -> Episode |
     return next(changes, None)
 
 
-def _new_data(bad: Sequence[Episode]) -> str:
+def _new_data(bad: Sequence[Finding]) -> str:
     """That the data changed, and how the loss went on; empty where nothing else than that would be left out."""
     lost = next((each for each in bad if _gone(each)), None)
     change = None if lost is None else _learnt_since(lost, bad)
@@ -328,7 +328,7 @@ def _new_data(bad: Sequence[Episode]) -> str:
     )
 
 
-def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) -> str:
+def _course(reading: CurveReading | None, bad: Sequence[Finding], silence: str) -> str:
     if reading is None:
         return silence or "no loss was logged"
     ends_in_it = any(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 MOST_PER_KIND = 500
 ROLLBACK = "rollback"
@@ -37,7 +37,7 @@ class MarkSketch:
         self._marks: dict[str, list[Mark]] = {}
         self._gap: dict[str, int] = {}
 
-    def hear(self, event: Event, step: int) -> None:
+    def hear(self, event: Finding, step: int) -> None:
         """Take an event in, at the step that the run counts it at."""
         target = event.facts.target if isinstance(event.facts, RollbackFacts) else None
         moved = None if target is None else target + step - event.step

@@ -18,7 +18,7 @@ from mlflow_stability.importers.assemble.clock import Clock, clock_of
 from mlflow_stability.importers.assemble.log_content import Column, LogContent, LogWords
 from mlflow_stability.importers.decode import shown_path
 from mlflow_stability.vocabulary.measured import Series
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding, Span
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import Meaning, counted, meanings_of, sentence
 
@@ -102,7 +102,7 @@ def _metric(name: str, meaning: Meaning, column: Column, clock: Clock, content: 
     return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times), lines)
 
 
-def _reported(heard: LogWords, clock: Clock | None) -> Event:
+def _reported(heard: LogWords, clock: Clock | None) -> Finding:
     """What was said, at the step and in the attempt of the row before it."""
     if clock is None or not len(clock.rows):
         return heard.event
@@ -110,7 +110,8 @@ def _reported(heard: LogWords, clock: Clock | None) -> Event:
     attempt = int(np.searchsorted(clock.begins, heard.row, "right"))
     counted = clock.recounted or clock.ordinal or not heard.own_step or clock.unit != "step"
     ordinal = int(np.searchsorted(clock.main, heard.row, "right")) - 1 if clock.ordinal else int(clock.steps[at])
-    return replace(heard.event, attempt=attempt, step=max(0, ordinal) if counted else heard.event.step)
+    step = max(0, ordinal) if counted else heard.event.step
+    return replace(heard.event, span=Span(step, step, step), where=replace(heard.event.where, attempt=attempt))
 
 
 def _means(values: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 MOST_VALUES = 8_000_000
 """How many values are held at once, at 40 bytes each."""
@@ -90,7 +90,7 @@ class Column:
 class LogWords:
     """What a log says in words, and where."""
 
-    event: Event
+    event: Finding
     row: int
     """The last row of values before it."""
     own_step: bool = False

@@ -1,6 +1,6 @@
 """What a log tells beside its numbers: that steps were skipped, and how it ended.
 
-In: the lines that hold no values, with the last step before them. Out: `Event`s, an outcome, notes. Guarantees: only
+In: the lines that hold no values, with the last step before them. Out: `Finding`s, an outcome, notes. Guarantees: only
 what comes after the last values says how it ended, and what came before is an event at its line; an overflow while a
 loss scale is being searched is told as what it is.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mlflow_stability.importers.assemble.log_content import LogContent, LogWords
 from mlflow_stability.importers.decode import shown_text
 from mlflow_stability.kinds.reported.log_line import LogLineFacts, LogSays
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import HINT, said_in, unique_share_in
 
 MOST_EVENTS = 1000
@@ -226,5 +226,5 @@ class LogWordReader:
         content.notes.append(note)
 
 
-def _event(kind: str, step: int, facts: LogLineFacts) -> Event:
-    return Event.of(facts, step, Severity.INFO, kind=kind)
+def _event(kind: str, step: int, facts: LogLineFacts) -> Finding:
+    return Finding.at(facts, step, Severity.INFO, kind=kind)

@@ -11,7 +11,7 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class DeadLayer(Detector):
     )
     state_type = DeadLayerState
 
-    def step(self, state: DeadLayerState, point: Point) -> tuple[DeadLayerState, Event | None]:
+    def step(self, state: DeadLayerState, point: Point) -> tuple[DeadLayerState, Finding | None]:
         """Look at the next loss, or norm of a layer's weights or gradient."""
         if not point.finite:
             return state, None

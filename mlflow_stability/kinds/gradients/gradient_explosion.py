@@ -26,8 +26,7 @@ from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Episode, Remedy, Severity
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
@@ -196,7 +195,7 @@ class GradientExplosion(Detector):
         """Keep the losses."""
         return GradientExplosionState(progress=Progress(state.progress.losses))
 
-    def step(self, state: GradientExplosionState, point: Point) -> tuple[GradientExplosionState, Event | None]:
+    def step(self, state: GradientExplosionState, point: Point) -> tuple[GradientExplosionState, Finding | None]:
         """Look at the next loss or norm."""
         if point.quantity == "loss":
             state.progress.take(point)
@@ -209,7 +208,7 @@ class GradientExplosion(Detector):
                 state.episode_filter.said = max(state.episode_filter.said, event.severity)
         return state, event
 
-    def _look(self, state: GradientExplosionState, point: Point) -> Event | None:
+    def _look(self, state: GradientExplosionState, point: Point) -> Finding | None:
         z = point.z
         if z < self.calm_below:
             state.high = 0
@@ -300,7 +299,7 @@ class GradientExplosionClassic(Detector):
     )
     state_type = ClassicWindow
 
-    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
+    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
         """Look at the next norm."""
         if not point.finite:
             return state, None
@@ -395,12 +394,12 @@ class GradientRiseRule(Rule):
             return self
         return replace(self, smallest_rise=max(self.smallest_rise, math.log(max(1.0, detector.smallest_rise))))
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The gradient norms of the whole model that grew so."""
         norms = [curve for curve in curves.norms if not curve.place]
         return [found for norm in norms if (found := self._of(norm, curves)) is not None]
 
-    def _of(self, norm: Curve, curves: RunCurves) -> Episode | None:
+    def _of(self, norm: Curve, curves: RunCurves) -> Finding | None:
         loss = next((each for each in curves.losses if each.attempt == norm.attempt and each.has_level), None)
         levels = levels_of(norm)
         if loss is None or levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
@@ -425,9 +424,9 @@ class GradientRiseRule(Rule):
         windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
         return float(levels.x[-2:].min() - windows.min()) > max(self.loss_rise, 3 * levels.noise)
 
-    def _episode(self, norm: Curve, levels: Levels, first: int, usual: float) -> Episode:
+    def _episode(self, norm: Curve, levels: Levels, first: int, usual: float) -> Finding:
         steps, values = levels.raw_steps, norm.values[norm.finite]
         peak = first + int(np.argmax(values[first:]))
         last = float(np.median(values[-min(5, len(values)) :]))
         facts = GradientRiseFacts(norm.name, usual, last, float(values[peak]), math.exp(self.smallest_rise))
-        return self.episode(norm, Severity.WARNING, facts, steps[first], norm.steps[-1], peak=steps[peak])
+        return self.finding(norm, Severity.WARNING, facts, steps[first], norm.steps[-1], peak=steps[peak])

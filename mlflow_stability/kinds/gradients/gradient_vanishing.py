@@ -12,7 +12,8 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.loss_fall import FIRST, FirstValues, LossFall
 from mlflow_stability.vocabulary.facts import LimitFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class GradientVanishing(Detector):
         """Start afresh, knowing nothing."""
         return GradientVanishingState(LossFall(FirstValues(count=self.start)))
 
-    def step(self, state: GradientVanishingState, point: Point) -> tuple[GradientVanishingState, Event | None]:
+    def step(self, state: GradientVanishingState, point: Point) -> tuple[GradientVanishingState, Finding | None]:
         """Look at the next loss or gradient norm."""
         if not point.finite:
             return state, None
@@ -147,7 +148,7 @@ class GradientVanishing(Detector):
         """Whether a loss has stood where it began for so long that even a norm of exactly 0 from the start is one."""
         return state.tiny >= self.faded_steps and share is not None and share >= self.stuck
 
-    def _vanished(self, state: GradientVanishingState, point: Point) -> Event:
+    def _vanished(self, state: GradientVanishingState, point: Point) -> Finding:
         is_tiny = state.tiny >= self.steps
         facts = GradientVanishingFacts(
             point.value,

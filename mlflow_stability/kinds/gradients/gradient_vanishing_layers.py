@@ -14,7 +14,7 @@ from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class GradientVanishingLayers(Detector):
 
     def step(
         self, state: GradientVanishingLayersState, point: Point
-    ) -> tuple[GradientVanishingLayersState, Event | None]:
+    ) -> tuple[GradientVanishingLayersState, Finding | None]:
         """Look at the next loss or norm of a layer; layers are judged when the step is complete."""
         layers = state.round.take(point, "grad_norm")
         event = self._judged(state, layers) if len(layers) >= self.fewest else None
@@ -163,7 +163,7 @@ class GradientVanishingLayers(Detector):
             state.fall.take(point.value)
         return state, event
 
-    def _judged(self, state: GradientVanishingLayersState, layers: list[Point]) -> Event | None:
+    def _judged(self, state: GradientVanishingLayersState, layers: list[Point]) -> Finding | None:
         known = [each for each in _without_what_holds_them(layers) if each.finite and each.value > 0]
         share = state.fall.share() if layers[-1].has_level else None
         if len(known) < self.fewest or share is None or state.fall.learnt():
@@ -186,7 +186,7 @@ class GradientVanishingLayers(Detector):
         front = median(each.value for each in known[: (len(known) + 1) // 2])
         return known[0].value < limit and front < limit
 
-    def _of_the_lost(self, state: GradientVanishingLayersState, known: list[Point], share: float) -> Event | None:
+    def _of_the_lost(self, state: GradientVanishingLayersState, known: list[Point], share: float) -> Finding | None:
         if not state.streak.reaches("", 1, bad=True):
             return None
         first, most = known[0], max(known, key=lambda each: each.value)

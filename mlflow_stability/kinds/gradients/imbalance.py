@@ -16,7 +16,8 @@ from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class GradientImbalance(JudgedByProgress):
         """Whether a place is still bad."""
         return state.said
 
-    def look(self, state: GradientImbalanceState, point: Point) -> Event | None:
+    def look(self, state: GradientImbalanceState, point: Point) -> Finding | None:
         """Look at the next loss, or norm of a layer; layers are compared when the next measurement begins."""
         layers = state.round.take(point, "grad_norm")
         if point.quantity == "loss" and point.finite:
@@ -217,7 +218,7 @@ class WeightImbalance(Detector):
     )
     state_type = WeightImbalanceState
 
-    def step(self, state: WeightImbalanceState, point: Point) -> tuple[WeightImbalanceState, Event | None]:
+    def step(self, state: WeightImbalanceState, point: Point) -> tuple[WeightImbalanceState, Finding | None]:
         """Look at the next norm of a layer; they are compared when the next measurement begins."""
         layers = state.round.take(point, "param_norm")
         known = [each for each in layers if each.finite and each.value > 0]

@@ -14,7 +14,7 @@ from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import FirstValues
 from mlflow_stability.vocabulary.facts import RiseFacts, times_beyond
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class LayerExplosion(Detector):
     )
     state_type = LayerExplosionState
 
-    def step(self, state: LayerExplosionState, point: Point) -> tuple[LayerExplosionState, Event | None]:
+    def step(self, state: LayerExplosionState, point: Point) -> tuple[LayerExplosionState, Finding | None]:
         """Look at the next norm of a layer; they are judged when the step is complete."""
         layers = state.round.take(point, "grad_norm")
         if not layers:

@@ -15,7 +15,7 @@ from mlflow_stability.detectors.layer_values import Heads, and_others, head_of
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 _RECENT = 10
 
@@ -136,7 +136,7 @@ class AttentionCollapse(Detector):
     )
     state_type = AttentionCollapseState
 
-    def step(self, looks: AttentionCollapseState, point: Point) -> tuple[AttentionCollapseState, Event | None]:
+    def step(self, looks: AttentionCollapseState, point: Point) -> tuple[AttentionCollapseState, Finding | None]:
         """Look at the next entropy of a head; layers are judged when the step is complete."""
         layers = looks.heads.take(point, "attention_entropy")
         event = self._judged(looks, layers) if layers else None
@@ -146,7 +146,7 @@ class AttentionCollapse(Detector):
             looks.recent_losses.append(point.value)
         return looks, event
 
-    def _judged(self, looks: AttentionCollapseState, layers: dict[str, list[Point]]) -> Event | None:
+    def _judged(self, looks: AttentionCollapseState, layers: dict[str, list[Point]]) -> Finding | None:
         state, learns = looks.heads, self._learns(looks)
         prospers = self._prospers(looks)
         narrow = {layer: [] if prospers else self._narrow(state, heads, learns) for layer, heads in layers.items()}

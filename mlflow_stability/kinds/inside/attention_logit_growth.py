@@ -12,7 +12,7 @@ from mlflow_stability.detectors.layer_values import Heads, and_others, head_of
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.facts import FollowedFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ class AttentionLogitGrowth(JudgedByProgress):
         """Whether a place is still bad."""
         return bool(state.heads.well)
 
-    def look(self, state: AttentionLogitGrowthState, point: Point) -> Event | None:
+    def look(self, state: AttentionLogitGrowthState, point: Point) -> Finding | None:
         """Look at the next largest score of a head; layers are judged when the step is complete."""
         layers = state.heads.take(point, "attention_max_logit")
         return self._judged(state.heads, layers) if layers else None
 
-    def _judged(self, state: Heads, layers: dict[str, list[Point]]) -> Event | None:
+    def _judged(self, state: Heads, layers: dict[str, list[Point]]) -> Finding | None:
         largest = {layer: max(heads, key=lambda each: each.value) for layer, heads in layers.items()}
         wrong = [layer for layer, heads in layers.items() if any(self._grown(state, each) for each in heads)]
         told = state.lasting(layers, wrong, self.rounds)

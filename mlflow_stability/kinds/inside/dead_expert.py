@@ -12,7 +12,8 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.layer_values import LayerRound, and_others
 from mlflow_stability.vocabulary.facts import Facts, times_beyond
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 _EXPERT = ".expert_"
 
@@ -116,7 +117,7 @@ class DeadExpert(Detector):
     )
     state_type = DeadExpertState
 
-    def step(self, state: DeadExpertState, point: Point) -> tuple[DeadExpertState, Event | None]:
+    def step(self, state: DeadExpertState, point: Point) -> tuple[DeadExpertState, Finding | None]:
         """Look at the next number; experts are judged when the step is complete."""
         shares = state.round.take(point, "router_share")
         event = self._judge(state, shares) if shares else None
@@ -124,7 +125,7 @@ class DeadExpert(Detector):
             state.routers.setdefault(point.place, {})[point.quantity] = point.value
         return state, event
 
-    def _judge(self, state: DeadExpertState, shares: list[Point]) -> Event | None:
+    def _judge(self, state: DeadExpertState, shares: list[Point]) -> Finding | None:
         for each in shares:
             self._count(state, each)
         by_router: dict[str, list[str]] = {}

@@ -16,7 +16,8 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.streak import Streak, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
 from mlflow_stability.vocabulary.result import RAISE_TEMPERATURE_2_TO_3, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class SdrCollapse(Detector):
     )
     state_type = SdrCollapseState
 
-    def step(self, state: SdrCollapseState, point: Point) -> tuple[SdrCollapseState, Event | None]:
+    def step(self, state: SdrCollapseState, point: Point) -> tuple[SdrCollapseState, Finding | None]:
         """Look at the next number of a module's codes; they are judged when the unique patterns are known."""
         if not state.reading.is_complete(point, self.fewest):
             return state, None

@@ -19,7 +19,7 @@ from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.slow_rise import SlowRise
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import risen, sigmas
 
 SLOW_STEPS = 32
@@ -238,11 +238,11 @@ class Divergence(Detector):
         """Keep the learning rates so far."""
         return DivergenceState(restart=state.restart.after_rollback())
 
-    def step(self, state: DivergenceState, point: Point) -> tuple[DivergenceState, Event | None]:
+    def step(self, state: DivergenceState, point: Point) -> tuple[DivergenceState, Finding | None]:
         """Look at the next loss or learning rate."""
         return state, self._look(state, point)
 
-    def _look(self, state: DivergenceState, point: Point) -> Event | None:
+    def _look(self, state: DivergenceState, point: Point) -> Finding | None:
         if not point.finite:
             return None
         if point.quantity != "loss":
@@ -315,7 +315,7 @@ class Divergence(Detector):
             return beyond
         return min(beyond, math.log(point.value / center) / math.log(self.smallest_rise))
 
-    def _without_level(self, state: DivergenceState, point: Point) -> Event | None:
+    def _without_level(self, state: DivergenceState, point: Point) -> Finding | None:
         """Compare the size of the loss, whatever its sign, with that of the first ones."""
         state.slow, state.risen_from = SlowRise(judged=state.slow.judged), None
         size, limit = self._limit(state)
@@ -336,7 +336,7 @@ class Divergence(Detector):
         size = median(map(abs, first)) if len(first) == state.begun.count else math.inf
         return size, max(self.least_size_without_level, self.smallest_rise_without_level * size)
 
-    def _leap(self, state: DivergenceState, point: Point, threshold: float) -> Event | None:
+    def _leap(self, state: DivergenceState, point: Point, threshold: float) -> Finding | None:
         many = state.high.bit_count()
         facts = DivergenceFacts(
             point.value,
@@ -359,7 +359,7 @@ class Divergence(Detector):
         """Whether the loss is still far below where it began, so that nearly all progress is kept."""
         return point.has_level and not state.signed and loss < self.kept * began_at(state.begun.first)
 
-    def _creep(self, state: DivergenceState, point: Point) -> Event | None:
+    def _creep(self, state: DivergenceState, point: Point) -> Finding | None:
         """Judge the newest mean, every 8 steps."""
         mean = state.slow.means[-1]
         if not state.begun.matters(math.exp(mean)):
@@ -389,7 +389,7 @@ class Divergence(Detector):
         risen: float,
         errors: float | None = None,
         threshold: float | None = None,
-    ) -> Event | None:
+    ) -> Finding | None:
         now, then = math.exp(state.slow.means[-1]), math.exp(state.slow.means[-1] - risen)
         share = math.expm1(min(risen, 700.0))  # beyond, it is no number any more
         beyond = rises_beyond(now, then, self.smallest_rise)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class DivergenceAhead(Detector):
     )
     state_type = DivergenceAheadState
 
-    def step(self, state: DivergenceAheadState, point: Point) -> tuple[DivergenceAheadState, Event | None]:
+    def step(self, state: DivergenceAheadState, point: Point) -> tuple[DivergenceAheadState, Finding | None]:
         """Look at the next norm of all weights."""
         if not point.finite or point.value <= 0:
             return state, None

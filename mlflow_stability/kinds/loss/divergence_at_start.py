@@ -13,7 +13,7 @@ from mlflow_stability.detectors.finding_type import Instability, Moves
 from mlflow_stability.detectors.loss_level import RISE
 from mlflow_stability.vocabulary.facts import LossRiseFacts, rises_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE, Event, Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE, Finding, Severity
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class DivergenceAtStart(Detector):
     )
     state_type = DivergenceAtStartState
 
-    def step(self, state: DivergenceAtStartState, point: Point) -> tuple[DivergenceAtStartState, Event | None]:
+    def step(self, state: DivergenceAtStartState, point: Point) -> tuple[DivergenceAtStartState, Finding | None]:
         """Look at the next loss, gradient norm or update."""
         if state.over or not point.finite:
             return state, None
@@ -135,7 +135,7 @@ class DivergenceAtStart(Detector):
             return state, None
         return state, self._look(state, point, self.smallest_rise_adversarial)
 
-    def _look(self, state: DivergenceAtStartState, point: Point, rise: float) -> Event | None:
+    def _look(self, state: DivergenceAtStartState, point: Point, rise: float) -> Finding | None:
         if point.quantity == "update_ratio":
             state.update = max(state.update, point.value)
             return self._judged(state, point, rise)
@@ -159,7 +159,7 @@ class DivergenceAtStart(Detector):
         state.onset = point.step if state.row == 1 else state.onset
         return self._judged(state, point, rise)
 
-    def _judged(self, state: DivergenceAtStartState, point: Point, rise: float) -> Event | None:
+    def _judged(self, state: DivergenceAtStartState, point: Point, rise: float) -> Finding | None:
         needed = self.huge_row if state.update >= self.huge_update else self.large_row
         if state.row < needed or state.update < self.large_update:
             return None

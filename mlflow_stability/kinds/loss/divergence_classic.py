@@ -10,7 +10,7 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class DivergenceClassic(Detector):
     )
     state_type = ClassicWindow
 
-    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
+    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
         """Look at the next loss."""
         if not point.finite:
             return state, None

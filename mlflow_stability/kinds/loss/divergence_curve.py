@@ -17,7 +17,7 @@ from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import LossEndFacts
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text.phrases import factor
 
 
@@ -171,12 +171,12 @@ class DivergenceRule(Rule):
             above_first=max(self.above_first, math.log(max(1.0, detector.smallest_rise))),
         )
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The losses that were lost; validation losses only where no training loss was logged."""
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
         return [episode for curve in judged for episode in self._of(_known(curve.last_phase), curves.validations)]
 
-    def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Episode]:
+    def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Finding]:
         levels = levels_of(curve)
         if levels is None or len(levels.raw_x) < self.fewest_points:
             return []
@@ -191,7 +191,7 @@ class DivergenceRule(Rule):
             return [self._episode(curve, levels, best, onset(levels, best, start), critical=True)]
         return self._above_its_start(curve, levels)
 
-    def _above_its_start(self, curve: Curve, levels: Levels) -> list[Episode]:
+    def _above_its_start(self, curve: Curve, levels: Levels) -> list[Finding]:
         """A loss so noisy that no point says so, but whose last third is above its first."""
         x, third = levels.raw_x, len(levels.raw_x) // 3
         if not curve.has_level or not levels.logarithmic or len(x) < self.fewest_points_of_thirds:
@@ -204,7 +204,7 @@ class DivergenceRule(Rule):
         best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
         return [self._episode(curve, levels, best, onset(levels, best, (low + high) / 2), critical=False)]
 
-    def _ended_above(self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]) -> list[Episode]:
+    def _ended_above(self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]) -> list[Finding]:
         """Judge so many last levels against the best of those before."""
         x = levels.x
         best, floor = _best_held(x[:-count]) if len(x) > count else (0, float(x[0]))
@@ -286,7 +286,7 @@ class DivergenceRule(Rule):
             starts.append((float(x[0]), self.above_first))
         return next((start for start, above in starts if lowest > start + above), None)
 
-    def _episode(self, curve: Curve, levels: Levels, best: int, start: int, critical: bool) -> Episode:
+    def _episode(self, curve: Curve, levels: Levels, best: int, start: int, critical: bool) -> Finding:
         finite = curve.values[curve.finite]
         broken = not np.isfinite(curve.values[-1])
         last = float(finite[-1]) if broken else _ended(curve)
@@ -304,7 +304,7 @@ class DivergenceRule(Rule):
             threshold=math.exp(self.smallest_rise),
         )
         severity, steps = Severity.CRITICAL if critical else Severity.WARNING, levels.raw_steps
-        return self.episode(curve, severity, facts, steps[start], curve.steps[-1], peak=steps[peak])
+        return self.finding(curve, severity, facts, steps[start], curve.steps[-1], peak=steps[peak])
 
 
 def _error_of_median(x: NDArray[np.float64]) -> float:

@@ -17,7 +17,7 @@ from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import LossEndFacts
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text.phrases import factor
 
 
@@ -101,12 +101,12 @@ class FinalRiseRule(Rule):
             smallest_rise=max(self.smallest_rise, math.log(max(1.0, detector.smallest_rise))),
         )
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The losses that ended so; validation losses only where no training loss was logged."""
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
         return [found for curve in judged if (found := self._of(curve.last_phase)) is not None]
 
-    def _of(self, curve: Curve) -> Episode | None:
+    def _of(self, curve: Curve) -> Finding | None:
         finite = curve.finite
         values, steps = curve.values[finite], curve.steps[finite]
         if len(values) < self.fewest_before + self.fewest or not finite[-1]:
@@ -136,7 +136,7 @@ class FinalRiseRule(Rule):
             points=len(values) - first,
             threshold=math.exp(self.smallest_rise),
         )
-        return self.episode(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[peak])
+        return self.finding(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[peak])
 
 
 def _rose_before(x: NDArray[np.float64], within: int) -> float:

@@ -14,7 +14,7 @@ from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import LossEndFacts
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text.phrases import factor
 
 
@@ -84,12 +84,12 @@ class LossSizeRule(Rule):
             self, smallest_rise=detector.smallest_rise_without_level, least_size=detector.least_size_without_level
         )
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The losses that grew so."""
         judged = [curve for curve in curves.losses or curves.validations if not curve.has_level]
         return [found for curve in judged if (found := self._of(curve)) is not None]
 
-    def _of(self, curve: Curve) -> Episode | None:
+    def _of(self, curve: Curve) -> Finding | None:
         sizes, steps = np.abs(curve.values[curve.finite]), curve.steps[curve.finite]
         if len(sizes) < self.fewest_points:
             return None
@@ -101,4 +101,4 @@ class LossSizeRule(Rule):
         first = int(low[-1]) + 1 if len(low) else 0
         peak = first + int(np.argmax(sizes[first:]))
         facts = SizeRiseFacts(curve.name, last, float(sizes[peak]), early, limit)
-        return self.episode(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[peak])
+        return self.finding(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[peak])

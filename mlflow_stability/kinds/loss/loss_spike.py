@@ -20,7 +20,7 @@ from mlflow_stability.detectors.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.loss_level import RISE
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
@@ -229,7 +229,7 @@ class LossSpike(Detector):
         """Keep the learning rates so far."""
         return LossSpikeState(restart=state.restart.after_rollback())
 
-    def step(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Event | None]:
+    def step(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Finding | None]:
         """Look at the next loss, gradient norm or learning rate."""
         if point.quantity == "learning_rate":
             state.restart.see(point.value, point.step)
@@ -240,7 +240,7 @@ class LossSpike(Detector):
         state, event = self._look(state, point)
         return state, worse if event is None or (worse is not None and worse.severity > event.severity) else event
 
-    def _look(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Event | None]:
+    def _look(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Finding | None]:
         z = point.z
         if z < self.calm_below:
             if point.quantity == "loss" and point.finite:
@@ -271,7 +271,7 @@ class LossSpike(Detector):
             state.waiting = point
         return state, None
 
-    def _with_gradient(self, state: LossSpikeState, point: Point) -> Event | None:
+    def _with_gradient(self, state: LossSpikeState, point: Point) -> Finding | None:
         if self.threshold_alone or point.z < self._together(point):
             return None
         state.gradient_step, state.gradient_z = point.step, point.z
@@ -291,7 +291,7 @@ class LossSpike(Detector):
     def _together(self, point: Point) -> float:
         return max(self.threshold_with_gradient, self._alone(point) * self.threshold_with_gradient / self.threshold)
 
-    def _spike(self, state: LossSpikeState, point: Point, gradient_z: float | None) -> Event | None:
+    def _spike(self, state: LossSpikeState, point: Point, gradient_z: float | None) -> Finding | None:
         limit = self._alone(point) if gradient_z is None else self._together(point)
         facts = SpikeFacts(point.value, point.center, point.z, limit, gradient_sigmas=gradient_z)
         often = None
@@ -308,7 +308,7 @@ class LossSpike(Detector):
             facts = replace(facts, spikes=often.number, spikes_since=often.since)
         return finding(self, point, severity, facts)
 
-    def _consequence(self, state: LossSpikeState, watch: Watch, spike: SpikeFacts, point: Point) -> Event | None:
+    def _consequence(self, state: LossSpikeState, watch: Watch, spike: SpikeFacts, point: Point) -> Finding | None:
         """Judge what came of a spike, at one of the losses after it."""
         adversarial = point.reason is NoLevel.ADVERSARIAL
         high = point.z >= max(self.calm_below, self._alone(point) / 2)
@@ -376,7 +376,7 @@ class LossSpikeClassic(Detector):
     )
     state_type = ClassicWindow
 
-    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
+    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
         """Look at the next loss."""
         if not point.finite:
             return state, None

@@ -20,7 +20,7 @@ from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
 _STEP_BY_STEP = LossSpike()
@@ -235,12 +235,12 @@ class SpikeRule(Rule):
             agreeing_with_gradient=(rule.agreeing_with_gradient[0], max(asked, rise_with_gradient)),
         )
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The spikes of the losses of the whole model, those of training first."""
         every = (*curves.losses, *curves.validations, *curves.averages)
         judged = [curve for curve in every if not curve.part and curve.has_level]
         jumps = {id(curve): self._jumps(curve) for curve in (*judged, *curves.norms)}
-        found: list[Episode] = []
+        found: list[Finding] = []
         for curve in judged:
             mine = jumps[id(curve)]
             if mine is None:
@@ -351,7 +351,7 @@ class SpikeRule(Rule):
 
     def _episode(
         self, curve: Curve, jumps: Jumps, first: int, last: int, beside: float, count: int, *, often: bool
-    ) -> Episode:
+    ) -> Finding:
         values, steps = jumps.values, jumps.steps
         peak = first + int(np.argmax(values[first : last + 1]))
         level = jumps.value_of(beside)
@@ -373,7 +373,7 @@ class SpikeRule(Rule):
             peak_step=int(steps[peak]) if peak > first else None,
             recovered=recovered,
         )
-        return self.episode(
+        return self.finding(
             curve,
             severity,
             facts,

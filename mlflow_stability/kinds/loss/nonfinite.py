@@ -21,7 +21,7 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Episode, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import infinite
 
 SKIPPED = "skipped_steps"
@@ -118,7 +118,7 @@ class NonFiniteDetector(Detector):
     def is_bad(value: float) -> bool:
         """Whether the value is what the detector looks for."""
 
-    def step(self, state: NonFiniteState, point: Point) -> tuple[NonFiniteState, Event | None]:
+    def step(self, state: NonFiniteState, point: Point) -> tuple[NonFiniteState, Finding | None]:
         """Look at the next value."""
         if point.finite and not state.ill and point.quantity != SKIPPED:
             return state, None  # nearly always
@@ -232,7 +232,7 @@ class NonFiniteRule(Rule):
     search: int = 20
     """Number of first gradient norms in which NaN may come from a loss scaler's search."""
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The stretches, earliest first."""
         losses = sorted(
             (each for curve in (*curves.losses, *curves.validations) for each in self._stretches(curve)),
@@ -252,7 +252,7 @@ class NonFiniteRule(Rule):
                 merged[at] = _led(norm, merged[at])
         return sorted(_merged(merged, reach), key=lambda each: (each.attempt, each.start))
 
-    def _stretches(self, curve: Curve) -> Iterator[Episode]:
+    def _stretches(self, curve: Curve) -> Iterator[Finding]:
         bad = ~curve.finite
         if not bad.any():
             return
@@ -265,7 +265,7 @@ class NonFiniteRule(Rule):
         for low, high in stretches:
             yield self._episode(curve, low, high, int(bad[low : high + 1].sum()))
 
-    def _episode(self, curve: Curve, low: int, high: int, count: int) -> Episode:
+    def _episode(self, curve: Curve, low: int, high: int, count: int) -> Finding:
         values = curve.values[low : high + 1]
         nan = np.isnan(values)
         detector = NanDetected if nan.any() else InfDetected
@@ -280,11 +280,11 @@ class NonFiniteRule(Rule):
             last_step=int(curve.steps[high]) if count > 1 else None,
             finite_afterwards=recovered if recovered or count > 1 else None,
         )
-        return self.episode(
+        return self.finding(
             curve, Severity.CRITICAL, facts, curve.steps[low], curve.steps[high], recovered=recovered, of=detector
         )
 
-    def _thrown_away(self, norm: Episode, norms: tuple[Curve, ...]) -> Episode:
+    def _thrown_away(self, norm: Finding, norms: tuple[Curve, ...]) -> Finding:
         """A gradient norm that broke while no loss did: a step that a loss scaler did not take."""
         if not norm.recovered:
             return norm
@@ -294,31 +294,28 @@ class NonFiniteRule(Rule):
         return replace(norm, severity=Severity.INFO if rare and not nan else Severity.WARNING)
 
 
-def _together(norm: Episode, loss: Episode, reach: float) -> bool:
+def _together(norm: Finding, loss: Finding, reach: float) -> bool:
     return norm.attempt == loss.attempt and norm.start <= loss.end and loss.start <= norm.end + reach
 
 
-def _led(norm: Episode, loss: Episode) -> Episode:
+def _led(norm: Finding, loss: Finding) -> Finding:
     """One finding of a gradient norm that broke first and the loss that followed it."""
     facts = norm.facts
     if isinstance(facts, NonFiniteFacts):
         facts = replace(facts, loss_step=loss.start)
     return replace(
         loss,
-        start=norm.start,
-        peak=norm.peak,
+        span=replace(loss.span, start=norm.start, peak=norm.peak),
+        where=replace(norm.where, attempt=loss.attempt),
         facts=facts,
-        also=() if loss.facts is None else (loss.facts,),
-        statements=(*norm.statements, *loss.statements),
-        metric=norm.metric,
-        place=norm.place,
-        evidence={**norm.evidence, **loss.evidence},
+        also=(loss.facts,),
+        statements=(*norm.stated, *loss.stated),
     )
 
 
-def _merged(episodes: list[Episode], reach: float) -> Iterator[Episode]:
+def _merged(episodes: list[Finding], reach: float) -> Iterator[Finding]:
     """Neighbours as one, under the name of the first; NaN if any of them is."""
-    waiting: Episode | None = None
+    waiting: Finding | None = None
     for each in episodes:
         if waiting is None:
             waiting = each
@@ -329,6 +326,7 @@ def _merged(episodes: list[Episode], reach: float) -> Iterator[Episode]:
             waiting = each
             continue
         stayed = waiting.recovered and each.recovered
-        waiting = replace(waiting, end=max(waiting.end, each.end), recovered=stayed, events=waiting.events + 1)
+        span = replace(waiting.span, end=max(waiting.end, each.end), recovered=stayed)
+        waiting = replace(waiting, span=span, count=waiting.count + 1)
     if waiting is not None:
         yield waiting

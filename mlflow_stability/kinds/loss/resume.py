@@ -18,7 +18,7 @@ from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import LossEndFacts
-from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,13 @@ class ResumeRule(Rule):
             smallest_rise=max(self.smallest_rise, math.log(max(1.0, detector.smallest_rise))),
         )
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The resumes after which a training loss of the whole model was lost."""
         judged = [curve for curve in curves.losses if not curve.part and curve.has_level]
         pairs = [pair for pieces in pieces_of(judged) for pair in pairwise(pieces) if goes_on(*pair)]
         return [found for before, after in pairs if (found := self._of(before, after)) is not None]
 
-    def _of(self, before: Curve, after: Curve) -> Episode | None:
+    def _of(self, before: Curve, after: Curve) -> Finding | None:
         old, new = before.values[before.finite], after.values[after.finite]
         old_steps, steps = before.steps[before.finite], after.steps[after.finite]
         if min(len(old), len(new)) < self.fewest_points or min(old.min(), new.min()) <= 0:
@@ -124,4 +124,4 @@ class ResumeRule(Rule):
             threshold=math.exp(self.smallest_rise),
         )
         peak = steps[int(np.argmax(new))]
-        return self.episode(after, Severity.CRITICAL, facts, steps[0], steps[-1], peak=peak)
+        return self.finding(after, Severity.CRITICAL, facts, steps[0], steps[-1], peak=peak)

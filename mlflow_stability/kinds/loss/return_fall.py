@@ -10,7 +10,7 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves, median_deviation
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class ReturnFallRule(Rule):
     back: float = 0.9
     """Share of the last points that must be back."""
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The first return that fell so, of several that mean the same."""
         found = (self._of(curve) for curve in curves.returns)
         return [each for each in found if each is not None][:1]
 
-    def _of(self, curve: Curve) -> Episode | None:
+    def _of(self, curve: Curve) -> Finding | None:
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]
         count = len(values)
         if count < self.fewest_points:
@@ -105,5 +105,5 @@ class ReturnFallRule(Rule):
                 high = np.flatnonzero(values[at + width :] > limit)
                 first = min(at + width + (int(high[-1]) + 1 if len(high) else 0), count - self.fewest_last)
                 facts = ReturnFallFacts(curve.name, start, best, float(np.median(values[first:])))
-                return self.episode(curve, severity, facts, steps[first], steps[-1])
+                return self.finding(curve, severity, facts, steps[first], steps[-1])
         return None

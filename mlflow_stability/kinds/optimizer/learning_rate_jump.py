@@ -15,7 +15,8 @@ from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.learning_rate_restart import EXCUSES, LEAST_RISE, NOT_BEYOND
 from mlflow_stability.vocabulary.facts import SINCE, Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class LearningRateJump(Detector):
         """Keep the learning rates so far, but for one that had jumped just before: it is still untested."""
         return LearningRateJumpState({place: group.after_rollback() for place, group in state.groups.items()})
 
-    def step(self, state: LearningRateJumpState, point: Point) -> tuple[LearningRateJumpState, Event | None]:
+    def step(self, state: LearningRateJumpState, point: Point) -> tuple[LearningRateJumpState, Finding | None]:
         """Look at the next learning rate."""
         if point.quantity == "loss":
             return state, self._worse(state, point)
@@ -223,7 +224,7 @@ class LearningRateJump(Detector):
 
     def _jump(
         self, state: LearningRateJumpState, group: Rate, point: Point, last: float, highest: float
-    ) -> Event | None:
+    ) -> Finding | None:
         group.jumped_at, group.before_jump = point.step, highest
         if state.said_at == point.step:
             return None
@@ -237,7 +238,7 @@ class LearningRateJump(Detector):
         state.watched = JumpInWarmUp(point, facts, before)
         return finding(self, point, Severity.INFO, facts)
 
-    def _worse(self, state: LearningRateJumpState, point: Point) -> Event | None:
+    def _worse(self, state: LearningRateJumpState, point: Point) -> Finding | None:
         """Take a loss in, and judge it where the rate has jumped in what may be a warm-up."""
         losses = state.losses.setdefault(point.place, deque(maxlen=self.compared_losses))
         jump = state.watched

@@ -9,7 +9,8 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.vocabulary.facts import LimitFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class LearningRateOutOfRange(Detector):
 
     def step(
         self, state: LearningRateOutOfRangeState, point: Point
-    ) -> tuple[LearningRateOutOfRangeState, Event | None]:
+    ) -> tuple[LearningRateOutOfRangeState, Finding | None]:
         """Look at the next learning rate."""
         rate = point.value
         if state.said or not point.finite:

@@ -10,7 +10,8 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_OR_CLIP, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class LossScaleCollapse(Detector):
     )
     state_type = LossScaleCollapseState
 
-    def step(self, state: LossScaleCollapseState, point: Point) -> tuple[LossScaleCollapseState, Event | None]:
+    def step(self, state: LossScaleCollapseState, point: Point) -> tuple[LossScaleCollapseState, Finding | None]:
         """Look at the next scale."""
         scale, last = point.value, state.last
         if not point.finite:

@@ -14,8 +14,7 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Episode, Remedy, Severity
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import counted
 
 
@@ -107,7 +106,7 @@ class StepSkipped(Detector):
     )
     state_type = StepSkippedState
 
-    def step(self, state: StepSkippedState, point: Point) -> tuple[StepSkippedState, Event | None]:
+    def step(self, state: StepSkippedState, point: Point) -> tuple[StepSkippedState, Finding | None]:
         """Look at the count of skipped steps, or see that there is a loss scale."""
         if point.quantity == "loss_scale":
             state.scaled = True
@@ -189,13 +188,13 @@ class SkippedEndRule(Rule):
     fewest: int = 5
     """Minimum number of skipped steps in a row, up to the last."""
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The last stretch of skipped steps, in the last attempt alone."""
         last = max((curve.attempt for curve in curves.skips), default=0)
         judged = [curve for curve in curves.skips if curve.attempt == last]
         return [found for curve in judged if (found := self._of(curve)) is not None]
 
-    def _of(self, curve: Curve) -> Episode | None:
+    def _of(self, curve: Curve) -> Finding | None:
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]
         kept = np.flatnonzero(np.diff(values) <= 0)
         first = int(kept[-1]) + 1 if len(kept) else 0
@@ -204,4 +203,4 @@ class SkippedEndRule(Rule):
             return None
         facts = SkippedEndFacts(count, int(values[-1]), int(steps[-1]), self.fewest)
         begun = steps[min(first + 1, len(steps) - 1)]
-        return self.episode(curve, Severity.WARNING, facts, begun, steps[-1], peak=steps[-1])
+        return self.finding(curve, Severity.WARNING, facts, begun, steps[-1], peak=steps[-1])

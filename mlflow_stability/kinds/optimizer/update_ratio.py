@@ -19,7 +19,7 @@ from mlflow_stability.detectors.streak import StreakByPlace, StreakWithLoss, Str
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, TextEnum
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.result import LOWER_RATE_5_TO_10, RAISE_RATE_5_TO_10, Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_5_TO_10, RAISE_RATE_5_TO_10, Action, Finding, Remedy, Severity
 
 
 class Phase(TextEnum):
@@ -271,10 +271,6 @@ class UpdateRatioLow(StreakWithLossDetector):
         return TinyUpdateFacts(point.value, self.lowest, in_a_row=self.rounds, place=point.place)
 
 
-LATE_FALL = "late_fall"
-"""Evidence: the share by which the loss fell after the early part of the run."""
-
-
 @dataclass(frozen=True, slots=True)
 class LargeUpdatesFacts(Facts):
     """Updates that stayed large while the loss hardly fell."""
@@ -335,12 +331,12 @@ class LargeUpdatesRule(Rule):
     fewest_ratios: int = 10
     """Minimum number of measured updates after the early share."""
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The training losses that were kept from falling so."""
         judged = [curve for curve in curves.losses if not curve.part and curve.has_level]
         return [found for loss in judged if (found := self._of(loss, curves)) is not None]
 
-    def _of(self, loss: Curve, curves: RunCurves) -> Episode | None:
+    def _of(self, loss: Curve, curves: RunCurves) -> Finding | None:
         updates = [curve for curve in curves.updates if curve.attempt == loss.attempt]
         ratio = next((curve for curve in updates if curve.place == loss.place), None)
         values, steps = loss.values[loss.finite], loss.steps[loss.finite]
@@ -359,4 +355,4 @@ class LargeUpdatesRule(Rule):
         if min(usual, end) < self.lowest_ratio:
             return None
         facts = LargeUpdatesFacts(loss.name, usual, self.lowest_ratio, 1 - math.exp(last - early))
-        return self.episode(loss, Severity.WARNING, facts, steps[begun], steps[-1])
+        return self.finding(loss, Severity.WARNING, facts, steps[begun], steps[-1])

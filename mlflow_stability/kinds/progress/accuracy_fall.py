@@ -19,7 +19,7 @@ from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.detectors.sensitivity import factor_of, moved
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 _TRAINED = re.compile(r"(?:^|[^a-z])(?:train|training|tr)(?:$|[^a-z])")
 _HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|test|dev)(?:$|[^a-z])")
@@ -89,7 +89,7 @@ class AccuracyFallRule(Rule):
         """As much stricter or looser as the smallest rise of the detector."""
         return moved(self, factor_of(detector)) if isinstance(detector, Overfitting) else self
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The first validation accuracy that fell."""
         if curves.validations:
             return []
@@ -101,7 +101,7 @@ class AccuracyFallRule(Rule):
                 return [found]
         return []
 
-    def _of(self, training: Curve, validation: Curve, named: Curve) -> Episode | None:
+    def _of(self, training: Curve, validation: Curve, named: Curve) -> Finding | None:
         x, steps = validation.values[validation.finite], validation.steps[validation.finite]
         if len(x) < self.fewest_validations or x.min() < 0:
             return None
@@ -128,7 +128,7 @@ class AccuracyFallRule(Rule):
             self.smallest_fall,
         )
         first, peak = steps[min(best + 1, len(steps) - 1)], steps[best + int(np.argmax(x[best:]))]
-        return self.episode(named, Severity.WARNING, facts, first, steps[-1], peak=peak)
+        return self.finding(named, Severity.WARNING, facts, first, steps[-1], peak=peak)
 
 
 def _errors(accuracy: Curve) -> Curve:

@@ -11,7 +11,7 @@ from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.log_resolution import quantum_of
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class FrozenRule(Rule):
     quanta: float = 5.0
     """Minimum difference between neighbours before, as a multiple of the last logged digit."""
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The training losses of the whole model that froze."""
         judged = [curve for curve in curves.losses if not curve.part]
         return [found for curve in judged if (found := self._of(curve)) is not None]
 
-    def _of(self, curve: Curve) -> Episode | None:
+    def _of(self, curve: Curve) -> Finding | None:
         finite = curve.finite
         values = curve.values[finite]
         if len(values) < self.fewest_zeros or not finite[-1]:
@@ -108,8 +108,8 @@ class FrozenRule(Rule):
             return None  # it had been learnt before, and went on to what the format can tell from zero
         return self._episode(curve, first, count, float(np.median(before)))
 
-    def _episode(self, curve: Curve, first: int, count: int, before: float | None) -> Episode:
+    def _episode(self, curve: Curve, first: int, count: int, before: float | None) -> Finding:
         steps = curve.steps[curve.finite]
         last = float(curve.values[-1])
         facts = FrozenFacts(curve.name, last, count, int(steps[-1]), self.fewest, before)
-        return self.episode(curve, Severity.WARNING, facts, steps[first], steps[-1])
+        return self.finding(curve, Severity.WARNING, facts, steps[first], steps[-1])

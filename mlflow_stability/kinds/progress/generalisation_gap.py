@@ -16,7 +16,7 @@ from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.detectors.sensitivity import factor_of, moved
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class GeneralisationGapRule(Rule):
         """As much stricter or looser as the smallest rise of the detector."""
         return moved(self, factor_of(detector)) if isinstance(detector, Overfitting) else self
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The first validation loss that ended so."""
         for validation in sorted(curves.validations, key=lambda each: each.place != ""):
             same = (each.place == validation.place and each.attempt == validation.attempt for each in curves.losses)
@@ -99,7 +99,7 @@ class GeneralisationGapRule(Rule):
                 return [found]
         return []
 
-    def _of(self, training: Curve, validation: Curve) -> Episode | None:
+    def _of(self, training: Curve, validation: Curve) -> Finding | None:
         values, steps = validation.values[validation.finite], validation.steps[validation.finite]
         trained = training.values[training.finite]
         count = len(values)
@@ -125,4 +125,4 @@ class GeneralisationGapRule(Rule):
             1 - math.exp(-since_half.fall),
             self.ratio,
         )
-        return self.episode(validation, Severity.WARNING, facts, steps[half], steps[-1], peak=steps[-1])
+        return self.finding(validation, Severity.WARNING, facts, steps[half], steps[-1], peak=steps[-1])

@@ -8,7 +8,7 @@ from typing import ClassVar
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Episode, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ScoreRule(Rule):
     highest: float = 0.03
     """Maximum score that counts as zero."""
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """One finding, in the score that was logged most often."""
         scores = [curve for curve in curves.scores if curve.finite.any()]
         if not scores:
@@ -80,4 +80,4 @@ class ScoreRule(Rule):
             return []
         last = int(main.steps[-1])
         facts = LowScoresFacts(main.name, best, self.highest, len(main.values), last)
-        return [self.episode(main, Severity.WARNING, facts, main.steps[0], last)]
+        return [self.finding(main, Severity.WARNING, facts, main.steps[0], last)]

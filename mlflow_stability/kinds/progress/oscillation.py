@@ -12,7 +12,7 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Oscillation(Detector):
         """Start afresh, knowing nothing."""
         return OscillationState(deque(maxlen=self.window))
 
-    def step(self, state: OscillationState, point: Point) -> tuple[OscillationState, Event | None]:
+    def step(self, state: OscillationState, point: Point) -> tuple[OscillationState, Finding | None]:
         """Look at the next loss."""
         if not point.finite or not point.has_level:
             return state, None

@@ -21,7 +21,7 @@ from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import stays_at_chance
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, rises_beyond
-from mlflow_stability.vocabulary.result import Action, Episode, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import above
 
 
@@ -181,7 +181,7 @@ class Overfitting(Detector):
     )
     state_type = OverfittingState
 
-    def step(self, state: OverfittingState, point: Point) -> tuple[OverfittingState, Event | None]:
+    def step(self, state: OverfittingState, point: Point) -> tuple[OverfittingState, Finding | None]:
         """Look at the next training or validation loss."""
         if not point.finite or not point.has_level:
             return state, None
@@ -285,9 +285,9 @@ class OverfittingRule(Rule):
         smallest = self.smallest_rise if usual else math.log(max(1.0, detector.smallest_rise))
         return replace(self, smallest_rise=smallest, smallest_fall=-math.log(detector.train_fell))
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """One finding for each validation loss; its parts only where the whole of it tells nothing."""
-        found: list[Episode] = []
+        found: list[Finding] = []
         for validation in sorted(curves.validations, key=lambda each: each.place != ""):
             training = next((each for each in curves.losses if _belongs(each, validation)), None)
             if training is None or not validation.has_level or (found and validation.place):
@@ -295,7 +295,7 @@ class OverfittingRule(Rule):
             found += self._of(training, validation)
         return found
 
-    def _of(self, training: Curve, validation: Curve) -> list[Episode]:
+    def _of(self, training: Curve, validation: Curve) -> list[Finding]:
         values = validation.values[validation.finite]
         if len(values) < self.fewest_validations:
             return []
@@ -336,7 +336,7 @@ class OverfittingRule(Rule):
             hidden,
         )
         begun, peak = steps[min(best + 1, len(steps) - 1)], steps[best + int(np.argmax(values[best:]))]
-        return [self.episode(validation, Severity.WARNING, facts, begun, steps[-1], peak=peak)]
+        return [self.finding(validation, Severity.WARNING, facts, begun, steps[-1], peak=peak)]
 
     def _scaled(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
         """The values on the scale that is judged, and the smallest rise on it."""

@@ -21,7 +21,7 @@ from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import classes_of
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Episode, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Finding, Remedy, Severity
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class Plateau(Detector):
         """Start afresh, knowing nothing."""
         return Level(means=deque(maxlen=self.long_steps // self.stretch))
 
-    def step(self, state: Level, point: Point) -> tuple[Level, Event | None]:
+    def step(self, state: Level, point: Point) -> tuple[Level, Finding | None]:
         """Look at the next loss."""
         if not point.accepted or not point.has_level:
             return state, None
@@ -195,7 +195,7 @@ class Plateau(Detector):
         judged = point.logarithmic and state.seen >= self.least_steps
         return state, self._judge(state, point) if judged else None
 
-    def _judge(self, state: Level, point: Point) -> Event | None:
+    def _judge(self, state: Level, point: Point) -> Finding | None:
         means = state.means
         start = state.start_sum / self.first_steps
         recent = (means[-1] + means[-2]) / 2
@@ -306,9 +306,9 @@ class PlateauRule(Rule):
             flat_gain=self.flat_gain * (detector.fall / usual.fall),
         )
 
-    def find(self, curves: RunCurves) -> list[Episode]:
+    def find(self, curves: RunCurves) -> list[Finding]:
         """The training losses that went nowhere, those of the whole model alone."""
-        found: list[Episode] = []
+        found: list[Finding] = []
         for curve in curves.losses or curves.validations:
             levels = None if curve.part or not curve.has_level else levels_of(curve)
             if levels is None or not levels.logarithmic or len(levels.raw_x) < self.fewest_points:
@@ -317,7 +317,7 @@ class PlateauRule(Rule):
                 found += self._of(curve, levels, self._validation_stuck(curve, curves))
         return found
 
-    def _of(self, curve: Curve, levels: Levels, validation_stuck: bool) -> list[Episode]:
+    def _of(self, curve: Curve, levels: Levels, validation_stuck: bool) -> list[Finding]:
         x = levels.raw_x
         edge = max(3, len(x) // 10)
         start, first, last = (float(np.median(each)) for each in (x[:3], x[:edge], x[-edge:]))
@@ -392,7 +392,7 @@ class PlateauRule(Rule):
         gain: float,
         points: int,
         threshold: float | None = None,
-    ) -> Episode:
+    ) -> Finding:
         steps = curve.steps[curve.finite]
         facts = FlatCurveFacts(
             curve.name,
@@ -405,7 +405,7 @@ class PlateauRule(Rule):
             last_step=int(steps[-1]),
             classes=chance_of(math.exp(last)) or None,
         )
-        return self.episode(curve, Severity.WARNING, facts, steps[start], steps[-1])
+        return self.finding(curve, Severity.WARNING, facts, steps[start], steps[-1])
 
 
 def _grown(nats: float) -> float:

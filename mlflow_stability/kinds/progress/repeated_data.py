@@ -12,7 +12,7 @@ from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class RepeatedData(Detector):
     )
     state_type = RepeatedDataState
 
-    def step(self, state: RepeatedDataState, point: Point) -> tuple[RepeatedDataState, Event | None]:
+    def step(self, state: RepeatedDataState, point: Point) -> tuple[RepeatedDataState, Finding | None]:
         """Look at the next loss."""
         if not point.finite:
             return state, None
@@ -191,7 +191,7 @@ class RepeatedData(Detector):
         state.turns += memory * (turned - state.turns)
         return state, None
 
-    def _smooth(self, state: RepeatedDataState, point: Point, level: float) -> Event:
+    def _smooth(self, state: RepeatedDataState, point: Point, level: float) -> Finding:
         state.said = True
         before = median(state.levels)
         rose = level > before + self.risen * state.bend

@@ -8,7 +8,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class SlowProgress(Detector):
     )
     state_type = SlowProgressState
 
-    def step(self, state: SlowProgressState, point: Point) -> tuple[SlowProgressState, Event | None]:
+    def step(self, state: SlowProgressState, point: Point) -> tuple[SlowProgressState, Finding | None]:
         """Look at the next loss."""
         if not point.finite or point.value <= 0 or not point.has_level:
             return state, None

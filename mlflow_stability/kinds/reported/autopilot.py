@@ -9,7 +9,7 @@ from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.facts.facts import Facts
 from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 @dataclass(frozen=True, slots=True)

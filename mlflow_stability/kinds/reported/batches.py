@@ -11,7 +11,7 @@ from mlflow_stability.kinds.reported.nan_origin import TensorFacts
 from mlflow_stability.vocabulary.facts.facts import Facts
 from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 MAX_TENSORS = 8
 """Number of tensors that the sentence describes."""

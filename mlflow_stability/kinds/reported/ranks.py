@@ -12,7 +12,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.facts.facts import Facts
 from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
 MAX_NAMED = 8

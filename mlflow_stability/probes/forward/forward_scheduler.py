@@ -32,7 +32,7 @@ from mlflow_stability.probes.forward.unmeasured_parts import not_looked_into
 from mlflow_stability.probes.hooks.running_calls import RunningPass
 from mlflow_stability.probes.probe import BaseProbe, ForwardProbe, Guard
 from mlflow_stability.probes.rerun.forward_rerun import SecondPass, unwrapped
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 UNFIT = frozenset({"ScriptModule", "DataParallel"})
 """Classes of models that are left alone: hooks do not run in them, or in several threads at once."""
@@ -69,7 +69,7 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         guard: Guard,
         probes: Sequence[ForwardProbe],
         first_step: int,
-        emit: Callable[[Event], None] = lambda _: None,
+        emit: Callable[[Finding], None] = lambda _: None,
     ) -> None:
         self._guarded_probes = tuple(_GuardedProbe(each, guard) for each in probes)
         self._close = guard("closing of forward probes", self._close_all)

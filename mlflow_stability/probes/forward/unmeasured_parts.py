@@ -16,23 +16,23 @@ from torch.optim import Optimizer
 from mlflow_stability.kinds.reported.setup import NotMeasuredFacts, Unmeasured
 from mlflow_stability.probes.objects.model_discovery import parameters_in
 from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
-from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
-def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> list[Event]:
+def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> list[Finding]:
     """What is not seen of this training."""
     trained = [each for optimizer in optimizers for each in parameters_of(optimizer) if each.requires_grad]
     return [event for event in (_hidden(models, trained, step), _split(trained, step)) if event is not None]
 
 
-def not_looked_into(model: str, why: str, step: int) -> Event:
+def not_looked_into(model: str, why: str, step: int) -> Finding:
     """That a model is not looked into, and why."""
     facts = NotMeasuredFacts(Unmeasured.INSIDE, model, why)
     remedies = (Remedy(Action.NO_ACTION_FOR_UNMEASURED),)
-    return Event.of(facts, step, Severity.INFO, remedies=remedies)
+    return Finding.at(facts, step, Severity.INFO, remedies=remedies)
 
 
-def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> Event | None:
+def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> Finding | None:
     """Frozen objects are not among those that Python lists: https://docs.python.org/3/library/gc.html#gc.freeze"""
     if not gc.get_freeze_count():
         return None
@@ -42,10 +42,10 @@ def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> E
         return None
     facts = NotMeasuredFacts(Unmeasured.HIDDEN_MODEL, parameters=len(lost), of_parameters=len(trained))
     remedies = (Remedy(Action.CALL_GC_FREEZE_LATER),)
-    return Event.of(facts, step, Severity.INFO, remedies=remedies)
+    return Finding.at(facts, step, Severity.INFO, remedies=remedies)
 
 
-def _split(trained: Sequence[Tensor], step: int) -> Event | None:
+def _split(trained: Sequence[Tensor], step: int) -> Finding | None:
     split = [each for each in trained if is_split(each)]
     if not split:
         return None
@@ -56,4 +56,4 @@ def _split(trained: Sequence[Tensor], step: int) -> Event | None:
         one_process=world_size() == 1,
     )
     remedies = (Remedy(Action.NO_ACTION_FOR_SHARDS),)
-    return Event.of(facts, step, Severity.INFO, remedies=remedies)
+    return Finding.at(facts, step, Severity.INFO, remedies=remedies)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from mlflow_stability.kinds.reported.setup import LintFacts
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.result import Action, Event, ModelFinding, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, ModelFinding, Remedy, Severity
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")
 _EPS = ("eps", "variance_epsilon", "epsilon")  # as torch, Llama and TensorFlow's heirs call it
@@ -49,7 +49,7 @@ def model_lint(
     step: int,
     limits: ModelCheckLimits | None = None,
     trained: Container[int] = (),
-) -> list[Event]:
+) -> list[Finding]:
     """The findings as events of a training, asked for when gradients are complete.
 
     All are at INFO: the optimizers of later steps are not known yet. `trained`: parameters that were trained before, by
@@ -63,10 +63,10 @@ def model_lint(
 
 def lint_event(
     check: str, text: str, step: int, *, place: str, numbers: Mapping[str, float], remedies: tuple[Remedy, ...]
-) -> Event:
+) -> Finding:
     """One finding as an event of a training."""
     facts = LintFacts(check, text, tuple(numbers.items()))
-    return Event.of(facts, step, Severity.INFO, place=place, remedies=remedies)
+    return Finding.at(facts, step, Severity.INFO, place=place, remedies=remedies)
 
 
 def settings_found(

@@ -16,14 +16,14 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_check.settings import count_of, lint_event
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 FEWEST_ROWS = 4
 """The fewest rows that a batch normalisation should average: of two rows, each is the mirror image of the other."""
 _DROPOUTS = (AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout)
 
 
-def evaluation_mode(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> Event | None:
+def evaluation_mode(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> Finding | None:
     """Whether one of these models is in evaluation mode as a whole, and what of it behaves otherwise therefore."""
     whole = [model for model in models if not model.training]
     if not whole:
@@ -36,10 +36,10 @@ def evaluation_mode(models: Sequence[Module], optimizers: Sequence[Optimizer], s
         return None
     facts = EvaluationModeFacts(len(norms), len(dropouts), (norms or dropouts)[0])
     severity = Severity.WARNING if norms else Severity.INFO
-    return Event.of(facts, step, severity, remedies=EvaluationMode.remedies)
+    return Finding.at(facts, step, severity, remedies=EvaluationMode.remedies)
 
 
-def few_rows(models: Sequence[Module], rows: int, step: int) -> Event | None:
+def few_rows(models: Sequence[Module], rows: int, step: int) -> Finding | None:
     """Whether batch normalisations average very few rows; ``rows``: of the last batch, 0 where none was seen."""
     if not 0 < rows < FEWEST_ROWS:
         return None

@@ -22,7 +22,7 @@ from mlflow_stability.recovery.checkpoints.rank_store import RankStore
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 IsFinite = Callable[[StateCopy], bool]
 _Item = TypeVar("_Item")
@@ -45,7 +45,7 @@ class CheckpointWriter:
         self._is_finite = is_finite
         self._pid = os.getpid()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Finding] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self.writing: int | None = None
@@ -105,7 +105,7 @@ class CheckpointWriter:
         """Have a checkpoint removed that has not proved itself."""
         self._do(lambda: self._guarded(step, lambda: self._store.reject(step)))
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[Finding]:
         """What happened since this was asked last."""
         return _taken(self._told)
 
@@ -180,7 +180,7 @@ class CheckpointWriter:
             self._tell(step, facts, Remedy(Action.FREE_DISK_SPACE))
 
     def _tell(self, step: int, facts: Facts, *remedies: Remedy) -> None:
-        self._told.put(Event.of(facts, step, Severity.WARNING, remedies=remedies, time=time.time()))
+        self._told.put(Finding.at(facts, step, Severity.WARNING, remedies=remedies, time=time.time()))
 
 
 def _taken(box: queue.SimpleQueue[_Item]) -> list[_Item]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin
 from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
 REMEDIES = {
     "input": (Remedy(Action.INSPECT_SAVED_BATCH),),
@@ -78,9 +78,9 @@ def _normalises(name: str) -> bool:
 KIND = "nan_origin"
 
 
-def origin_event(step: int, origin: NanOrigin, layer: str) -> Event:
+def origin_event(step: int, origin: NanOrigin, layer: str) -> Finding:
     """The event; `layer` is how the recording calls the module."""
-    return Event.of(origin_facts(origin, layer), step, Severity.INFO, place=layer, remedies=remedies_against(origin))
+    return Finding.at(origin_facts(origin, layer), step, Severity.INFO, place=layer, remedies=remedies_against(origin))
 
 
 def origin_facts(origin: NanOrigin, layer: str) -> NanOriginFacts:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from mlflow_stability.kinds.reported.autopilot import SkipNews, SkippedStepFacts
 from mlflow_stability.recovery.extras import GROWTH_FACTOR, GROWTH_INTERVAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Finding, Remedy, Severity
 
 KIND = "step_skipped"
 REMEDIES = (
@@ -34,7 +34,7 @@ class SkipRow:
 
     in_a_row: int = 0
     """How many steps up to this one were skipped without one in between that was taken."""
-    events: tuple[Event, ...] = ()
+    events: tuple[Finding, ...] = ()
     cut_scale: bool = False
     """The loss scale is too high and does not come down by itself: see `cut_loss_scale`."""
     calm_scaler: bool = False
@@ -100,7 +100,7 @@ class SkipCount:
         if buffers_lost and not self._lost_said:
             self._lost_said = True
             facts, remedies = replace(facts, buffers_not_restored=True), (RESET_STATISTICS, *REMEDIES)
-        event = Event.of(facts, step, severity, kind=KIND, remedies=remedies, attempt=attempt, time=time)
+        event = Finding.at(facts, step, severity, kind=KIND, remedies=remedies, attempt=attempt, time=time)
         return SkipRow(row, (event,), cut, calm)
 
     def forget_row(self) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mlflow_stability.reports.html_kit.axis import Tick, decades, round_numbers
 from mlflow_stability.reports.html_kit.sketched import DrawnCurve
 from mlflow_stability.reports.terminal_kit import number_text
-from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.result import Finding
 
 WIDTH, HEIGHT = 1000, 300
 """Units of the drawing."""
@@ -37,7 +37,7 @@ class Band:
     """An episode over the curve."""
 
     number: int
-    episode: Episode
+    episode: Finding
     left: float
     width: float
     row: int | None
@@ -63,7 +63,7 @@ class Chart:
         return max((band.row + 1 for band in self.bands if band.row is not None), default=0)
 
 
-def chart_of(curve: DrawnCurve, numbered: Sequence[tuple[int, Episode]]) -> Chart:
+def chart_of(curve: DrawnCurve, numbered: Sequence[tuple[int, Finding]]) -> Chart:
     """Lay out one curve."""
     steps = _steps(curve)
     bands = _bands(curve, numbered)
@@ -123,7 +123,7 @@ def _steps(curve: DrawnCurve) -> tuple[Tick, ...]:
     return tuple(Tick(float(at), f"{int(value):,}") for at, value in zip(across, found, strict=True))
 
 
-def _bands(curve: DrawnCurve, numbered: Sequence[tuple[int, Episode]]) -> tuple[Band, ...]:
+def _bands(curve: DrawnCurve, numbered: Sequence[tuple[int, Finding]]) -> tuple[Band, ...]:
     bands = []
     free_from = [0.0] * MOST_ROWS  # for each row of numbers, where its last one ends
     for number, episode in sorted(numbered, key=lambda one: one[1].start):

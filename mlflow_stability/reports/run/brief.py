@@ -16,7 +16,7 @@ from typing import Any
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.json_document import SCHEMA_VERSION, number
-from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 
 LARGEST = 8000
 """Bytes of one run."""
@@ -63,7 +63,7 @@ def brief(diagnosis: Diagnosis) -> dict[str, Any]:
     return said
 
 
-def finding(episode: Episode, longest: int = LONGEST) -> dict[str, Any]:
+def finding(episode: Finding, longest: int = LONGEST) -> dict[str, Any]:
     """One finding, with what the full document calls it."""
     cut = _Size(0, 0, longest).cut
     said = {

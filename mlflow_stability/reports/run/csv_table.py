@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from mlflow_stability.reports.escape import csv_cell
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.words.run_phrases import WELL
-from mlflow_stability.vocabulary.result import Diagnosis, Episode
+from mlflow_stability.vocabulary.result import Diagnosis, Finding
 
 COLUMNS = (
     "source",
@@ -67,17 +67,17 @@ def _of_verdict(diagnosis: Diagnosis) -> Iterator[str]:
     yield csv_cell("" if diagnosis.cause is None else diagnosis.cause.name)
 
 
-def _of_issue(episode: Episode) -> Iterator[str | int]:
+def _of_issue(episode: Finding) -> Iterator[str | int]:
     yield episode.start
     yield csv_cell(episode.kind)
     yield episode.severity.name
     yield csv_cell(episode.message)
-    yield csv_cell("; ".join(f"{name}={float(value)!r}" for name, value in episode.evidence.items()))
+    yield csv_cell("; ".join(f"{name}={float(value)!r}" for name, value in episode.metrics.items()))
     yield csv_cell(episode.place)
     yield csv_cell(episode.metric)
     yield episode.peak
     yield episode.end
-    yield episode.events
+    yield episode.count
     yield episode.attempt
     yield "" if episode.recovered is None else str(episode.recovered).lower()
     yield str(episode.experimental).lower()

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Finding, Severity, Text
 
 SCHEMA_VERSION = 2
 
@@ -54,20 +54,21 @@ def _summary(report: Report) -> dict[str, int]:
     return summary
 
 
-def _issue(episode: Episode) -> dict[str, Any]:
+def _issue(episode: Finding) -> dict[str, Any]:
     return {
         "step": int(episode.start),
         "issue_type": episode.kind,
         "severity": episode.severity.name,
         "score": episode.score,
         "message": episode.message,
-        "metrics": {name: number(value) for name, value in episode.evidence.items()},
-        "facts": None if episode.facts is None else episode.facts.as_json(),
+        "metrics": {name: number(value) for name, value in episode.metrics.items()},
+        "facts": None if isinstance(episode.facts, Text) else episode.facts.as_json(),
+        "found_by": episode.source.value,
         "place": episode.place,
         "metric": episode.metric,
         "peak_step": int(episode.peak),
         "end_step": int(episode.end),
-        "events": int(episode.events),
+        "events": int(episode.count),
         "attempt": int(episode.attempt),
         "recovered": episode.recovered,
         "experimental": episode.experimental,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.reports.markdown_sections import section_lines, table_lines
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run.sections import Finding, RunSections, overview, run_sections
+from mlflow_stability.reports.run.sections import FindingRow, RunSections, overview, run_sections
 from mlflow_stability.reports.sections import failures
 from mlflow_stability.reports.words import run_phrases as wording
 
@@ -47,6 +47,6 @@ def _run(run: RunSections) -> Iterator[str]:
         yield from section_lines(section, "###")
 
 
-def _said(finding: Finding) -> str:
+def _said(finding: FindingRow) -> str:
     """What happened, and why, where the cause is not that of the run."""
     return finding.episode.message + (f" Cause: {finding.cause}" if finding.cause else "")

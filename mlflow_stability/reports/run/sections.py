@@ -12,7 +12,7 @@ from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.sections import Row, Section, Sign, sentences
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import run_phrases as wording
-from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Episode
+from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Finding
 
 FEW_REMEDIES, FEW_REASONS = 5, 4
 HEADINGS = {"certain": "Cause", "likely": "Likely cause", "possible": "Possible cause"}
@@ -21,10 +21,10 @@ CURVES_HEAD = ("metric", "first", "last", "best", "shape", "figures")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FindingRow:
     """One episode as it is shown."""
 
-    episode: Episode
+    episode: Finding
     number: int
     """Its place in the list and beneath the curve."""
     where: str
@@ -44,7 +44,7 @@ class RunSections:
     outcome: str
     verdict: str
     summary: Section
-    findings: tuple[Finding, ...]
+    findings: tuple[FindingRow, ...]
     cause: Section
     ruled_out: Section
     actions: Section
@@ -112,11 +112,11 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "findings", wording.counts_of(diagnosis)
 
 
-def _findings(diagnosis: Diagnosis) -> Iterator[Finding]:
+def _findings(diagnosis: Diagnosis) -> Iterator[FindingRow]:
     kinds: set[str] = set()
     for number, episode in enumerate(diagnosis.findings, start=1):
         cause = wording.own_cause(episode, diagnosis)
-        yield Finding(
+        yield FindingRow(
             episode,
             number,
             wording.where(episode),

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from mlflow_stability.reports.html_kit.sketched import DrawnCurve, sketches_of
 from mlflow_stability.reports.report import Report, is_from_store
-from mlflow_stability.reports.run.sections import Finding, RunSections, run_sections
+from mlflow_stability.reports.run.sections import FindingRow, RunSections, run_sections
 from mlflow_stability.reports.terminal_kit import (
     GUTTER,
     OUTCOME_STYLES,
@@ -32,14 +32,14 @@ from mlflow_stability.reports.terminal_kit import (
 )
 from mlflow_stability.reports.terminal_kit.section_rows import draw_section
 from mlflow_stability.reports.words import run_phrases as wording
-from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text import counted
 
 CURVE_ROWS = 6
 FEW_FINDINGS, FEW_ORIGINS, FEW_CURVES = 12, 2, 2
 _Row = tuple[Text, Text]
-_Numbered = Sequence[tuple[int, Finding]]
-_Episodes = Sequence[tuple[int, Episode]]
+_Numbered = Sequence[tuple[int, FindingRow]]
+_Episodes = Sequence[tuple[int, Finding]]
 
 
 def show_run(out: TerminalWriter, diagnosis: Diagnosis) -> None:
@@ -97,7 +97,7 @@ def _shown(out: TerminalWriter, run: RunSections) -> _Numbered:
     return list(enumerate(findings, start=1))
 
 
-def _number(finding: Finding) -> int:
+def _number(finding: FindingRow) -> int:
     return finding.number
 
 
@@ -165,7 +165,7 @@ def _findings(out: TerminalWriter, run: RunSections, shown: _Numbered) -> Iterat
             yield out.text("-", "dim"), out.text(f"{title}: {', '.join(kinds)}; --verbose shows more", "dim")
 
 
-def _lines_about(out: TerminalWriter, finding: Finding) -> Iterator[Text]:
+def _lines_about(out: TerminalWriter, finding: FindingRow) -> Iterator[Text]:
     yield out.text(finding.episode.message)
     if finding.cause:
         yield out.text(f"Cause: {finding.cause}", "dim")

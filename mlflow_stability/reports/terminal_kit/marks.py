@@ -12,14 +12,14 @@ import numpy as np
 from rich.text import Text
 
 from mlflow_stability.reports.terminal_kit.braille_curve import GUTTER, column_of
-from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 STYLES = {Severity.INFO: "blue", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 """How each severity looks on a terminal; each is named in words as well."""
 
 
 def mark_line(
-    episodes: Sequence[tuple[int, Episode]], first: int, last: int, width: int, *, unicode: bool = True
+    episodes: Sequence[tuple[int, Finding]], first: int, last: int, width: int, *, unicode: bool = True
 ) -> Text:
     """The line of marks; the number of an episode is what it is listed under."""
     columns = max(1, width - GUTTER)
@@ -41,6 +41,6 @@ def mark_line(
     return line
 
 
-def _span(episode: Episode, first: int, last: int, columns: int) -> tuple[int, int]:
+def _span(episode: Finding, first: int, last: int, columns: int) -> tuple[int, int]:
     begin, end = column_of(np.array([episode.start, max(episode.start, episode.end)]), first, last, columns)
     return int(begin), int(end)

@@ -9,7 +9,7 @@ from mlflow_stability.diagnosis.causes import cause_phrase
 from mlflow_stability.diagnosis.verdict import bare_noun_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.terminal_kit import number_text
-from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text import changed, counted
 
 OUTCOMES = {"cannot_tell": "cannot tell", "not_found": "not found", "out_of_memory": "out of memory"}
@@ -91,14 +91,14 @@ def ending(diagnosis: Diagnosis) -> tuple[str, str] | None:
     return "now" if diagnosis.ended == "running" else "ended", ended
 
 
-def steps(episode: Episode) -> str:
+def steps(episode: Finding) -> str:
     """``step 600``, ``steps 600 to 812``."""
     if episode.end <= episode.start:
         return f"{episode.unit} {episode.start:,}"
     return f"{episode.unit}s {episode.start:,} to {episode.end:,}"
 
 
-def where(episode: Episode) -> str:
+def where(episode: Finding) -> str:
     """When and where, in a half sentence: ``steps 600 to 812, worst at 790, in train/loss, recovered``."""
     parts = [steps(episode)]
     if episode.peak not in (episode.start, episode.end):
@@ -137,14 +137,14 @@ def explained(diagnosis: Diagnosis) -> str:
     return f"{bare_noun_of(cause.kind)} at {diagnosis.unit} {cause.step:,}"
 
 
-def own_cause(episode: Episode, diagnosis: Diagnosis) -> Cause | None:
+def own_cause(episode: Finding, diagnosis: Diagnosis) -> Cause | None:
     """The cause of an episode; None where it is told as the cause of what decides the outcome."""
     cause, deciding = episode.cause, diagnosis.cause
     same = cause is not None and deciding is not None and cause.is_same(deciding)
     return None if same else cause
 
 
-def is_unsaid_birth(episode: Episode, diagnosis: Diagnosis) -> bool:
+def is_unsaid_birth(episode: Finding, diagnosis: Diagnosis) -> bool:
     """Whether an episode tells where the first number that is not finite was born, and nothing else does."""
     if episode.kind != "nan_origin":
         return False
@@ -153,9 +153,9 @@ def is_unsaid_birth(episode: Episode, diagnosis: Diagnosis) -> bool:
     return (episode.kind, episode.start) not in (*told, *others)
 
 
-def evidence(episode: Episode) -> str:
+def evidence(episode: Finding) -> str:
     """``z 12.4, loss 8.31``."""
-    return ", ".join(f"{name} {number_text(value)}" for name, value in episode.evidence.items())
+    return ", ".join(f"{name} {number_text(value)}" for name, value in episode.metrics.items())
 
 
 def character(reading: CurveReading) -> str:

@@ -36,7 +36,7 @@ from mlflow_stability.session.autopilot.used_rate import with_used_rate
 from mlflow_stability.session.recording import Recording, ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 SAVE_SECONDS = 60.0
 """For how long the end of a training waits for its last good state to be written."""
@@ -247,7 +247,7 @@ class Autopilot:
         facts = self._pending[0] if self._pending else None
         return reading if facts is None or not facts.eased else with_used_rate(reading, facts)
 
-    def on_reading(self, reading: StepReading, events: Sequence[Event]) -> None:
+    def on_reading(self, reading: StepReading, events: Sequence[Finding]) -> None:
         """Runs when a step was read and judged by the panel."""
         facts = self._pending.popleft() if self._pending else None
         if facts is not None:
@@ -409,7 +409,7 @@ class Autopilot:
             self._snapshots.parts_joined(parts)
         return parts
 
-    def _decided(self, facts: StepFacts, reading: StepReading, events: Sequence[Event]) -> None:
+    def _decided(self, facts: StepFacts, reading: StepReading, events: Sequence[Finding]) -> None:
         orders = self._evaluator.evaluate(facts, reading, events, self._parts)
         self._emit_checkpoint_events()
         if not self._rollback.is_running:
@@ -485,6 +485,6 @@ class Autopilot:
         for event in self._snapshots.events():
             self._emit(event)
 
-    def _emit(self, event: Event) -> None:
+    def _emit(self, event: Finding) -> None:
         if self._recording is not None and not self._recording.closed:
             self._recording.emit(event)

@@ -28,7 +28,7 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
 CLOSE_SECONDS = 30.0
@@ -72,7 +72,7 @@ class AutopilotLifecycle:
 
     def on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
         """Runs when a capture was read: record it, and let the autopilot know."""
-        events: list[Event] = []
+        events: list[Finding] = []
         if recording is None:
             step = StepReading(0, reading.signals, reading.values, 0, reading.time)
         else:

@@ -43,7 +43,7 @@ from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsen
 from mlflow_stability.session.autopilot.snapshot_manager import MissingStateError, SnapshotManager
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.recording import Recording
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 OR_GO_ON = 'To continue all the same: rollback=RollbackPolicy(on_give_up="continue").'
 HARMFUL = of_instability(Instability.HARMFUL)
@@ -55,7 +55,7 @@ class StepOutcome:
     """What is known of a step once it was read."""
 
     step: int
-    events: tuple[Event, ...]
+    events: tuple[Finding, ...]
     loss: float
     skipped_by: str
     asked_for: bool
@@ -84,7 +84,7 @@ class RollbackController:
         policy: RollbackPolicy,
         modifier: StepModifier,
         snapshots: SnapshotManager,
-        emit: Callable[[Event], None],
+        emit: Callable[[Finding], None],
         has_level: Callable[[], bool] = lambda: True,
     ) -> None:
         self._policy = policy
@@ -100,7 +100,7 @@ class RollbackController:
         self._return: _Return | None = None
         """The one that is being made."""
         self.stale = StaleGraphs()
-        self.origin: Event | None = None
+        self.origin: Finding | None = None
         """Where the last number that is not finite was born, where that was found."""
 
     @property
@@ -243,7 +243,7 @@ class RollbackController:
             self._past, self._ordered = dataclasses.replace(self._past, rollbacks=returns, given=()), other
         return other
 
-    def nothing_fits(self, decision: Decision, step: int, why: str) -> Event:
+    def nothing_fits(self, decision: Decision, step: int, why: str) -> Finding:
         """No state fits the training as it is now; those that come will, and so this trouble alone is not answered."""
         self._return = None
         if decision is self._ordered:
@@ -268,7 +268,7 @@ class RollbackController:
         self._snapshots.ring.give_back(self._return.target)
         return True
 
-    def rolled_back(self, decision: Decision, step: int, attempt: int) -> Event:
+    def rolled_back(self, decision: Decision, step: int, attempt: int) -> Finding:
         """It worked, in every process: gives the event that says so."""
         assert self._return is not None
         done, self._return = self._return, None
@@ -298,7 +298,7 @@ class RollbackController:
             rate_of=f"optimizer_{number}" if len(optimizers) > 1 else "",
         )
 
-    def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Event:
+    def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Finding:
         """It did not: nothing is rolled back any more; gives the event that says so.
 
         `all_whole`: whether every process has its training as it was before.
@@ -385,7 +385,7 @@ class RollbackExecutor:
         consensus: RankConsensus,
         context: AutopilotContext,
         recording: Recording | None,
-        emit: Callable[[Event], None],
+        emit: Callable[[Finding], None],
     ) -> None:
         guard = context.guard
         self._controller = controller

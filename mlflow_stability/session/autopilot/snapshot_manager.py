@@ -45,7 +45,7 @@ from mlflow_stability.recovery.state import (
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 ROOM = 2
 """So many times the size of a state must be free for the present one to be set aside."""
@@ -105,7 +105,7 @@ class SnapshotManager:
         """What splits the state over processes: of such a state only the others together have the rest."""
         self._wanted: float | None = None
         """The metric of a checkpoint that is to be written as soon as none is on its way; NaN: without one."""
-        self._told: list[Event] = []
+        self._told: list[Finding] = []
         self._unfit: set[int] = set()
         """The steps of states, on the disk too, that do not fit the training."""
         self._due_from = first_step - 1 + policy.checkpoint_every
@@ -334,7 +334,7 @@ class SnapshotManager:
         if self._cadence is not None:
             self._cadence.trouble()
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[Finding]:
         """What the writing of checkpoints has to tell."""
         told, self._told = self._told, []
         return told if self._writer is None else told + self._writer.events()

@@ -20,7 +20,7 @@ from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import StepOutcome
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 SPIKES = (LossSpike.kind, GradientExplosion.kind)
 WARM_UP_FROM = 0.01
@@ -30,7 +30,7 @@ WARM_UP_FROM = 0.01
 class StepAdjustment:
     """What the options of one training ask for."""
 
-    def __init__(self, policy: RollbackPolicy, modifier: StepModifier, emit: Callable[[Event], None]) -> None:
+    def __init__(self, policy: RollbackPolicy, modifier: StepModifier, emit: Callable[[Finding], None]) -> None:
         self._policy = policy
         self._modifier = modifier
         self._emit = emit
@@ -84,4 +84,4 @@ class StepAdjustment:
             self._emit_facts(step, facts)
 
     def _emit_facts(self, step: int, facts: SmallerStepsFacts) -> None:
-        self._emit(Event.of(facts, step, Severity.INFO, remedies=SmallerSteps.remedies))
+        self._emit(Finding.at(facts, step, Severity.INFO, remedies=SmallerSteps.remedies))

@@ -25,7 +25,7 @@ from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.spike_batches import is_new_spike
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 class StepEvaluator:
@@ -37,7 +37,7 @@ class StepEvaluator:
         modifier: StepModifier,
         controller: RollbackController,
         batches: BatchReport | None,
-        emit: Callable[[Event], None],
+        emit: Callable[[Finding], None],
         decides: bool,
         adjustment: StepAdjustment | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class StepEvaluator:
         """What the script has logged that is a reason to stop."""
         self._stop_told = False
 
-    def evaluate(self, facts: StepFacts, reading: StepReading, events: Sequence[Event], known: KnownParts) -> Orders:
+    def evaluate(self, facts: StepFacts, reading: StepReading, events: Sequence[Finding], known: KnownParts) -> Orders:
         """Take in a step; `known`: what it was a step of, looked at only where something is wrong."""
         reading = reading if self._decides else replace(reading, step=facts.step)
         seen = read_step(reading, facts, self._skipped_before)
@@ -115,10 +115,10 @@ class StepEvaluator:
         if self._stop_told:
             return stop.error
         self._stop_told = True
-        self._emit(Event.of(stop.facts, stop.step, Severity.INFO, remedies=EarlyStopping.remedies))
+        self._emit(Finding.at(stop.facts, stop.step, Severity.INFO, remedies=EarlyStopping.remedies))
         return stop.error
 
-    def _emit_batch_event(self, event: Event) -> None:
+    def _emit_batch_event(self, event: Finding) -> None:
         if event.kind == NAN_ORIGIN:
             self._controller.origin = event
         self._emit(event)
@@ -136,7 +136,7 @@ class StepEvaluator:
         """The training was rolled back: what is skipped now is a new row."""
         self._skips.forget_row()
 
-    def _count_skip(self, seen: ReadStep, reading: StepReading, events: Sequence[Event]) -> int:
+    def _count_skip(self, seen: ReadStep, reading: StepReading, events: Sequence[Finding]) -> int:
         who: Any = seen.skipped_by
         row = self._skips.step(reading.step, who, seen.loss_scale, time=reading.time, buffers_lost=seen.buffers_lost)
         self._cut, self._calm = self._cut or row.cut_scale, self._calm or row.calm_scaler

@@ -38,7 +38,7 @@ from mlflow_stability.recovery.nan_origin import (
     replay_step,
     save_batch,
 )
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 PART = "the broken batch"
 MOST_REPORTS = 10
@@ -181,7 +181,7 @@ class BatchReport(ForwardObserver):
     def _report(
         self,
         step: int,
-        emit: Callable[[Event], None],
+        emit: Callable[[Finding], None],
         optimizers: Sequence[Optimizer] = (),
         batch_number: int | None = None,
     ) -> None:
@@ -205,11 +205,11 @@ class BatchReport(ForwardObserver):
         )
         if self._reports <= MOST_FILES:
             facts = self._kept(facts, [finding.batch], step)
-        emit(Event.of(facts, step, Severity.INFO))
+        emit(Finding.at(facts, step, Severity.INFO))
         if finding.replay is not None and finding.replay.origin is not None:
             emit(origin_event(step, finding.replay.origin, finding.layer))
 
-    def _keep_spike(self, spike: Event, emit: Callable[[Event], None], passes: Sequence[CapturedBatch]) -> None:
+    def _keep_spike(self, spike: Finding, emit: Callable[[Finding], None], passes: Sequence[CapturedBatch]) -> None:
         if not passes or not self.keeps_spikes or any(each.was_changed for each in passes):  # the script reuses it
             return
         self._spikes += 1
@@ -221,7 +221,7 @@ class BatchReport(ForwardObserver):
             micro_batches=len(passes),
         )
         kept = self._kept(facts, passes, spike.step)
-        emit(Event.of(kept, spike.step, Severity.INFO, remedies=SpikeBatch.remedies))
+        emit(Finding.at(kept, spike.step, Severity.INFO, remedies=SpikeBatch.remedies))
 
     def _kept(self, facts: KeptBatch, passes: Sequence[CapturedBatch], step: int) -> KeptBatch:
         """Keep the tensors of a batch, and note where."""

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.recovery.nan_origin import CapturedBatch
 from mlflow_stability.session.broken_batch.batch_report import PART, BatchReport
-from mlflow_stability.vocabulary.facts import SINCE
 from mlflow_stability.vocabulary.measured import Signal
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 SPIKES = frozenset({"loss_spike", "gradient_explosion"})
 """Findings whose batch is kept."""
 
 
-def is_new_spike(event: Event) -> bool:
+def is_new_spike(event: Finding) -> bool:
     """Whether its batch is kept: not where a spike that was found before has become a warning."""
-    return event.kind in SPIKES and SINCE not in event.evidence
+    return event.kind in SPIKES and event.facts.found_first is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class _Held:
 class SpikeBatches:
     """The batch with the highest loss of the steps that wait to be judged."""
 
-    def __init__(self, report: BatchReport, emit: Callable[[Event], None], guard: Guard) -> None:
+    def __init__(self, report: BatchReport, emit: Callable[[Finding], None], guard: Guard) -> None:
         self._report = report
         self._emit = emit
         self.first: Signal | None = None
@@ -46,12 +45,12 @@ class SpikeBatches:
         self.highest = -math.inf
         """Losses above this one are looked at."""
         self._held: _Held | None = None
-        self._found: tuple[_Held, Event] | None = None
+        self._found: tuple[_Held, Finding] | None = None
         """Found by whoever judges, which may be another thread; told at the next step."""
         self.see = guard(PART, self._seen)
         """Runs with a step whose loss is the highest so far, or whose first signal is another one."""
 
-    def judged(self, step: int, events: Sequence[Event]) -> None:
+    def judged(self, step: int, events: Sequence[Finding]) -> None:
         """Runs when a step was judged."""
         held = self._held
         if held is None or step < held.step:

@@ -20,7 +20,7 @@ from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad
 from mlflow_stability.session.output.log_line import write_line
 from mlflow_stability.session.output.troubles import Troubles
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing
 from mlflow_stability.vocabulary.text import counted
 
@@ -68,7 +68,7 @@ HELD_SECONDS = 2.0
 class _Held:
     """A finding for which the autopilot may do something that says more."""
 
-    event: Event
+    event: Finding
     reading: int
     """How many readings there were before its own."""
     since: float
@@ -98,7 +98,7 @@ class TrainingOutput:
         self._timer: Timer | None = None
         self._not_cleared: set[int] = set()
         """The steps since which gradients are not cleared, for as long as that is so."""
-        self._origin: Event | None = None
+        self._origin: Finding | None = None
         """Where the last NaN was traced to: who knows that need not look for it by hand."""
         self._changed_at = -2
         """The step of the last change of the data that was said."""
@@ -149,7 +149,7 @@ class TrainingOutput:
             self._unsaid, self._said_early = None, True
             self.info("Recording %s", where)
 
-    def found(self, event: Event, may_act: bool = False) -> None:
+    def found(self, event: Finding, may_act: bool = False) -> None:
         """Say a finding, if it is news; `may_act`: only when it is known that nothing is done about it."""
         if self.silent:
             return
@@ -191,7 +191,7 @@ class TrainingOutput:
         with self._lock:
             self._release(lambda _: True)
 
-    def _said_of_rollback(self, event: Event) -> str:
+    def _said_of_rollback(self, event: Finding) -> str:
         """All of it; in short where its reason was said before, because that came so much earlier."""
         before = self._troubles.said_before(event.step)
         known = [] if before is None else [before, *(each.event for each in self._held)]
@@ -260,7 +260,7 @@ class TrainingOutput:
                 len(runs) - MOST_ENDS,
             )
 
-    def _say(self, event: Event) -> None:
+    def _say(self, event: Finding) -> None:
         if not self._troubles.is_news(event):
             return
         origin = self._origin if self._origin is not None and self._troubles.is_traced(event, self._origin) else None
@@ -271,6 +271,6 @@ class TrainingOutput:
         self._begins_before_trouble()
         self.warn("%s: %s%s", event.kind, message, f" {remedies[0]}" if remedies else "")
 
-    def _is_of_uncleared(self, event: Event) -> bool:
+    def _is_of_uncleared(self, event: Finding) -> bool:
         """Whether sums of old gradients explain it: smaller steps, or clipping, would only treat the symptom."""
         return bool(self._not_cleared) and self._troubles.is_instability(event)

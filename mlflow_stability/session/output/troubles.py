@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.kinds.catalog import of_instability
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 GAP = 100
 """Steps: as many as between two measurements by layer, which see the same trouble later."""
@@ -35,7 +35,7 @@ class _Trouble:
     """How bad the worst is that was said of it."""
     types: set[str]
     """What was said of it."""
-    said: Event | None = None
+    said: Finding | None = None
     """The last finding that was said of it; None after a rollback."""
 
 
@@ -46,7 +46,7 @@ class Troubles:
         self._open: dict[str, _Trouble] = {}
         self._begun: dict[str, int] = {}
 
-    def is_news(self, event: Event) -> bool:
+    def is_news(self, event: Finding) -> bool:
         """Whether to say this finding."""
         if event.severity < Severity.WARNING:
             return False
@@ -67,7 +67,7 @@ class Troubles:
         trouble.said = event
         return True
 
-    def said_before(self, step: int) -> Event | None:
+    def said_before(self, step: int) -> Finding | None:
         """What was said of the instability that goes on at this step, if anything was."""
         trouble = self._open.get("")
         return trouble.said if trouble is not None and abs(step - trouble.last) <= GAP else None
@@ -77,12 +77,12 @@ class Troubles:
         self._open[""] = _Trouble(step, 2, {"divergence"})
 
     @staticmethod
-    def is_instability(event: Event) -> bool:
+    def is_instability(event: Finding) -> bool:
         """Whether the training became unstable, so that skipping a step or a rollback may answer it."""
         return event.kind in _SAME_TROUBLE
 
     @staticmethod
-    def is_traced(event: Event, origin: Event) -> bool:
+    def is_traced(event: Finding, origin: Finding) -> bool:
         """Whether a finding is the NaN whose origin was found, or what came of it."""
         late = event.step - origin.step
         return late == 0 if event.kind == "step_skipped" else event.kind in _NON_FINITE and 0 <= late <= GAP
@@ -92,7 +92,7 @@ class Troubles:
         return begun <= AS_BEFORE or begun & (begun - 1) == 0
 
 
-def _rank(event: Event) -> int:
+def _rank(event: Finding) -> int:
     if event.kind in _NON_FINITE:
         return 3
     return 2 if event.severity >= Severity.CRITICAL and event.kind not in _JUMPS else 1

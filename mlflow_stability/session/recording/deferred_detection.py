@@ -16,7 +16,7 @@ from math import isfinite
 from weakref import WeakSet
 
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 MOST = 64
 """So many steps wait at most (in groups of 32 each costs a twentieth more, in larger ones nothing less), ..."""
@@ -29,7 +29,7 @@ IDLE_SECONDS = 0.5
 class DeferredDetection:
     """The steps of one recording that wait to be judged."""
 
-    def __init__(self, judge: Callable[[StepReading], list[Event]]) -> None:
+    def __init__(self, judge: Callable[[StepReading], list[Finding]]) -> None:
         self._judge = judge
         self._waiting: deque[StepReading] = deque()
         self._judged_at = 0.0
@@ -39,7 +39,7 @@ class DeferredDetection:
         self._over = threading.Event()
         self._failure: Exception | None = None
 
-    def take(self, step: StepReading) -> list[Event]:
+    def take(self, step: StepReading) -> list[Finding]:
         """Judge this step now or soon; gives what was found now, in this step and in those before it."""
         with self._lock:
             self._waiting.append(step)
@@ -50,9 +50,9 @@ class DeferredDetection:
             return self.settle()
         return []
 
-    def settle(self) -> list[Event]:
+    def settle(self) -> list[Finding]:
         """Judge all that waits."""
-        found: list[Event] = []
+        found: list[Finding] = []
         with self._lock:
             if self._failure is not None:
                 failure, self._failure = self._failure, None

@@ -32,7 +32,7 @@ from mlflow_stability.session.recording.representation_summary import Representa
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import UNCLIPPED, AttentionMap, Signal, SignalType, StepReading, one_layout
-from mlflow_stability.vocabulary.result import Action, Event, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Source
 from mlflow_stability.vocabulary.run import Closing, Fact, Note, Opening, Reset, Returned
 
 SIGNALS = (
@@ -73,7 +73,7 @@ class LossCount:
         self._discarded = 0
         self._last_told: int | None = None
 
-    def take(self, step: int, reading: ProbeReading) -> list[Event]:
+    def take(self, step: int, reading: ProbeReading) -> list[Finding]:
         """Runs with each step; gives what is to be said now."""
         self._steps += 1
         self.seen = self.seen or any(each.quantity == "loss" for each in reading.signals)
@@ -82,22 +82,22 @@ class LossCount:
             found += self._of_discarded(step, reading)
         return found
 
-    def missing(self, step: int) -> list[Event]:
+    def missing(self, step: int) -> list[Finding]:
         """What is to be said of a training without a loss; asked at the end, too: it may be a short one."""
         if self.seen or self._told or not self._steps:
             return []
         self._told = True
         remedy = Remedy(Action.PASS_LOSS)
         facts = NotMeasuredFacts(Unmeasured.LOSS, steps=self._steps)
-        return [Event.of(facts, step, Severity.INFO, place="loss", remedies=(remedy,))]
+        return [Finding.at(facts, step, Severity.INFO, place="loss", remedies=(remedy,))]
 
-    def _of_discarded(self, step: int, reading: ProbeReading) -> list[Event]:
+    def _of_discarded(self, step: int, reading: ProbeReading) -> list[Finding]:
         self._discarded += len(reading.discarded)
         if self._last_told is not None and step - self._last_told < TELL_EVERY:
             return []
         self._last_told = step
         facts = DiscardedBatchFacts(tuple(reading.discarded[:3]), self._discarded)
-        return [Event.of(facts, step, Severity.INFO, remedies=BatchDiscarded.remedies)]
+        return [Finding.at(facts, step, Severity.INFO, remedies=BatchDiscarded.remedies)]
 
 
 OWN_COST_EVERY = 100
@@ -114,7 +114,7 @@ class Recording:
         opening: Opening,
         detectors: Sequence[Detector],
         guard: PartGuard,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[Finding], None],
         say: Callable[[str], None] = lambda _: None,
         judge_at_once: bool = True,
     ) -> None:
@@ -179,7 +179,7 @@ class Recording:
         read = () if self._last is None else zip(self._last.signals, self._last.values, strict=True)
         return int(next((value for signal, value in read if signal.quantity == "micro_batches"), 0))
 
-    def record(self, reading: ProbeReading) -> tuple[StepReading, list[Event]]:
+    def record(self, reading: ProbeReading) -> tuple[StepReading, list[Finding]]:
         """Judge and keep one capture; gives what was kept, and what was found."""
         self.step += reading.begins_step
         signals, values = reading.signals, reading.values
@@ -209,9 +209,10 @@ class Recording:
             self._keep_table(table, numbers)
         return step, events or []
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: Finding) -> None:
         """Keep what was said by one who acts: judging the record again does not find it, and so it is marked."""
-        said = replace(event, judged=False, attempt=self.attempt, time=event.time or time.time())
+        where = replace(event.where, attempt=self.attempt)
+        said = replace(event, source=Source.REPORTED, where=where, time=event.time or time.time())
         self._journal.append(said)
         self._on_event(said)
 
@@ -283,7 +284,7 @@ class Recording:
     def _table(self, table: Table, numbers: Sequence[float]) -> None:
         write_layer_table(self.folder, replace(table.read(numbers, self.attempt), step=self.step))
 
-    def _panel_judges(self, step: StepReading) -> list[Event]:
+    def _panel_judges(self, step: StepReading) -> list[Finding]:
         self._representations.take(step)
         events = self._panel.judge(step)
         if self.spikes is not None:
@@ -307,7 +308,7 @@ class Recording:
     def _account_for_losses(self, reading: ProbeReading) -> None:
         self._emit_loss_events(self._losses.take(self.step, reading))
 
-    def _emit_loss_events(self, events: Sequence[Event]) -> None:
+    def _emit_loss_events(self, events: Sequence[Finding]) -> None:
         for event in events:
             self.emit(event)
             if event.place == "loss":

@@ -35,7 +35,7 @@ from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 FIRST_STEPS = 32
 """For so many steps every step is looked at for an optimizer that is new; then one in ten, ..."""
@@ -150,11 +150,11 @@ class FactsProbe(ForwardObserver, BaseProbe):
         elif optimizer not in self._kept:
             first = self._kept[optimizer] = max(1, view.step - kept_for)
             remedies = MissingZeroGrad.remedies
-            self._recording.emit(Event.of(UnclearedFacts(kept_for), first, Severity.WARNING, remedies=remedies))
+            self._recording.emit(Finding.at(UnclearedFacts(kept_for), first, Severity.WARNING, remedies=remedies))
 
     def _tell_of_cleared(self, first: int, cleared: int) -> None:
         facts = ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=first)
-        self._recording.emit(Event.of(facts, cleared, Severity.INFO, remedies=ConfigurationChanged.remedies))
+        self._recording.emit(Finding.at(facts, cleared, Severity.INFO, remedies=ConfigurationChanged.remedies))
 
     def _is_new(self, optimizer: Optimizer) -> bool:
         if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:

@@ -18,7 +18,7 @@ from mlflow_stability.probes.model_check import evaluation_mode, few_rows, model
 from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings
 from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.session.run_facts.training_facts import TrainingView
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 LOOK_EVERY = 10
 MOST_TOLD = 3
@@ -53,7 +53,7 @@ class SettingChanges:
         self._values: list[object] | None = None
         """What all settings were made from at the last look, where nothing was about to be told."""
         self._linted = False
-        self._evaluating: Event | None = None
+        self._evaluating: Finding | None = None
         """The last look, where the model was in evaluation mode."""
         self._mode_told = False
 
@@ -61,7 +61,7 @@ class SettingChanges:
         """Whether this step is one to look at."""
         return step % LOOK_EVERY == 0
 
-    def look(self, step: int, view: TrainingView) -> list[Event]:
+    def look(self, step: int, view: TrainingView) -> list[Finding]:
         """Look at the training as it is at this step."""
         events = [] if self._linted else _once(view, step)
         self._linted = True
@@ -76,7 +76,7 @@ class SettingChanges:
         self._values = None if any(each.other for each in self._settings.values()) else values
         return events
 
-    def _mode(self, step: int, view: TrainingView) -> list[Event]:
+    def _mode(self, step: int, view: TrainingView) -> list[Finding]:
         """Tell once that the model was in evaluation mode at this look and at the one before."""
         if self._mode_told:
             return []
@@ -86,7 +86,7 @@ class SettingChanges:
         self._mode_told = True
         return [before]
 
-    def _changed(self, name: SettingName, value: str, step: int) -> Event | None:
+    def _changed(self, name: SettingName, value: str, step: int) -> Finding | None:
         known = self._settings.get(name)
         if known is None:
             self._settings[name] = _Setting(value)
@@ -105,10 +105,10 @@ class SettingChanges:
         if known.told > MOST_TOLD:
             return None
         facts = ConfigurationFacts(name, before, value, last_report=known.told == MOST_TOLD)
-        return Event.of(facts, known.since, Severity.INFO, remedies=ConfigurationChanged.remedies)
+        return Finding.at(facts, known.since, Severity.INFO, remedies=ConfigurationChanged.remedies)
 
 
-def _once(view: TrainingView, step: int) -> list[Event]:
+def _once(view: TrainingView, step: int) -> list[Finding]:
     """What is said of a training when it begins."""
     over_few = few_rows(view.models, view.rows, step)
     return [

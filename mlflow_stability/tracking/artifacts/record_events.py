@@ -15,16 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
-from mlflow_stability.kinds.old_events import facts_of_event
-from mlflow_stability.vocabulary.result import Event, Severity, read_remedies
+from mlflow_stability.kinds.finding_records import as_record, from_record
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset
 
 LINES_PER_FILE = 10_000
-Said: TypeAlias = Event | Opening | Note | Fact | Reset | Gap | Closing
+Said: TypeAlias = Finding | Opening | Note | Fact | Reset | Gap | Closing
 
 _KINDS: dict[str, type[Any]] = {
     "opening": Opening,
-    "event": Event,
+    "event": Finding,
     "note": Note,
     "fact": Fact,
     "reset": Reset,
@@ -53,12 +53,8 @@ def events_order(name: str) -> tuple[int, int] | None:
 
 def line_of(said: Said) -> str:
     """One line, its newline included."""
-    known = {name: _plain(value) for name, value in asdict(said).items()}
-    if isinstance(said, Event):
-        known["severity"] = said.severity.name
-        known["remedies"] = [remedy.as_json() for remedy in said.remedies]
-        known["facts"] = None if said.facts is None else said.facts.as_json()
-        known["evidence"] = {name: _plain(value) for name, value in said.evidence.items()}
+    plain = as_record(said) if isinstance(said, Finding) else asdict(said)
+    known = {name: _plain(value) for name, value in plain.items()}
     return json.dumps({"record": _NAMES[type(said)], **known}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -83,15 +79,10 @@ def _said(known: dict[str, Any]) -> Said | None:
     kind = _KINDS.get(known.pop("record", ""))
     if kind is None:
         return None
-    earlier = known.pop("live", False)  # what `judged` was called before, the other way round
+    if kind is Finding:
+        return from_record(known)
     names = {each.name: each.type for each in fields(kind)}
     known = {name: _READ.get(str(names[name]), _as_it_is)(value) for name, value in known.items() if name in names}
-    if kind is Event:
-        known.setdefault("judged", not earlier)
-        known["severity"] = Severity[known["severity"]]
-        known["remedies"] = read_remedies(known.get("remedies", ()))
-        known["evidence"] = {name: float(value) for name, value in known.get("evidence", {}).items()}
-        known["facts"] = facts_of_event(known)
     said: Said = kind(**known)
     return said
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 AROUND = 100
 """Steps before and after an event, and at both ends of the record, of which everything is kept."""
@@ -30,7 +30,7 @@ RARE = 2000
 class RecordThinner:
     """A record that grows by its parts."""
 
-    def __init__(self, most: int, events: Iterable[Event]) -> None:
+    def __init__(self, most: int, events: Iterable[Finding]) -> None:
         self._most = most
         self._every = 1
         self._parts: list[RunRecord] = []

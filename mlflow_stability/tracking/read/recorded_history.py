@@ -21,7 +21,7 @@ from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
 from mlflow_stability.tracking.tag_names import OURS, process_end
 from mlflow_stability.vocabulary.measured import Series
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import DAMAGED, Closing, Fact, Gap, Metric, Note, RunHistory
 from mlflow_stability.vocabulary.text import Meaning
 
@@ -163,13 +163,13 @@ def ending(facts: RunFacts, said: Sequence[tuple[int, Said]]) -> tuple[str, str]
 
 def events_of(
     said: Sequence[tuple[int, Said]], number_of: Mapping[tuple[int, int], int] | None = None
-) -> tuple[Event, ...]:
+) -> tuple[Finding, ...]:
     """What was judged live, under the attempts of the history."""
     found = []
     for recording, each in said:
-        if isinstance(each, Event):
+        if isinstance(each, Finding):
             attempt = each.attempt if number_of is None else number_of.get((recording, each.attempt), each.attempt)
-            found.append(each if attempt == each.attempt else replace(each, attempt=attempt))
+            found.append(replace(each, where=replace(each.where, attempt=attempt)))
     return tuple(found)
 
 

@@ -8,10 +8,11 @@ largest number. An unreachable server is told within seconds.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from typing import TypeAlias
 
 import numpy as np
@@ -39,7 +40,7 @@ from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import store_trouble
 from mlflow_stability.tracking.tag_names import is_recorded
 from mlflow_stability.vocabulary.measured import Series
-from mlflow_stability.vocabulary.result import Event as Happened
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Metric, RunHistory, attempts_of, in_order
 from mlflow_stability.vocabulary.text import Meaning, counted, meanings_of
 
@@ -76,7 +77,7 @@ def _facts(reader: RunReader) -> RunFacts:
 def _record(reader: RunReader, said: Sequence[tuple[int, Said]], most: int | None) -> RunRecord | None:
     if most is None:
         return reader.full_record()
-    return reader.thinned_record(most, [each for _, each in said if isinstance(each, Happened)])
+    return reader.thinned_record(most, [each for _, each in said if isinstance(each, Finding)])
 
 
 def _tables(reader: RunReader, client: MlflowClient, said: Sequence[tuple[int, Said]], is_ours: bool) -> RunHistory:
@@ -126,7 +127,7 @@ def _metrics(reader: RunReader, client: MlflowClient, keys: Sequence[str]) -> tu
 
 def _fetched(keys: Sequence[str], fetch: Callable[[str], _History]) -> list[_History]:
     """A few at a time, in threads that nobody has to wait for: after Ctrl-C a server may be silent for minutes."""
-    waiting, over = iter(keys), Event()
+    waiting, over = iter(keys), threading.Event()
     came: SimpleQueue[tuple[str, _History | BaseException]] = SimpleQueue()
 
     def work() -> None:

@@ -41,7 +41,7 @@ from mlflow_stability.tracking.store.download import no_progress_bar
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import not_mlflow, sentence, store_trouble
 from mlflow_stability.vocabulary.measured import LayerTable, Signal
-from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.result import Finding
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class RunReader:
         parts = self._files(LAYER_TABLES_FOLDERS, part_order, lambda _, file: read_layer_part(file))
         return [(recording, table) for (recording, _), tables in parts for table in tables]
 
-    def thinned_record(self, most: int, events: Iterable[Event]) -> RunRecord | None:
+    def thinned_record(self, most: int, events: Iterable[Finding]) -> RunRecord | None:
         """The same with about `most` values at the most, and everything that was measured around events."""
         thinner = RecordThinner(most, events)
         self._files(RECORD_FOLDERS, part_order, lambda _, file: thinner.add(read_part(file)))

@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.facts.limits import (
     rises_beyond,
     times_beyond,
 )
-from mlflow_stability.vocabulary.facts.loss import LossEndFacts, LossRiseFacts
+from mlflow_stability.vocabulary.facts.loss import LossEndFacts, LossRiseFacts, PeakFacts
 from mlflow_stability.vocabulary.facts.text_enum import TextEnum
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "LossRiseFacts",
     "LossTrouble",
     "OtherFacts",
+    "PeakFacts",
     "RiseFacts",
     "TextEnum",
     "classes_of_facts",

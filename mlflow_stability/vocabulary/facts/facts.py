@@ -48,6 +48,11 @@ class Facts(ABC):
         """By how many times the threshold is exceeded; None where nothing is compared with one."""
         return None
 
+    @property
+    def found_first(self) -> int | None:
+        """The step at which it was found first, of what was found again because it became worse."""
+        return None
+
     def as_json(self) -> dict[str, Any]:
         """The kind and the fields as JSON has them; `facts_from_json` reads them back."""
         return {"kind": self.kind, **encode(self)}

@@ -18,6 +18,18 @@ class LossRiseFacts(Facts):
 
 
 @dataclass(frozen=True, slots=True)
+class PeakFacts(Facts):
+    """The highest value of a rise, as the curve shows it."""
+
+    highest: float
+    """In the unit of the metric."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``maximum 9.12``."""
+        return f"maximum {self.highest:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
 class LossEndFacts(Facts):
     """A loss whose whole curve shows that it rose and did not come down again."""
 

@@ -24,11 +24,11 @@ from mlflow_stability.vocabulary.result.comparison import (
     Rate,
 )
 from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE, CurveReading, Diagnosis, Sketch
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event, Finding, Severity, most_severe
+from mlflow_stability.vocabulary.result.finding import Finding, Source, Span, Where
 from mlflow_stability.vocabulary.result.model_check import LayerCheck, ModelCheck, ModelFinding
 from mlflow_stability.vocabulary.result.recorded_remedy import read_remedies
 from mlflow_stability.vocabulary.result.remedy import Remedy, without_topics
+from mlflow_stability.vocabulary.result.severity import Severity, most_severe
 from mlflow_stability.vocabulary.result.statement import Statement, Text
 from mlflow_stability.vocabulary.result.topic import RATE_TOPICS, SMALLER_UPDATE_TOPICS, Need, Topic
 from mlflow_stability.vocabulary.result.usual_remedies import (
@@ -74,8 +74,6 @@ __all__ = [
     "CurveReading",
     "Diagnosis",
     "Difference",
-    "Episode",
-    "Event",
     "Finding",
     "FirstDifference",
     "GateVerdict",
@@ -91,11 +89,14 @@ __all__ = [
     "Sensitivity",
     "Severity",
     "Sketch",
+    "Source",
+    "Span",
     "Statement",
     "SurvivalCurve",
     "Text",
     "Topic",
     "Tree",
+    "Where",
     "most_severe",
     "read_remedies",
     "without_topics",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
 from mlflow_stability.vocabulary.result.cohort import Cohort
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_card import RunCard
 from mlflow_stability.vocabulary.text.notebook_page import ShownAsPage
 

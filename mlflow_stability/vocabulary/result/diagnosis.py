@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.remedy import Remedy
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.judged_curves import JudgedCurves
 from mlflow_stability.vocabulary.text.notebook_page import ShownAsPage
 
@@ -83,7 +83,7 @@ class Diagnosis(ShownAsPage):
     ``exited``, ``interrupted``; ``cannot_tell``; ``not_found``: nothing of the kinds that were asked for."""
     verdict: str
     """One sentence."""
-    findings: tuple[Episode, ...] = ()
+    findings: tuple[Finding, ...] = ()
     """In order of time."""
     cause: Cause | None = None
     """Of the finding that decides the outcome; each episode has its own beside it."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlflow_stability.vocabulary.result.event import Finding, Severity
 from mlflow_stability.vocabulary.result.remedy import Remedy
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.text.phrases import counted
 
 _NOUNS = {Severity.CRITICAL: "critical finding", Severity.WARNING: "warning", Severity.INFO: "remark"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ModelFinding(Finding):
+class ModelFinding:
     """One thing that is wrong, or seldom intended, in a model."""
 
     check: str
@@ -29,9 +29,12 @@ class ModelFinding(Finding):
     """What to do, most useful first."""
 
     @property
-    def kind(self) -> str:  # type: ignore[override]
+    def kind(self) -> str:
         """The check, under the name that all findings have."""
         return self.check
+
+    def __repr__(self) -> str:
+        return f"<ModelFinding {self.severity.name} {self.check}: {self.message}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.limits import SINCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,14 +13,22 @@ class Text(Facts):
     """A sentence that somebody else wrote: a detector of the user's own, a log, or a recording without facts."""
 
     text: str
+    values: tuple[tuple[str, float], ...] = ()
+    """The numbers behind it, by name."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """The text."""
         return self.text
 
     def numbers(self) -> dict[str, float]:
-        """None: its numbers are known only to who wrote it."""
-        return {}
+        """The numbers behind it."""
+        return dict(self.values)
+
+    @property
+    def found_first(self) -> int | None:
+        """The step that a recording without facts names."""
+        since = dict(self.values).get(SINCE)
+        return None if since is None else int(since)
 
 
 @dataclass(frozen=True, slots=True)

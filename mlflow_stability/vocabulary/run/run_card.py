@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from mlflow_stability.vocabulary.result.diagnosis import Sketch
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 LOST = frozenset({"diverged", "broken"})
 """The outcomes of a training that never came back from its trouble."""

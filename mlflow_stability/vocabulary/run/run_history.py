@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.measured.observation import Series
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run.milestone import Gap
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -51,7 +51,7 @@ class RunHistory:
     basis: str
     """What was read, as a person would say it: "the full record (12,000 steps)"."""
     metrics: tuple[Metric, ...] = ()
-    events: tuple[Event, ...] | None = None
+    events: tuple[Finding, ...] | None = None
     """What was judged while it trained; None where nothing of ours judged it."""
     gaps: tuple[Gap, ...] = ()
     outcome: str = ""
@@ -68,7 +68,7 @@ class RunHistory:
     """What a step is called in the source: ``epoch`` where that is all it counts."""
     choice: tuple[str, ...] = ()
     """Why these metrics are its loss and its validation loss, where names alone do not say it."""
-    reported: tuple[Event, ...] = ()
+    reported: tuple[Finding, ...] = ()
     """What the log itself says in words, with its step: ``step_skipped``; nothing here was judged by us."""
     complete: bool = True
     """Whether every value that was measured is here; False: thinned points, fit only for rules made for them."""

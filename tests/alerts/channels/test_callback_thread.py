@@ -5,17 +5,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from findings import at_step
 from waiting import wait_until
 
 from mlflow_stability.alerts import Alert, AlertMessage, RunLink
 from mlflow_stability.alerts.channels import CallbackAlerts
 from mlflow_stability.alerts.channels.callback_thread import MOST_WAITING
-from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
 
-NAN = Event(5, "nan_detected", Severity.CRITICAL, "loss is NaN at step 5.", time=5.0)
+NAN = at_step(5, "nan_detected", Severity.CRITICAL, "loss is NaN at step 5.", time=5.0)
 HANGS = 60.0
 """Seconds; a busy machine takes some to go on with a thread."""
-SPIKE = Event(6, "loss_spike", Severity.WARNING, "loss 9 at step 6.", time=6.0)
+SPIKE = at_step(6, "loss_spike", Severity.WARNING, "loss 9 at step 6.", time=6.0)
 
 
 def alerts_to(
@@ -106,7 +107,7 @@ def test_two_threads_that_tell_at_once_begin_one_thread() -> None:
         alerts = alerts_to(lambda message: got.append(message.kind))
         together = threading.Barrier(2)
 
-        def tell(event: Event, alerts: CallbackAlerts = alerts, together: threading.Barrier = together) -> None:
+        def tell(event: Finding, alerts: CallbackAlerts = alerts, together: threading.Barrier = together) -> None:
             together.wait(10)
             alerts.tell(event)
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 
+from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.alerts.metrics.run_metrics import BUCKETS, RunMetrics
 from mlflow_stability.alerts.metrics.signal_names import EVERYTHING
-from mlflow_stability.vocabulary import Event, Fact, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Fact, Severity, Signal, StepReading
 
 VALUES = st.floats(0, 100) | st.just(math.nan)
 READINGS = st.lists(
@@ -37,7 +38,7 @@ def test_the_last_values_the_steps_and_the_labels() -> None:
 def test_events_are_counted_by_type_and_severity() -> None:
     metrics = RunMetrics()
     for kind, severity in [("loss_spike", 20), ("loss_spike", 30), ("gradient_explosion", 20), ("layer_explosion", 10)]:
-        metrics.take(Event(1, kind, Severity(severity), "it happened"))
+        metrics.take(at_step(1, kind, Severity(severity), "it happened"))
     samples = metrics.samples()
     assert samples.events[("loss_spike", "critical")] == 1
     assert samples.values["llm_loss_spikes_total"] == 2

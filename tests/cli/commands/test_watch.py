@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from architecture.repository import ROOT
+from findings import at_step
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from waiting import wait_until
@@ -21,7 +22,7 @@ from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.milestone import Closing, Opening
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"))
@@ -35,7 +36,7 @@ def journal(tmp_path: Path) -> Iterator[JournalWriter]:
     writer = JournalWriter(session / "000-a", Opening("a", os.getpid(), 0.0, "here", time.time()))
     for step in range(1, 101):
         writer.append(StepReading(step, SIGNALS, (3.0 - step / 100, 2.5), 0, 1000.0 + step / 4))
-    writer.append(Event(60, "loss_spike", Severity.WARNING, "loss 7.47 at step 60."))
+    writer.append(at_step(60, "loss_spike", Severity.WARNING, "loss 7.47 at step 60."))
     yield writer
     writer.close()
 

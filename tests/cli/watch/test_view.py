@@ -4,6 +4,7 @@ import math
 import time
 
 import pytest
+from findings import at_step
 from rich.console import Console
 
 from mlflow_stability.cli.watch.view import duration, status_line, view
@@ -11,7 +12,7 @@ from mlflow_stability.cli.watch.watched_run import WatchedRun
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.milestone import Closing
 
 SIGNALS = tuple(map(Signal, ("loss", "grad_norm", "learning_rate", "skipped_steps", "eta_seconds")))
@@ -25,8 +26,10 @@ def watched(steps: int = 400, findings: int = 3, norm: float = 1.5) -> WatchedRu
         run.hear(StepReading(step, SIGNALS, (loss, norm, 3e-4, 2.0, 480.0), 1, began + step / 10))
     for number in range(findings):
         step = 20 + 40 * number
-        run.hear(Event(step, "loss_spike", Severity.WARNING, f"loss 7.47 at step {step}, " + "far above " * 20))
-    run.hear(Event(390, "rollback", Severity.INFO, "Rolled back from step 390 to step 350.", evidence={"target": 350}))
+        run.hear(at_step(step, "loss_spike", Severity.WARNING, f"loss 7.47 at step {step}, " + "far above " * 20))
+    run.hear(
+        at_step(390, "rollback", Severity.INFO, "Rolled back from step 390 to step 350.", evidence={"target": 350})
+    )
     return run
 
 

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from math import nan
 
+from findings import at_step
+
 from mlflow_stability.cli.watch.watched_run import MOST_EPISODES, WatchedRun
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.milestone import Closing
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm", "layer.0"), Signal("eta_seconds"))
@@ -15,8 +18,8 @@ def reading(step: int, loss: float, time: float = 0.0, attempt: int = 0) -> Step
     return StepReading(step, SIGNALS, (loss, 1.5, 99.0, 120.0), attempt, time)
 
 
-def spike(step: int, severity: Severity = Severity.WARNING) -> Event:
-    return Event(step, "loss_spike", severity, f"loss spiked at step {step}.")
+def spike(step: int, severity: Severity = Severity.WARNING) -> Finding:
+    return at_step(step, "loss_spike", severity, f"loss spiked at step {step}.")
 
 
 def test_curves_are_those_of_the_whole_model_with_the_steps_of_the_run() -> None:
@@ -41,7 +44,7 @@ def test_events_that_are_near_are_one_finding_with_the_worst_of_them() -> None:
     for event in (spike(10), spike(12, Severity.CRITICAL), spike(14), spike(500)):
         run.hear(event, offset=1)
     first, second = run.findings
-    assert (first.start, first.peak, first.end, first.events, first.severity) == (11, 13, 15, 3, Severity.CRITICAL)
+    assert (first.start, first.peak, first.end, first.count, first.severity) == (11, 13, 15, 3, Severity.CRITICAL)
     assert first.message == "loss spiked at step 12."
     assert second.start == 501
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from courier.staging import Training, kill
+from findings import at_step
 from servers.alert_services import HANG, ChatServer
 from waiting import wait_until
 
@@ -19,7 +20,7 @@ from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.tracking.store.run_page import run_page
-from mlflow_stability.vocabulary import Closing, Event, Severity
+from mlflow_stability.vocabulary import Closing, Finding, Severity
 
 SECRET = "hunter2-hunter2"
 
@@ -46,8 +47,8 @@ def training_of(root: Path, uri: str) -> Training:
     return Training(root, uri, interactive=True)  # its steps are of long ago, and no stall
 
 
-def spike(step: int, severity: Severity = Severity.WARNING) -> Event:
-    return Event(step, "loss_spike", severity, f"loss 9 at step {step}, 20σ above its baseline.", time=time.time())
+def spike(step: int, severity: Severity = Severity.WARNING) -> Finding:
+    return at_step(step, "loss_spike", severity, f"loss 9 at step {step}, 20σ above its baseline.", time=time.time())
 
 
 def advance(session: SessionDelivery, until: Callable[[], object], seconds: float = 60.0) -> None:
@@ -67,7 +68,7 @@ def test_a_burst_a_kill_and_nothing_else_arrive_once_with_a_link_and_without_a_t
     training.train(1, 400)
     for step in range(400, 601, 15):
         training.journal.append(spike(step))
-    training.journal.append(Event(601, "rollback", Severity.INFO, "Rolled back.", time=time.time()))
+    training.journal.append(at_step(601, "rollback", Severity.INFO, "Rolled back.", time=time.time()))
     wait_until(lambda: server.taken)
     (page,) = training.folder.glob("*/alerts.json")
     run_id = read_page(page.parent / "delivered.json")["run_id"]
@@ -143,7 +144,7 @@ def test_a_killed_courier_sends_nothing_twice_that_it_kept_as_sent(
     (folder,) = (each.parent for each in training.folder.glob("*/journal"))
     wait_until(lambda: read_page(folder / "alerts.json").get("channels", {}).get("json", {}).get("sent"))
     kill(courier)
-    training.journal.append(Event(51, "nan_detected", Severity.CRITICAL, "loss is NaN at step 51.", time=time.time()))
+    training.journal.append(at_step(51, "nan_detected", Severity.CRITICAL, "loss is NaN at step 51.", time=time.time()))
     training.end(Closing("finished", "", 51, time.time()))
     assert training.start_courier(**{VARIABLE: settings(server).text()}).wait(60) == 0
     assert [each.body["title"] for each in server.requests] == [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from courier.staging import Training
+from findings import at_step
 from servers.alert_services import ChatServer
 
 import mlflow_stability
@@ -16,7 +17,7 @@ from mlflow_stability.alerts import Alert
 from mlflow_stability.alerts.outlet_settings import VARIABLE, outlet_settings
 from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.vocabulary import Closing, Event, Severity
+from mlflow_stability.vocabulary import Closing, Severity
 
 AT_THIS_SERVER = """
 from apprise.plugins import opsgenie, pagerduty
@@ -48,7 +49,7 @@ def test_an_alert_is_repeated_at_most_once_and_by_its_first_key(
         server.after_answer = courier.kill
         training.train(1, 50)
         training.journal.append(
-            Event(50, "loss_spike", Severity.CRITICAL, "loss 9 at step 50, 20σ above its baseline.", time=time.time())
+            at_step(50, "loss_spike", Severity.CRITICAL, "loss 9 at step 50, 20σ above its baseline.", time=time.time())
         )
         courier.wait(60)
         assert courier.returncode == -signal.SIGKILL

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from courier.staging import SIGNALS, Training
+from findings import at_step
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -27,7 +28,7 @@ from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings
 from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
-from mlflow_stability.vocabulary import Closing, Event, Fact, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Closing, Fact, Severity, Signal, StepReading
 
 MORE = (*SIGNALS, Signal("step_time"), Signal("tokens_processed"))
 
@@ -78,7 +79,7 @@ def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> Non
     courier = training.start_courier(**{VARIABLE: OutletSettings(prometheus_port=port).text()})
     training.journal.append(Fact("model", "GPT"))
     train(training, 1, 30)
-    training.journal.append(Event(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
+    training.journal.append(at_step(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
     wait_until(lambda: is_open(port))
     (folder,) = (each.parent for each in training.folder.glob("*/journal"))
     run_id = wait_until(lambda: read_page(folder / "delivered.json").get("run_id"))
@@ -178,7 +179,7 @@ def test_a_collector_receives_the_same_metrics_by_the_same_table(
     training = Training(root, sqlite_uri)
     training.journal.append(Fact("model", "GPT"))
     train(training, 1, 30)
-    training.journal.append(Event(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
+    training.journal.append(at_step(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
     training.end(Closing("finished", "", 30, time.time()))
     settings = OutletSettings(mirrors=(Mirror("otel", endpoint),))
     courier = training.start_courier(**{VARIABLE: settings.text()})

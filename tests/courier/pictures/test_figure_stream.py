@@ -25,7 +25,7 @@ from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary import Closing, Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Closing, Finding, Severity, Signal, StepReading
 
 WHOLE = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate"), Signal("learning_rate", "group_1"))
 ALL = ["dashboard.png", "grad_norm.png", "update_ratio.png", "param_norm.png", "gradient_histogram.png"]
@@ -229,7 +229,7 @@ def test_what_is_kept_stays_below_twenty_megabytes_with_a_thousand_layers() -> N
 def test_steps_and_events_are_shown_as_the_run_counts_them() -> None:
     data = PictureData(1000)
     data.hear(StepReading(1, WHOLE, (1.0, math.nan, 1e-3, 1e-4), 0, 0.0))
-    data.hear(Event.of(RollbackFacts("back", 1, 2, 1, 0.1, 1), 2, Severity.INFO))
+    data.hear(Finding.at(RollbackFacts("back", 1, 2, 1, 0.1, 1), 2, Severity.INFO))
     data.hear(StepReading(3, WHOLE, (1.0, 2.0, 1e-3, 1e-4), 1, 0.0))
     data.hear(Closing("finished"))
     board = data.board("3f2a9c")

@@ -15,7 +15,7 @@ from mlflow_stability.courier.run.finish import rank_died
 from mlflow_stability.courier.streams.run_summary import RunSummary
 from mlflow_stability.journal.layout import RankProcess, name_ranks, ranks_of_session
 from mlflow_stability.journal.process_identity import identity_of
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.milestone import Closing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nobody else is told of the end of a process")

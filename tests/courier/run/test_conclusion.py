@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from courier.staging import SIGNALS, Training
+from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability import diagnose
@@ -20,7 +21,7 @@ from mlflow_stability.recovery.rollback_events import give_up_event
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.tag_names import READ_BY_PEOPLE
-from mlflow_stability.vocabulary import Closing, Event, Severity, StepReading
+from mlflow_stability.vocabulary import Closing, Severity, StepReading
 from mlflow_stability.vocabulary.result import read_remedies
 
 
@@ -39,7 +40,7 @@ def broken_training(root: Path, uri: str, **opening: object) -> Training:
         if step == 50:
             message = "loss is NaN at step 50; last finite value 0.0408."
             training.journal.append(
-                Event(
+                at_step(
                     50,
                     "nan_detected",
                     Severity.CRITICAL,
@@ -130,7 +131,7 @@ def test_while_it_trains_the_description_tells_step_state_and_newest_values() ->
         "",
         "loss 0.5 · gradient norm 1.25",
     ]
-    event = Event(
+    event = at_step(
         4100, "loss_spike", Severity.WARNING, "loss 7 at step 4100.", remedies=read_remedies(("Inspect the batch.",))
     )
     story.hear(event)
@@ -155,11 +156,11 @@ def test_sparse_codes_are_told_in_one_sentence(
     for step in range(1, 61):
         training.journal.append(StepReading(step, SIGNALS, (2.0 / step, 1.0, 0.01, 1.0), 0, float(step)))
     if collapse is not None:
-        training.journal.append(Event(collapse, "sdr_collapse", Severity.CRITICAL, "20 % unique.", place=places[-1]))
+        training.journal.append(at_step(collapse, "sdr_collapse", Severity.CRITICAL, "20 % unique.", place=places[-1]))
     for number, place in enumerate(reversed(places)):
         evidence = {"last_unique_ratio": 0.61 - 0.2 * number}
         training.journal.append(
-            Event(60, "representation_summary", Severity.INFO, "Codes.", place=place, evidence=evidence)
+            at_step(60, "representation_summary", Severity.INFO, "Codes.", place=place, evidence=evidence)
         )
     training.end(Closing("finished", "", 60))
     delivered = deliver_session(training.folder)

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.courier.streams.event_stream import StallWatch
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
-def heard(watch: StallWatch, step: int, now: float) -> Event | None:
+def heard(watch: StallWatch, step: int, now: float) -> Finding | None:
     """A step whose duration was not measured, heard at once by clocks that agree."""
     return watch.heard(step, now, None, now)
 
@@ -67,7 +68,7 @@ def test_an_end_soon_after_a_step_is_no_pause_whatever_the_clocks_say(wall: floa
 
 def test_an_evaluation_in_each_epoch_is_told_of_once() -> None:
     watch, now = after_steps()
-    said: list[Event] = []
+    said: list[Finding] = []
     step = 20
     for _ in range(10):
         now += 90
@@ -121,7 +122,7 @@ def test_a_journal_that_is_heard_late_is_no_stall() -> None:
 
 @given(st.lists(st.floats(0.001, 500), min_size=1, max_size=60))
 def test_a_journal_that_is_heard_again_tells_the_same_pauses(waits: list[float]) -> None:
-    def told() -> list[Event | None]:
+    def told() -> list[Finding | None]:
         watch, now = StallWatch(), 0.0
         events = []
         for step, wait in enumerate(waits):

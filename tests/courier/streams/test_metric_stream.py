@@ -4,13 +4,14 @@ from contextlib import suppress
 import psutil
 import pytest
 from courier.staging import Training
+from findings import at_step
 from waiting import wait_until
 
 from mlflow_stability.courier.progress.delivered import Delivered
 from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricStream
 from mlflow_stability.courier.streams.part_stream import PartStream
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Severity, Signal, StepReading
 
 SIGNALS = tuple(Signal(f"signal_{number}") for number in range(50))
 
@@ -126,7 +127,7 @@ def test_the_step_of_an_event_is_kept_however_soon_after_it_the_event_was_found(
     for step in range(1, 101):
         training.journal.append(StepReading(step, SIGNALS[:1], (float(step),), 0, time.time()))
         if step == 50 + later:
-            training.journal.append(Event(50, "loss_spike", Severity.WARNING, "high"))
+            training.journal.append(at_step(50, "loss_spike", Severity.WARNING, "high"))
     while not stream.done:
         stream.advance(over=True)
     assert [point.step for point in shelf.points if point.signal == SIGNALS[0]] == [1, 50, 100]

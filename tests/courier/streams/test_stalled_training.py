@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from waiting import wait_until
 
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Closing, Event, Severity
+from mlflow_stability.vocabulary import Closing, Finding, Severity
 
 
 def train_until(training: Training, ended: float, first: int = 1) -> None:
@@ -23,9 +23,9 @@ def train_until(training: Training, ended: float, first: int = 1) -> None:
         training.journal.append(replace(measured, values=values, time=ended - (19 - number) / 10))
 
 
-def stalls(run_id: str, uri: str) -> list[Event]:
+def stalls(run_id: str, uri: str) -> list[Finding]:
     said = [each for _, each in RunReader(run_id, uri).said()]
-    return [each for each in said if isinstance(each, Event) and each.kind == "stall"]
+    return [each for each in said if isinstance(each, Finding) and each.kind == "stall"]
 
 
 @pytest.mark.fault

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step, changed, over_steps
 
 from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
 from mlflow_stability.diagnosis.advice.remedies import one_of_each, remedies_of
@@ -21,13 +22,13 @@ from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import SMALLER_UPDATE_TOPICS, Action, Remedy, Topic, read_remedies
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 AT = 250
 FLOAT32 = {"stability.parameter_types": "float32"}
-NAN = Event(
+NAN = at_step(
     AT,
     "nan_detected",
     Severity.CRITICAL,
@@ -37,11 +38,11 @@ NAN = Event(
 )
 
 
-def sentences(found: Diagnosis | Episode) -> list[str]:
+def sentences(found: Diagnosis | Finding) -> list[str]:
     return [str(remedy) for remedy in found.remedies]
 
 
-def broken(*events: Event, params: dict[str, str] | None = None, scale: float | None = None) -> RunHistory:
+def broken(*events: Finding, params: dict[str, str] | None = None, scale: float | None = None) -> RunHistory:
     losses = falling(400)
     losses[AT:] = math.nan
     metrics = [metric_of("loss", losses)]
@@ -50,10 +51,10 @@ def broken(*events: Event, params: dict[str, str] | None = None, scale: float | 
     return run_of(*metrics, events=events, params=params)
 
 
-def born(source: str, *remedies: str, **numbers: float) -> Event:
+def born(source: str, *remedies: str, **numbers: float) -> Finding:
     message = f"Step {AT}: the first non-finite value comes from somewhere."
     evidence = {f"from.{source}": 1.0, "operation.div": 1.0, **numbers}
-    return Event(AT, "nan_origin", Severity.INFO, message, "head", evidence, read_remedies(remedies))
+    return at_step(AT, "nan_origin", Severity.INFO, message, "head", evidence, remedies=read_remedies(remedies))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_half_precision_is_known_from_what_the_run_says(
 
 
 def test_no_episode_says_to_leave_fp16_in_a_run_that_never_used_it() -> None:
-    skipped = Event(
+    skipped = at_step(
         AT,
         "step_skipped",
         Severity.WARNING,
@@ -103,7 +104,7 @@ def test_no_episode_says_to_leave_fp16_in_a_run_that_never_used_it() -> None:
 
 def test_where_the_operation_is_known_only_what_helps_against_it_is_said() -> None:
     exact = born("forward", "Keep the divisor away from zero.", **{"output.nan": 3.0})
-    outputs = Event(
+    outputs = at_step(
         AT,
         "activation_nonfinite",
         Severity.WARNING,
@@ -124,7 +125,7 @@ def test_an_overflow_is_met_by_smaller_numbers_too() -> None:
 def test_a_nan_that_nobody_looked_into_is_still_to_be_found() -> None:
     losses = falling(600)
     losses[AT], losses[500:] = math.nan, math.nan
-    later = replace(NAN, step=500, message="loss is NaN at step 500.")
+    later = changed(NAN, step=500, message="loss is NaN at step 500.")
     exact = born("forward", "Keep the divisor away from zero.", **{"output.nan": 3.0})
     history = run_of(metric_of("loss", losses), events=[NAN, exact, later], params=FLOAT32)
     first, second = [each for each in diagnosis_of(history).findings if each.kind == "nan_detected"]
@@ -136,7 +137,7 @@ def test_a_nan_that_nobody_looked_into_is_still_to_be_found() -> None:
 def test_a_batch_without_targets_is_not_met_by_a_lower_learning_rate(kind: str) -> None:
     remedies = documentation(kind).remedies
     assert any(remedy.topic is Topic.LOWER_RATE for remedy in remedies)
-    seen = Event(AT, kind, Severity.WARNING, "It broke.", remedies=remedies)
+    seen = at_step(AT, kind, Severity.WARNING, "It broke.", remedies=remedies)
     exact = born("loss", "Skip batches without targets: the mean over none is 0/0.")
     for params in (FLOAT32, {**FLOAT32, "stability.autocast": "cuda float16"}, {}):
         found = diagnosis_of(broken(NAN, seen, exact, params=params))
@@ -148,13 +149,13 @@ def test_a_batch_without_targets_is_not_met_by_a_lower_learning_rate(kind: str) 
             )
 
 
-def diverged(*events: Event, params: dict[str, str] | None = None, tags: dict[str, str] | None = None) -> Diagnosis:
+def diverged(*events: Finding, params: dict[str, str] | None = None, tags: dict[str, str] | None = None) -> Diagnosis:
     losses = falling(400)
     losses[AT:] *= 1 + np.minimum(4, (np.arange(AT, 400) - AT) / 10)
     attempts = np.zeros(400)
     for each in events:
         attempts[each.step + 1 :] += each.kind == "rollback"
-    rose = Event(AT, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
+    rose = at_step(AT, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
     history = run_of(metric_of("loss", losses, attempts=attempts), events=[rose, *events], params=params)
     return diagnosis_of(replace(history, tags=tags or {}))
 
@@ -166,7 +167,7 @@ def of_going_back(found: Diagnosis) -> list[str]:
 
 def test_nobody_is_told_to_go_back_where_a_rollback_followed() -> None:
     assert of_going_back(diverged())
-    assert not of_going_back(diverged(Event(AT + 30, "rollback", Severity.INFO, "Set back.")))
+    assert not of_going_back(diverged(at_step(AT + 30, "rollback", Severity.INFO, "Set back.")))
 
 
 def test_going_back_names_the_step_and_is_a_condition_where_no_checkpoint_is_known() -> None:
@@ -177,7 +178,7 @@ def test_going_back_names_the_step_and_is_a_condition_where_no_checkpoint_is_kno
 
 
 def test_nobody_is_told_to_go_back_to_a_state_before_the_training() -> None:
-    rose = Event(3, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
+    rose = at_step(3, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
     losses = np.concatenate([[2.3, 2.3, 2.3], np.full(397, 50.0)])
     assert not of_going_back(diagnosis_of(run_of(metric_of("loss", losses), events=[rose])))
 
@@ -196,14 +197,14 @@ def test_nobody_is_told_to_clip_at_the_norm_at_which_it_clips(params: dict[str, 
 
 def test_a_cause_all_of_whose_remedies_do_not_fit_has_none() -> None:
     why = Cause("fp16_scale", "")
-    skipped = Episode("step_skipped", Severity.WARNING, 9, 9, 9, "", cause=why)
+    skipped = over_steps("step_skipped", Severity.WARNING, 9, 9, 9, "", cause=why)
     (found,) = with_fitting_remedies([skipped], run_of(params=FLOAT32))
     assert found.cause is not None
     assert not any("fp16" in str(remedy) for remedy in remedies_of([found], found.cause, "unstable"))
 
 
 def test_what_is_said_of_fp16_is_a_condition_where_the_run_does_not_say_in_what_it_computes() -> None:
-    collapsed = Episode("loss_scale_collapse", Severity.CRITICAL, 9, 9, 9, "", remedies=LossScaleCollapse.remedies)
+    collapsed = over_steps("loss_scale_collapse", Severity.CRITICAL, 9, 9, 9, "", remedies=LossScaleCollapse.remedies)
     (found,) = with_fitting_remedies([collapsed], run_of())
     assert sentences(found)[:2] == [
         "If it trains in fp16: train in bf16 instead.",
@@ -215,9 +216,9 @@ def test_what_is_said_of_fp16_is_a_condition_where_the_run_does_not_say_in_what_
 def test_smaller_steps_are_not_advised_where_it_was_seen_that_gradients_are_not_cleared(kind: str) -> None:
     losses = falling(400)
     losses[AT : AT + 3 if kind == "loss_spike" else None] = 30
-    seen = Event(AT - 20, "missing_zero_grad", Severity.WARNING, "Gradients are not cleared since step 230.")
+    seen = at_step(AT - 20, "missing_zero_grad", Severity.WARNING, "Gradients are not cleared since step 230.")
     remedies = documentation(kind).remedies
-    broke = Event(AT, kind.partition(":")[0], Severity.CRITICAL, "It stands out.", remedies=remedies)
+    broke = at_step(AT, kind.partition(":")[0], Severity.CRITICAL, "It stands out.", remedies=remedies)
     norms = metric_of("grad_norm", falling(400))
     with_cause = diagnosis_of(run_of(metric_of("loss", losses), norms, events=[seen, broke]))
     (episode,) = [each for each in with_cause.findings if each.start == AT and each.kind == broke.kind]
@@ -230,15 +231,15 @@ def test_smaller_steps_are_not_advised_where_it_was_seen_that_gradients_are_not_
     assert not any(remedy.topic in useless for remedy in with_cause.remedies)
 
 
-def leaping(*events: Event) -> RunHistory:
+def leaping(*events: Finding) -> RunHistory:
     """A training whose loss jumps with the batch of one step, and is infinite two steps later."""
     losses, gradients = falling(400), np.exp(np.random.default_rng(7).normal(0, 0.1, 400))
     losses[AT:], gradients[AT:] = math.nan, math.nan
     losses[AT : AT + 3], gradients[AT : AT + 2] = (1e8, 1e11, math.inf), (1e4, 1e6)
     found = [
-        Event(AT, "loss_spike", Severity.CRITICAL, "loss 1e+08.", remedies=LossSpike.remedies),
-        Event(AT + 2, "inf_detected", Severity.CRITICAL, "loss is infinite.", remedies=InfDetected.remedies),
-        Event(AT + 3, "nan_detected", Severity.CRITICAL, "loss is NaN.", remedies=NanDetected.remedies),
+        at_step(AT, "loss_spike", Severity.CRITICAL, "loss 1e+08.", remedies=LossSpike.remedies),
+        at_step(AT + 2, "inf_detected", Severity.CRITICAL, "loss is infinite.", remedies=InfDetected.remedies),
+        at_step(AT + 3, "nan_detected", Severity.CRITICAL, "loss is NaN.", remedies=NanDetected.remedies),
     ]
     curves = {"loss": losses, "grad_norm": gradients, "learning_rate": np.full(400, 3e-4)}
     return run_of(*(metric_of(name, values) for name, values in curves.items()), events=[*found, *events])
@@ -259,8 +260,8 @@ def test_where_the_batch_is_saved_and_what_running_it_again_has_shown_is_said_at
     message = (
         f"Batch of step {AT}: args[0] float32 64x10 from -2 to 2. {again} Its tensors are saved in /a b/x.pt{also}."
     )
-    elsewhere = Event(AT + 2, "broken_batch", Severity.INFO, message.replace("x.pt", "y.pt"))
-    found = diagnosis_of(leaping(Event(AT, "broken_batch", Severity.INFO, message), elsewhere))
+    elsewhere = at_step(AT + 2, "broken_batch", Severity.INFO, message.replace("x.pt", "y.pt"))
+    found = diagnosis_of(leaping(at_step(AT, "broken_batch", Severity.INFO, message), elsewhere))
     assert found.cause is not None
     assert found.cause.evidence[0] == again
     assert str(found.remedies[0]) == f"Inspect the batch at step {AT} (saved as /a b/x.pt)."
@@ -269,7 +270,7 @@ def test_where_the_batch_is_saved_and_what_running_it_again_has_shown_is_said_at
 def test_the_saved_batch_of_a_traced_nan_is_named_by_its_file() -> None:
     saved = f"Batch of step {AT}: args[0] float32 64x10 (3 NaN). Its tensors are saved in /tmp/batch-000250.pt."
     traced = born("input", "Inspect the saved batch and the code that makes it.")
-    found = diagnosis_of(broken(NAN, traced, Event(AT, "broken_batch", Severity.INFO, saved)))
+    found = diagnosis_of(broken(NAN, traced, at_step(AT, "broken_batch", Severity.INFO, saved)))
     (remedy, *_) = found.remedies
     assert remedy.path == "/tmp/batch-000250.pt"
     assert str(remedy) == "Inspect the saved batch and the code that makes it (saved as /tmp/batch-000250.pt)."

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from diagnosis.histories import run_of
+from findings import over_steps
 
 from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
 from mlflow_stability.diagnosis.advice.remedies import one_of_each
@@ -21,8 +22,7 @@ from mlflow_stability.vocabulary.result import (
     Topic,
 )
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 INSPECT = Remedy(Action.INSPECT_BATCH)
 EXACT = Remedy(Action.LOWER_LEARNING_RATE, target=0.002, baseline=0.09, factor=44.0)
@@ -75,7 +75,7 @@ def test_other_remedies_stay_as_they_are() -> None:
 
 def test_nobody_is_told_to_raise_a_temperature_that_was_not_measured() -> None:
     why = Cause("sdr_collapse", "")
-    collapsed = Episode("sdr_collapse", Severity.CRITICAL, 1, 1, 1, "", remedies=SdrCollapse.remedies, cause=why)
+    collapsed = over_steps("sdr_collapse", Severity.CRITICAL, 1, 1, 1, "", remedies=SdrCollapse.remedies, cause=why)
     assert any(remedy.topic is Topic.TEMPERATURE for remedy in collapsed.remedies)
     (found,) = with_fitting_remedies([collapsed], run_of())
     assert found.cause is not None

@@ -127,8 +127,10 @@ def test_every_kind_of_event_that_is_made_anywhere_can_be_explained() -> None:
             if isinstance(target, ast.Name)
         }
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Event":
-                kind = node.args[1] if len(node.args) > 1 else None
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Finding", "Finding.at"):
+                named = (keyword.value for keyword in node.keywords if keyword.arg == "kind")
+                first = node.args[0] if node.args and isinstance(node.func, ast.Name) else None
+                kind = next(named, first)
                 if isinstance(kind, ast.Constant):
                     kinds.add(str(kind.value))
                 elif isinstance(kind, ast.Name) and isinstance(constants.get(kind.id), str):

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step, over_steps
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.causes.catalog import causes, excluded
@@ -17,8 +18,7 @@ from mlflow_stability.diagnosis.checklist.checklist import checklist_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.attempt_span import attempts_of_run
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -41,9 +41,9 @@ def rolled_back(*, params: dict[str, str] | None = None, told: bool = True) -> R
     norms = [10.0 + 0.01 * each for each in looks]
     norms[10] = 699.0
     events = [
-        Event(96, "divergence", Severity.CRITICAL, "loss rose.", evidence={"level": 2.0, "loss": 4.0}),
-        Event(ROLLED_BACK, "rollback", Severity.INFO, "Set back.", evidence={"target": 80.0, "steps_lost": 24.0}),
-        Event(106, "loss_spike", Severity.WARNING, "loss spiked.", attempt=1),
+        at_step(96, "divergence", Severity.CRITICAL, "loss rose.", evidence={"level": 2.0, "loss": 4.0}),
+        at_step(ROLLED_BACK, "rollback", Severity.INFO, "Set back.", evidence={"target": 80.0, "steps_lost": 24.0}),
+        at_step(106, "loss_spike", Severity.WARNING, "loss spiked.", attempt=1),
     ]
     return run_of(
         metric_of("loss", losses, attempts=attempts),
@@ -64,7 +64,7 @@ def test_a_rollback_of_our_own_is_not_blamed_on_weight_decay() -> None:
 def test_the_curves_that_a_cause_is_looked_for_in_end_with_the_attempt(told: bool) -> None:
     history = rolled_back(told=told)
     for start, first, last in ((96, 0, ROLLED_BACK), (106, ROLLED_BACK + 1, COUNT - 1)):
-        episode = Episode("loss_spike", Severity.WARNING, start, start, start, "", metric="loss")
+        episode = over_steps("loss_spike", Severity.WARNING, start, start, start, "", metric="loss")
         around = surroundings_of(episode, history, run_curves(history))
         assert around.loss is not None
         curves = (around.loss, *around.of("param_norm"))
@@ -76,7 +76,7 @@ def test_the_curves_that_a_cause_is_looked_for_in_end_with_the_attempt(told: boo
 
 def test_thinned_points_are_cut_where_the_rollback_says() -> None:
     steps = list(range(0, COUNT, 50))
-    back = Event(ROLLED_BACK, "rollback", Severity.INFO, "Set back.")
+    back = at_step(ROLLED_BACK, "rollback", Severity.INFO, "Set back.")
     history = run_of(metric_of("loss", np.ones(len(steps)), steps=steps), events=[back], complete=False)
     attempts = attempts_of_run(history)
     assert (attempts.around(0, 100).first, attempts.around(0, 100).last) == (0, ROLLED_BACK)
@@ -88,7 +88,7 @@ def test_a_spike_soon_after_a_rollback_is_no_missing_warm_up() -> None:
     history = rolled_back()
     rates = metric_of("learning_rate", np.full(COUNT, 3e-4), attempts=(np.arange(COUNT) > ROLLED_BACK).astype(int))
     with_rates = run_of(*history.metrics, rates, events=history.events)
-    episode = Episode("divergence", Severity.CRITICAL, 108, 108, 120, "", recovered=False, metric="loss")
+    episode = over_steps("divergence", Severity.CRITICAL, 108, 108, 120, "", recovered=False, metric="loss")
     looks = looks_at(episode, with_rates, run_curves(with_rates))
     assert all(each.cause is None or each.cause.name != "no_warm_up" for each in looks)
 
@@ -113,10 +113,10 @@ def shrinking() -> tuple[Metric, ...]:
     ],
 )
 def test_weight_decay_is_named_only_where_there_is_any(params: dict[str, str], changed: str, named: bool) -> None:
-    events = [Event(200, "configuration_changed", Severity.INFO, changed)] if changed else []
-    events.append(Event(205, "divergence", Severity.CRITICAL, "loss rose."))
+    events = [at_step(200, "configuration_changed", Severity.INFO, changed)] if changed else []
+    events.append(at_step(205, "divergence", Severity.CRITICAL, "loss rose."))
     history = run_of(*shrinking(), events=events, params=params)
-    episode = Episode("divergence", Severity.CRITICAL, 205, 205, 399, "", recovered=False, metric="loss")
+    episode = over_steps("divergence", Severity.CRITICAL, 205, 205, 399, "", recovered=False, metric="loss")
     looks = looks_at(episode, history, run_curves(history))
     assert any(each.cause is not None and each.cause.name == "weight_decay" for each in looks) is named
     assert any(each.ruled_out == "weight decay: 0" for each in looks) is not named
@@ -126,7 +126,7 @@ def test_gradients_that_grew_later_than_the_loss_do_not_explain_it() -> None:
     losses, norms = falling(COUNT), np.exp(np.random.default_rng(0).normal(0, 0.05, COUNT))
     losses[44:] = losses[44] * np.exp(np.minimum(3.0, (np.arange(44, COUNT) - 44) / 40))
     norms[92:] *= np.exp((np.arange(92, COUNT) - 92) / 60)
-    episode = Episode("divergence", Severity.CRITICAL, 44, 300, COUNT - 1, "", recovered=False, metric="loss")
+    episode = over_steps("divergence", Severity.CRITICAL, 44, 300, COUNT - 1, "", recovered=False, metric="loss")
     history = run_of(metric_of("loss", losses), metric_of("grad_norm", norms))
     for each in looks_at(episode, history, run_curves(history)):
         assert each.cause is None or each.cause.since is None or each.cause.since <= 44, each.cause
@@ -162,7 +162,7 @@ def random_run(seed: int) -> RunHistory:
     for begin in begins:  # what was set back is as it was before
         losses[begin : begin + 5], weights[begin : begin + 5] = falling(COUNT)[begin : begin + 5], 50.0
     events = [
-        Event(int(begin) - 1, "rollback", Severity.INFO, "Set back.", attempt=number)
+        at_step(int(begin) - 1, "rollback", Severity.INFO, "Set back.", attempt=number)
         for number, begin in enumerate(begins)
     ]
     named = {"loss": losses, "grad_norm": norms, "learning_rate": rates, "loss_scale": scale}
@@ -172,7 +172,7 @@ def random_run(seed: int) -> RunHistory:
     for number, kind in enumerate(("loss_spike", "divergence", "nan_detected", "gradient_explosion", "step_skipped")):
         at = int(dice.integers(20, COUNT - 1))
         if seed % 5 == number:
-            events.append(Event(at, kind, Severity.WARNING, "trouble", attempt=int(attempts[at])))
+            events.append(at_step(at, kind, Severity.WARNING, "trouble", attempt=int(attempts[at])))
     params = dict(NO_DECAY) if seed % 2 else {}
     return run_of(*metrics, events=sorted(events, key=lambda each: each.step) if seed % 3 else None, params=params)
 

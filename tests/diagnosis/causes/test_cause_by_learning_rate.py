@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
+from findings import over_steps
 
 from mlflow_stability.curves.curves import curves_of, run_curves
 from mlflow_stability.diagnosis.causes.check import CheckResult
@@ -19,8 +20,7 @@ from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result import Topic
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 COUNT = 400
@@ -39,7 +39,7 @@ def warm_restarts(period: int = 100, top: float = 1e-3) -> Rates:
 
 
 def looked(history: RunHistory, start: int, kind: str = "divergence") -> CheckResult:
-    episode = Episode(kind, Severity.CRITICAL, start, start, COUNT - 1, "", recovered=False, metric="loss")
+    episode = over_steps(kind, Severity.CRITICAL, start, start, COUNT - 1, "", recovered=False, metric="loss")
     return learning_rate_check(surroundings_of(episode, history, run_curves(history)))
 
 
@@ -104,7 +104,7 @@ def test_a_divergence_that_was_found_some_steps_late_does_not_hide_that_the_loss
     losses[300:] = 6.0 * np.exp(-np.arange(COUNT - 300) / 100)
     history = run_named(loss=losses, learning_rate=np.full(COUNT, 3e-4))
     facts = DivergenceFacts(float(losses[311]), 1.54, 9.0, 4.0, 12, 16)
-    episode = Episode("divergence", Severity.CRITICAL, 311, 311, COUNT - 1, metric="loss", facts=facts)
+    episode = over_steps("divergence", Severity.CRITICAL, 311, 311, COUNT - 1, metric="loss", facts=facts)
     look = learning_rate_check(surroundings_of(episode, history, run_curves(history)))
     assert look.ruled_out == "learning rate: constant at 0.0003; at this rate the loss fell from 4.44 to 1.54"
 

@@ -3,10 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -24,7 +26,7 @@ def diverging() -> np.ndarray:
     return losses
 
 
-def with_signals(*more: Metric, events: list[Event] | None = None, losses: np.ndarray | None = None) -> RunHistory:
+def with_signals(*more: Metric, events: list[Finding] | None = None, losses: np.ndarray | None = None) -> RunHistory:
     norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
     metrics = [metric_of("loss", diverging() if losses is None else losses), metric_of("grad_norm", norms)]
     return run_of(*metrics, metric_of("learning_rate", np.full(COUNT, 3e-4)), *more, events=events)
@@ -96,7 +98,7 @@ def test_weights_that_shrink_meanwhile_are_put_down_to_the_decay_and_the_change_
         steps=np.arange(40) * 10,
     )
     message = "weight_decay of AdamW went from 0.01 to 100.0, seen at step 260."
-    changed = Event(260, "configuration_changed", Severity.INFO, message)
+    changed = at_step(260, "configuration_changed", Severity.INFO, message)
     cause = named(with_signals(shrinking, events=[changed]))
     assert cause.name == "weight_decay"
     assert "from 62 at step 250 to 8 at step 260" in cause.statement
@@ -105,7 +107,7 @@ def test_weights_that_shrink_meanwhile_are_put_down_to_the_decay_and_the_change_
 
 def test_a_changed_setting_just_before_is_a_possible_cause_and_one_long_before_is_none() -> None:
     changes = [
-        Event(at, "configuration_changed", Severity.INFO, f"betas of AdamW went from a to b, seen at step {at}.")
+        at_step(at, "configuration_changed", Severity.INFO, f"betas of AdamW went from a to b, seen at step {at}.")
         for at in (30, 240)
     ]
     near, far = named(with_signals(events=changes[1:])), diagnosis_of(with_signals(events=changes[:1]))
@@ -120,7 +122,7 @@ def test_gradients_that_grow_as_a_sum_does_are_not_put_down_to_a_missing_zero_gr
     norms[AT + 1 :] = norms[AT] * 1.3 ** np.minimum(40, np.arange(1, COUNT - AT))
     losses = falling(COUNT, noise=0.1, last=1.0)
     losses[AT + 1 :] *= 1.2 ** np.minimum(30, np.arange(1, COUNT - AT))
-    said = Event(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
+    said = at_step(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
     cause = named(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[said]))
     assert cause.name == "gradient_explosion"
 
@@ -130,7 +132,7 @@ def test_gradients_that_were_seen_not_to_be_cleared_are_the_certain_cause_of_wha
     since: int, cause: str
 ) -> None:
     message = f"Gradients are not cleared since step {since}: each step used those of the step before as well, 3 steps."
-    seen = Event(since, "missing_zero_grad", Severity.WARNING, message)
+    seen = at_step(since, "missing_zero_grad", Severity.WARNING, message)
     found = diagnosis_of(with_signals(events=[seen])).cause
     assert ("" if found is None else found.name) == cause
     if found is not None:
@@ -144,7 +146,7 @@ def test_gradients_that_multiply_are_not_taken_for_a_sum() -> None:
     norms = 0.3 * np.exp(np.random.default_rng(3).normal(0, 0.1, COUNT))
     norms[AT - 12 :] = 0.25 * 1.4 ** np.minimum(40, np.arange(COUNT - AT + 12))
     losses = falling(COUNT)
-    said = Event(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
+    said = at_step(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
     found = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[said])).cause
     assert found is None or found.name != "gradients_not_cleared"
 

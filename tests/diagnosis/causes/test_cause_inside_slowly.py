@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -98,7 +99,7 @@ def test_inputs_that_became_alike_are_no_collapse_of_codes() -> None:
 
 
 def test_a_changed_setting_comes_before_what_was_seen_only_afterwards() -> None:
-    changed = Event(220, "configuration_changed", Severity.INFO, "betas of AdamW went from a to b, seen at step 220.")
+    changed = at_step(220, "configuration_changed", Severity.INFO, "betas of AdamW went from a to b, seen at step 220.")
     found = diagnosis_of(run_of(creeping(), bits(232), events=[changed]))
     assert found.cause is not None
     assert found.cause.name == "configuration_changed"
@@ -106,7 +107,7 @@ def test_a_changed_setting_comes_before_what_was_seen_only_afterwards() -> None:
 
 def test_gradients_that_were_said_to_vanish_are_not_ruled_out_as_the_cause_of_the_plateau() -> None:
     norms = metric_of("grad_norm", np.full(COUNT, 0.6))
-    said = Event(100, "gradient_vanishing", Severity.WARNING, "grad_norm of stem is 1e-9 at step 100.", "stem")
+    said = at_step(100, "gradient_vanishing", Severity.WARNING, "grad_norm of stem is 1e-9 at step 100.", "stem")
     found = diagnosis_of(run_of(standing(), norms, events=[said]))
     assert found.cause is not None
     assert (found.cause.name, found.cause.kind, found.cause.place) == ("vanishing_gradients", "plateau", "stem")

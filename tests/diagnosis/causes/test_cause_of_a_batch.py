@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -27,15 +29,15 @@ def named(history: RunHistory) -> Cause:
     return found.cause
 
 
-def skipped(*steps: int) -> list[Event]:
-    return [Event(step, "step_skipped", Severity.WARNING, f"Step {step} was skipped by us.") for step in steps]
+def skipped(*steps: int) -> list[Finding]:
+    return [at_step(step, "step_skipped", Severity.WARNING, f"Step {step} was skipped by us.") for step in steps]
 
 
-def broken(step: int, kind: str = "nan_detected", severity: Severity = Severity.CRITICAL) -> Event:
-    return Event(step, kind, severity, f"loss is NaN at step {step}.", evidence={"loss": math.nan})
+def broken(step: int, kind: str = "nan_detected", severity: Severity = Severity.CRITICAL) -> Finding:
+    return at_step(step, kind, severity, f"loss is NaN at step {step}.", evidence={"loss": math.nan})
 
 
-def watched(*events: Event, losses: np.ndarray, gradients: np.ndarray | None = None) -> RunHistory:
+def watched(*events: Finding, losses: np.ndarray, gradients: np.ndarray | None = None) -> RunHistory:
     rates = np.full(COUNT, 3e-4)
     metrics = [metric_of("loss", losses), metric_of("learning_rate", rates)]
     metrics.append(metric_of("grad_norm", norms() if gradients is None else gradients))
@@ -125,7 +127,7 @@ def test_batches_far_below_the_usual_loss_or_with_large_gradients_do_not_clear_t
 def test_batches_after_a_rollback_say_nothing_about_the_weights_before_it() -> None:
     losses = falling(COUNT)
     losses[AT] = math.nan
-    back = Event(AT, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
+    back = at_step(AT, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
     diagnosis = diagnosis_of(watched(broken(AT), *skipped(AT), back, losses=losses))
     assert diagnosis.cause is None
 
@@ -133,7 +135,7 @@ def test_batches_after_a_rollback_say_nothing_about_the_weights_before_it() -> N
 def test_many_broken_batches_in_a_row_on_weights_that_had_worked_are_no_bad_batch() -> None:
     losses, row = falling(COUNT), range(AT, AT + 10)
     losses[AT : AT + 10] = math.nan
-    back = Event(AT + 9, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
+    back = at_step(AT + 9, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
     cause = named(watched(broken(AT), *skipped(*row), back, losses=losses))
     assert (cause.name, cause.certainty) == ("damaged_weights", "likely")
     assert "10 batches in a row" in cause.statement
@@ -175,8 +177,8 @@ def test_a_few_bad_batches_in_a_row_are_told_with_their_steps() -> None:
 def test_what_only_came_back_because_it_was_set_back_is_no_bad_batch() -> None:
     losses, gradients = falling(COUNT), norms()
     losses[AT], gradients[AT] = losses[AT - 1] * 1.6, 30.0
-    spike = Event(AT, "loss_spike", Severity.WARNING, "loss stands out.", evidence={"loss": float(losses[AT])})
-    back = Event(AT, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
+    spike = at_step(AT, "loss_spike", Severity.WARNING, "loss stands out.", evidence={"loss": float(losses[AT])})
+    back = at_step(AT, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
     assert named(watched(spike, losses=losses, gradients=gradients)).name == "bad_batch"
     assert diagnosis_of(watched(spike, back, losses=losses, gradients=gradients)).cause is None
 
@@ -186,7 +188,7 @@ def test_a_batch_that_was_repeated_for_long_before_it_was_found_is_said_to_be_re
     losses = falling(COUNT) * noise
     losses[AT:] = losses[AT - 1] * 0.985 ** np.arange(1, COUNT - AT + 1)
     history = run_named(loss=losses, grad_norm=norms(), learning_rate=np.full(COUNT, 3e-4))
-    found = Event(AT + 90, "repeated_data", Severity.WARNING, "No noise.", facts=NoNoiseFacts(1.0, 0.2, 16, 0.05))
+    found = at_step(AT + 90, "repeated_data", Severity.WARNING, "No noise.", facts=NoNoiseFacts(1.0, 0.2, 16, 0.05))
     cause = named(replace(history, format="recorded", events=(found,)))
     assert cause.name == "repeated_data"
     assert any(f"from about step {step} on" in cause.statement for step in range(AT - 3, AT + 2))

@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import Action, Remedy, read_remedies
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 
 COUNT, AT = 400, 250
@@ -22,22 +24,22 @@ def named(history: RunHistory) -> Cause:
     return found.cause
 
 
-def nan_from(at: int = AT) -> Event:
-    return Event(at, "nan_detected", Severity.CRITICAL, f"loss is NaN at step {at}.", evidence={"loss": math.nan})
+def nan_from(at: int = AT) -> Finding:
+    return at_step(at, "nan_detected", Severity.CRITICAL, f"loss is NaN at step {at}.", evidence={"loss": math.nan})
 
 
-def origin(source: str, *, place: str = "blocks.1.norm", **numbers: float) -> Event:
+def origin(source: str, *, place: str = "blocks.1.norm", **numbers: float) -> Finding:
     evidence = {f"from.{source}": 1.0, **{key.replace("_", "."): value for key, value in numbers.items()}}
     message = f"Step {AT}: the first non-finite value comes from log in {place} (model.py:41)."
-    return Event(AT, "nan_origin", Severity.INFO, message, place, evidence)
+    return at_step(AT, "nan_origin", Severity.INFO, message, place, evidence)
 
 
-def looked_at(**numbers: float) -> Event:
+def looked_at(**numbers: float) -> Finding:
     evidence = {key.replace("__", ".", 1): value for key, value in numbers.items()}
-    return Event(AT, "broken_batch", Severity.INFO, f"The batch of step {AT}: ...", evidence=evidence)
+    return at_step(AT, "broken_batch", Severity.INFO, f"The batch of step {AT}: ...", evidence=evidence)
 
 
-def broken(*events: Event, more: tuple[Metric, ...] = (), gradients: np.ndarray | None = None) -> RunHistory:
+def broken(*events: Finding, more: tuple[Metric, ...] = (), gradients: np.ndarray | None = None) -> RunHistory:
     losses = falling(COUNT)
     losses[AT:] = math.nan
     if gradients is None:
@@ -68,10 +70,10 @@ def test_where_the_first_bad_number_was_born_is_the_cause(source: str, name: str
     assert cause.place == ("" if source in ("loss", "input") else "blocks.1.norm")
 
 
-def one_skipped(*events: Event) -> RunHistory:
+def one_skipped(*events: Finding) -> RunHistory:
     losses = falling(COUNT)
     losses[AT] = math.nan
-    skipped = Event(AT, "step_skipped", Severity.WARNING, f"Step {AT} was skipped by us.")
+    skipped = at_step(AT, "step_skipped", Severity.WARNING, f"Step {AT} was skipped by us.")
     norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
     return run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[nan_from(), skipped, *events])
 
@@ -127,7 +129,7 @@ def test_the_logarithm_of_zero_is_no_overflow(numbers: dict[str, float], name: s
         (origin("forward", output_nan=7.0, input_greatest=8.0), "invalid_operation", "bad batch"),
     ],
 )
-def test_what_was_ruled_out_does_not_deny_the_cause(event: Event, name: str, denied: str) -> None:
+def test_what_was_ruled_out_does_not_deny_the_cause(event: Finding, name: str, denied: str) -> None:
     cause = named(broken(event))
     assert cause.name == name
     assert len(cause.ruled_out) > 2
@@ -144,7 +146,7 @@ def test_no_overflow_is_ruled_out_by_the_operation_rather_than_by_the_curves() -
 def test_where_a_nan_was_born_is_said_beside_the_trouble_that_came_first() -> None:
     losses, gradients = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
     losses[AT - 1], gradients[AT - 1] = 9.0, 60.0
-    spike = Event(AT - 1, "loss_spike", Severity.WARNING, "loss is 9.")
+    spike = at_step(AT - 1, "loss_spike", Severity.WARNING, "loss is 9.")
     torn = replace(
         origin("forward", output_inf=9.0, overflow=1.0), remedies=read_remedies(("Train in bf16 instead of fp16.",))
     )
@@ -159,7 +161,7 @@ def test_where_a_nan_was_born_is_said_beside_the_trouble_that_came_first() -> No
 def test_where_a_nan_was_born_long_after_is_no_evidence() -> None:
     losses = falling(COUNT)
     losses[100] = 9.0
-    spike = Event(100, "loss_spike", Severity.WARNING, "loss is 9.")
+    spike = at_step(100, "loss_spike", Severity.WARNING, "loss is 9.")
     found = diagnosis_of(run_of(metric_of("loss", losses), events=[spike, origin("forward", output_inf=9.0)]))
     assert found.cause is None or not any("not finite" in each for each in found.cause.evidence)
 
@@ -189,7 +191,7 @@ def test_a_gradient_that_broke_while_the_loss_was_whole_is_named_from_the_curves
     losses, gradients = falling(COUNT), np.ones(COUNT)
     gradients[AT:] = math.nan
     losses[AT + 1 :] = math.nan
-    event = Event(AT, "nan_detected", Severity.CRITICAL, "grad_norm is NaN.", evidence={"grad_norm": math.nan})
+    event = at_step(AT, "nan_detected", Severity.CRITICAL, "grad_norm is NaN.", evidence={"grad_norm": math.nan})
     cause = named(run_of(metric_of("loss", losses), metric_of("grad_norm", gradients), events=[event]))
     assert cause.name == "gradient_non_finite"
 
@@ -207,7 +209,7 @@ def test_a_loss_scale_that_is_raised_boldly_is_named_though_it_had_grown() -> No
     losses, gradients = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
     scale = np.full(COUNT, 65536.0) * 4.0 ** np.minimum(5, np.maximum(0, (np.arange(COUNT) - AT + 42) // 8))
     gradients[AT : AT + 20] = math.nan
-    event = Event(AT, "step_skipped", Severity.WARNING, "Skipped by the loss scaler.")
+    event = at_step(AT, "step_skipped", Severity.WARNING, "Skipped by the loss scaler.")
     metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients), metric_of("loss_scale", scale)]
     cause = named(run_of(*metrics, events=[event]))
     assert cause.name == "fp16_scale"
@@ -220,8 +222,8 @@ def test_weights_are_not_said_to_be_corrupted_where_restored_ones_give_a_nan_too
     losses[AT:] = math.nan
     losses[AT + 25 :] = after * falling(COUNT)[AT + 25 :]
     events = [nan_from()]
-    events += [Event(step, "step_skipped", Severity.WARNING, f"Skipped step {step}.") for step in range(AT, AT + 25)]
-    events.append(Event(AT + 24, "rollback", Severity.INFO, "Rolled back.", evidence={"target": AT - 60.0}))
+    events += [at_step(step, "step_skipped", Severity.WARNING, f"Skipped step {step}.") for step in range(AT, AT + 25)]
+    events.append(at_step(AT + 24, "rollback", Severity.INFO, "Rolled back.", evidence={"target": AT - 60.0}))
     attempts = (np.arange(COUNT) >= AT + 25).astype(int)
     norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
     metrics = [metric_of("loss", losses, attempts=attempts), metric_of("grad_norm", norms, attempts=attempts)]

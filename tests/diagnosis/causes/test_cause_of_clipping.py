@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import RATE_TOPICS
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 COUNT, AT = 400, 250
@@ -50,7 +51,7 @@ def test_clipping_that_goes_on_or_had_no_effect_or_ended_long_before_is_no_cause
 
 def test_a_first_step_that_is_not_finite_was_broken_from_the_start_whatever_the_learning_rate() -> None:
     losses = np.full(60, math.nan)
-    event = Event(0, "nan_detected", Severity.CRITICAL, "loss is NaN at step 0; no finite value before.")
+    event = at_step(0, "nan_detected", Severity.CRITICAL, "loss is NaN at step 0; no finite value before.")
     metrics = metric_of("loss", losses), metric_of("grad_norm", np.full(60, math.nan))
     found = diagnosis_of(run_of(*metrics, metric_of("learning_rate", np.full(60, 100.0)), events=[event]))
     assert found.cause is not None

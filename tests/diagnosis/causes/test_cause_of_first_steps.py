@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from diagnosis.histories import metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 200
 NORMS = {"stem": 3e-9, "body": 2e-8, "head": 0.2}
-LOST = Event(100, "gradient_vanishing", Severity.WARNING, "The gradient is lost on its way to stem.", "stem")
+LOST = at_step(100, "gradient_vanishing", Severity.WARNING, "The gradient is lost on its way to stem.", "stem")
 
 
 def measured(quantity: str, place: str, values: list[float], steps: list[int]) -> Metric:

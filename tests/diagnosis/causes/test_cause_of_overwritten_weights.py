@@ -8,7 +8,7 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, Setting, SettingName
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -68,7 +68,7 @@ def test_how_far_adam_can_change_weights_follows_from_its_betas(betas: str, at_m
 def test_betas_that_were_changed_while_it_trained_tell_no_bound() -> None:
     run = overwritten(601, 3000.0, ADAM | {"stability.betas": "(0.9, 0.999)"})
     betas = SettingName(Setting.GROUP_OPTION, "betas", "AdamW")
-    changed = Event.of(ConfigurationFacts(betas, "(0.9, 0.999)", "(0.999, 0.9)"), 100, Severity.INFO)
+    changed = Finding.at(ConfigurationFacts(betas, "(0.9, 0.999)", "(0.999, 0.9)"), 100, Severity.INFO)
     cause = cause_of(replace(run, events=(changed,)))
     assert cause is None or cause.name != "damaged_weights"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
+from findings import at_step, over_steps
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.causes.context import surroundings_of
@@ -13,8 +14,7 @@ from mlflow_stability.diagnosis.causes.learning_rate import rate_too_low_check
 from mlflow_stability.diagnosis.causes.weights import setting_check
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import Topic
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 COUNT = 400
 
@@ -26,7 +26,7 @@ def flat() -> np.ndarray:
 @pytest.mark.parametrize(("rate", "name"), [(1e-10, "learning_rate_too_low"), (1e-3, None)])
 def test_a_plateau_at_no_learning_rate_to_speak_of_is_put_down_to_it(rate: float, name: str | None) -> None:
     history = run_named(loss=flat(), learning_rate=np.full(COUNT, rate))
-    episode = Episode("plateau", Severity.WARNING, 0, 0, COUNT - 1, "", metric="loss")
+    episode = over_steps("plateau", Severity.WARNING, 0, 0, COUNT - 1, "", metric="loss")
     look = rate_too_low_check(surroundings_of(episode, history, run_curves(history)))
     assert (look.cause and look.cause.name) == name
     assert bool(look.ruled_out) == (name is None)
@@ -47,9 +47,9 @@ def test_a_plateau_at_no_learning_rate_to_speak_of_is_put_down_to_it(rate: float
 def test_what_was_changed_just_before_is_a_possible_cause(message: str, name: str) -> None:
     losses = falling(COUNT)
     losses[200:] *= 4
-    events = [Event(200, "configuration_changed", Severity.INFO, message)]
+    events = [at_step(200, "configuration_changed", Severity.INFO, message)]
     history = run_of(metric_of("loss", losses), events=events)
-    episode = Episode("divergence", Severity.CRITICAL, 200, 200, COUNT - 1, "", recovered=False, metric="loss")
+    episode = over_steps("divergence", Severity.CRITICAL, 200, 200, COUNT - 1, "", recovered=False, metric="loss")
     cause = setting_check(surroundings_of(episode, history, run_curves(history))).cause
     assert cause is not None
     assert (cause.name, cause.certainty) == (name, "possible")
@@ -61,11 +61,11 @@ def test_a_loss_that_loses_its_noise_without_falling_may_not_depend_on_the_input
     losses[300:] = losses[299]
     history = run_named(loss=losses)
     curves = run_curves(history)
-    episode = Episode("repeated_data", Severity.WARNING, 316, 316, COUNT - 1, "", metric="loss")
+    episode = over_steps("repeated_data", Severity.WARNING, 316, 316, COUNT - 1, "", metric="loss")
     cause = constant_output_check(surroundings_of(episode, history, curves)).cause
     assert cause is not None
     assert (cause.name, cause.since) == ("constant_output", 316)
-    other = Episode("plateau", Severity.WARNING, 316, 316, COUNT - 1, "", metric="loss")
+    other = over_steps("plateau", Severity.WARNING, 316, 316, COUNT - 1, "", metric="loss")
     assert constant_output_check(surroundings_of(other, history, curves)).cause is None
 
 
@@ -77,7 +77,7 @@ def test_changed_data_is_the_cause_of_the_divergence_that_restored_weights_did_n
     losses = falling(COUNT)
     losses[200:] = 4 * np.exp(np.random.default_rng(1).normal(0, 0.1, COUNT - 200))
     message = f"{CHANGED} step {onset}. The training continues from the restored weights."
-    seen = Event(onset + 20, "data_changed", Severity.WARNING, message, evidence={"onset": float(onset)})
+    seen = at_step(onset + 20, "data_changed", Severity.WARNING, message, evidence={"onset": float(onset)})
     found = diagnosis_of(run_of(metric_of("loss", losses), events=[seen]))
     assert (found.cause is not None and found.cause.name == "data_changed") == known
     if known:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.checklist.checklist import ChecklistItem, checklist_of
@@ -13,7 +14,7 @@ from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import TYPES
 from mlflow_stability.vocabulary.result.action import Action
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
@@ -60,9 +61,9 @@ def looked_into(source: str, *, holds: dict[str, float]) -> RunHistory:
     said = "Step 200: the first non-finite value comes from log in head."
     numbers = {f"from.{source}": 1.0, "output.inf": 7.0, "input.least": 0.0, "input.greatest": 1.0}
     events = [
-        Event(200, "nan_detected", Severity.CRITICAL, "loss is NaN at step 200.", evidence={"loss": math.nan}),
-        Event(200, "broken_batch", Severity.INFO, "The batch of step 200: ...", evidence=holds),
-        Event(200, "nan_origin", Severity.INFO, said, "head", numbers),
+        at_step(200, "nan_detected", Severity.CRITICAL, "loss is NaN at step 200.", evidence={"loss": math.nan}),
+        at_step(200, "broken_batch", Severity.INFO, "The batch of step 200: ...", evidence=holds),
+        at_step(200, "nan_origin", Severity.INFO, said, "head", numbers),
     ]
     return run_of(metric_of("loss", losses), events=events)
 

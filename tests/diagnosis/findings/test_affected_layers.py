@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step, over_steps
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
-from mlflow_stability.diagnosis.findings.notes import with_sentences
-from mlflow_stability.vocabulary import Event
-from mlflow_stability.vocabulary.result import Episode, Severity, Statement, Text
+from mlflow_stability.vocabulary.result import Finding, Severity, Statement, Text
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -23,16 +22,16 @@ def layered(quantity: str, values: dict[str, float], before: float = 1.0) -> Run
     return run_of(*metrics)
 
 
-def about(kind: str, history: RunHistory, place: str = "a") -> Episode:
+def about(kind: str, history: RunHistory, place: str = "a") -> Finding:
     statements = (Statement(Text("Said."), 1000),)
-    episode = Episode(kind, Severity.WARNING, 1000, 1000, 1000, place=place, statements=statements)
-    return with_sentences(with_affected_layers([episode], history, {0: 0}), "step")[0]
+    episode = over_steps(kind, Severity.WARNING, 1000, 1000, 1000, place=place, statements=statements)
+    return with_affected_layers([episode], history, {0: 0})[0]
 
 
 def test_every_dead_layer_is_named_with_the_gradient_flow() -> None:
     found = about("dead_layer", layered("grad_norm", {"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0}))
     assert found.message == "Said. Also in 2 other layers: b, d."
-    assert found.evidence == {"gradient_flow": 0.25, "layer.b": 0.0, "layer.d": 0.0}
+    assert found.metrics == {"gradient_flow": 0.25, "layer.b": 0.0, "layer.d": 0.0}
 
 
 def test_layers_that_jumped_are_told_from_those_that_did_not() -> None:
@@ -48,7 +47,7 @@ def test_of_the_whole_model_the_layers_are_named() -> None:
 def test_of_many_layers_the_message_names_five_and_the_evidence_all() -> None:
     found = about("gradient_vanishing", layered("grad_norm", {f"l{n}": 1e-9 for n in range(12)} | {"head": 1.0}), "l0")
     assert found.message == "Said. Also in 11 other layers: l1, l2, l3, l4, l5 and 6 more."
-    assert sum(name.startswith("layer.") for name in found.evidence) == 11
+    assert sum(name.startswith("layer.") for name in found.metrics) == 11
 
 
 def test_without_values_by_layer_nothing_is_added() -> None:
@@ -57,7 +56,7 @@ def test_without_values_by_layer_nothing_is_added() -> None:
 
 def test_several_remarks_of_the_model_check_stay_several() -> None:
     said = ("Frozen: a.", "Not in the optimizer: b.", "Not in the optimizer: b.")
-    events = [Event(1, "model_lint", Severity.INFO, each) for each in said]
+    events = [at_step(1, "model_lint", Severity.INFO, each) for each in said]
     history = run_of(metric_of("loss", falling(300)), events=events)
     remarks = [each.message for each in diagnosis_of(history).findings if each.kind == "model_lint"]
     assert sorted(remarks) == ["Frozen: a.", "Not in the optimizer: b."]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from diagnosis.histories import falling, run_named
+from findings import changed, over_steps
 
 from mlflow_stability.diagnosis.advice.remedies import remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
@@ -12,7 +13,6 @@ from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.vocabulary import Severity
 from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy
-from mlflow_stability.vocabulary.result.episode import Episode
 
 
 def noise(seed: int, count: int, spread: float = 0.03) -> np.ndarray:
@@ -99,6 +99,6 @@ def test_a_loss_that_changes_its_sign_is_told_from_value_to_value() -> None:
 
 def test_a_remedy_that_another_one_contains_is_left_out() -> None:
     both = Remedy(Action.INSPECT_LOSS_AND_BATCH, step=1)
-    spike = Episode("loss_spike", Severity.WARNING, 1, 1, 1, "", remedies=(both,))
-    other = replace(spike, start=2, remedies=(Remedy(Action.INSPECT_BATCH, step=2), CLIP_AT_1))
+    spike = over_steps("loss_spike", Severity.WARNING, 1, 1, 1, "", remedies=(both,))
+    other = changed(spike, start=2, remedies=(Remedy(Action.INSPECT_BATCH, step=2), CLIP_AT_1))
     assert remedies_of([spike, other], None, "unstable") == (both, CLIP_AT_1)

@@ -1,26 +1,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step, changed
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary import Event, Severity
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Text
 
 nan, inf = math.nan, math.inf
 
 
-def episodes_of(losses: np.ndarray, *events: Event) -> list[Episode]:
+def episodes_of(losses: np.ndarray, *events: Finding) -> list[Finding]:
     norms = metric_of("grad_norm", np.ones(len(losses)))
     return list(diagnosis_of(run_of(metric_of("loss", losses), norms, events=events)).findings)
 
 
-def event_at(step: int, kind: str = "loss_spike", severity: Severity = Severity.WARNING, **evidence: float) -> Event:
-    return Event(step, kind, severity, f"{kind} at step {step}.", evidence=evidence)
+def event_at(step: int, kind: str = "loss_spike", severity: Severity = Severity.WARNING, **evidence: float) -> Finding:
+    return at_step(step, kind, severity, f"{kind} at step {step}.", evidence=evidence)
 
 
 def test_a_recorded_spike_ends_where_the_loss_is_back_and_its_peak_is_the_highest() -> None:
@@ -35,7 +35,7 @@ def test_neighbouring_events_are_one_episode_that_says_how_many() -> None:
     losses = falling(400)
     losses[[200, 210, 222]] *= 4
     (episode,) = episodes_of(losses, event_at(200), event_at(210), event_at(222, severity=Severity.CRITICAL))
-    assert (episode.events, episode.severity, episode.start) == (3, Severity.CRITICAL, 200)
+    assert (episode.count, episode.severity, episode.start) == (3, Severity.CRITICAL, 200)
 
 
 def test_a_nan_to_the_end_has_not_recovered_and_one_in_between_has() -> None:
@@ -91,6 +91,6 @@ def test_a_jump_of_the_gradient_that_the_loss_did_not_answer_is_only_mentioned_i
 
 def test_a_finding_that_became_a_warning_later_begins_where_it_was_found_first() -> None:
     first = event_at(120, "update_ratio_high", Severity.INFO)
-    worse = replace(first, step=300, severity=Severity.WARNING, message="worse", evidence={"since": 120.0})
+    worse = changed(first, step=300, severity=Severity.WARNING, facts=Text("worse", (("since", 120.0),)))
     (episode,) = episodes_of(falling(400), first, worse)
     assert (episode.start, episode.severity, episode.message) == (120, Severity.WARNING, "worse")

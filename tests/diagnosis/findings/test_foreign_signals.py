@@ -9,12 +9,12 @@ import pytest
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.finding import Finding
 
 STEPS = range(0, 2000, 5)
 
 
-def found(path: Path, text: str, name: str = "train.log") -> dict[str, Episode]:
+def found(path: Path, text: str, name: str = "train.log") -> dict[str, Finding]:
     log = path / name
     log.write_text(text)
     (run,) = read(log)
@@ -109,13 +109,13 @@ def test_words_of_a_log_are_findings_at_their_batch_and_line(tmp_path: Path) -> 
         "rollback": (1402, "INFO"),
     }
     assert episodes["nan_detected"].message.startswith("Line 103 of the log")
-    assert episodes["sdr_collapse"].evidence["sdr_unique_ratio"] == pytest.approx(0.183)
+    assert episodes["sdr_collapse"].metrics["sdr_unique_ratio"] == pytest.approx(0.183)
 
 
 def test_what_a_log_says_again_and_again_is_one_finding(tmp_path: Path) -> None:
     said = [(n, f"SDR COLLAPSE DETECTED: {18 + n % 3} % unique\n") for n in range(1200, 1300, 5)]
     episode = found(tmp_path, log(*said))["sdr_collapse"]
-    assert (episode.start, episode.end, episode.events) == (1200, 1295, 20)
+    assert (episode.start, episode.end, episode.count) == (1200, 1295, 20)
     assert "Said 20 times until step 1295." in episode.message
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step, changed, over_steps
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict.verdict import outcome_of, verdict_of
@@ -13,21 +14,23 @@ from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Text
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 READING = CurveReading("loss", "", 500, 1, 500, 2.0, 1.0, 0.9, 480)
 
 
-def episode(kind: str, step: int, severity: Severity, times: int = 1, **more: Any) -> Episode:
-    return Episode(kind, severity, step, step, step, f"{kind} at step {step}.", times, **{"recovered": True, **more})
+def episode(kind: str, step: int, severity: Severity, times: int = 1, **more: Any) -> Finding:
+    return over_steps(kind, severity, step, step, step, f"{kind} at step {step}.", times, **{"recovered": True, **more})
 
 
 DIVERGED = episode("divergence", 200, Severity.CRITICAL)
 
 
-def back_to(target: int, step: int = 210, times: int = 1, **more: Any) -> Episode:
+def back_to(target: int, step: int = 210, times: int = 1, **more: Any) -> Finding:
     facts = RollbackFacts("loss 9.", target, step - 10, step - target, 0.1, times)
     return episode("rollback", step, Severity.INFO, times, facts=facts, **more)
 
@@ -35,7 +38,7 @@ def back_to(target: int, step: int = 210, times: int = 1, **more: Any) -> Episod
 BACK = back_to(190)
 
 
-def outcome(found: list[Episode]) -> str:
+def outcome(found: list[Finding]) -> str:
     return outcome_of(found, [READING], "", measured=True)
 
 
@@ -52,7 +55,7 @@ def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
     [(0.5, "recovered"), (0.61, "recovered"), (0.9, "unstable"), (2.3, "diverged"), (8.3e64, "diverged")],
 )
 def test_a_training_has_recovered_whose_loss_is_near_its_level_before(ended: float, expected: str) -> None:
-    level = replace(DIVERGED, metric="loss", facts=DivergenceFacts(5.0, 0.5, 9.0, 4.0, 12, 16))
+    level = changed(DIVERGED, metric="loss", facts=DivergenceFacts(5.0, 0.5, 9.0, 4.0, 12, 16))
     reading = replace(READING, first_level=2.0, last_level=ended)
     assert outcome_of([level, BACK], [reading], "", measured=True, main=reading) == expected
 
@@ -95,16 +98,16 @@ def test_it_is_said_how_often() -> None:
         (episode("loss_spike", 400, Severity.WARNING), "recovered"),
     ],
 )
-def test_a_rollback_that_did_not_help_is_no_recovery(later: Episode, expected: str) -> None:
+def test_a_rollback_that_did_not_help_is_no_recovery(later: Finding, expected: str) -> None:
     assert outcome([DIVERGED, BACK, later]) == expected
 
 
 def test_what_a_rollback_undid_is_not_left_though_it_lasted_until_then() -> None:
-    lasted = replace(DIVERGED, recovered=False, end=210)
+    lasted = changed(DIVERGED, recovered=False, end=210)
     later = episode("loss_spike", 400, Severity.WARNING, attempt=1)
     found = [lasted, BACK, later]
     assert outcome_of(found, [READING], "", measured=True, last_attempt=1) == "recovered"
-    left = replace(later, severity=Severity.CRITICAL, kind="gradient_explosion", recovered=False)
+    left = changed(later, severity=Severity.CRITICAL, kind="gradient_explosion", recovered=False)
     assert outcome_of([lasted, BACK, left], [READING], "", measured=True, last_attempt=1) == "unstable"
 
 
@@ -112,8 +115,8 @@ def test_trouble_that_passed_by_itself_is_no_recovery_of_ours() -> None:
     assert outcome([DIVERGED]) == "unstable"
 
 
-UNCLEARED = Event(180, "missing_zero_grad", Severity.WARNING, "Gradients are not cleared since step 180.")
-CLEARED = Event(
+UNCLEARED = at_step(180, "missing_zero_grad", Severity.WARNING, "Gradients are not cleared since step 180.")
+CLEARED = at_step(
     260, "configuration_changed", Severity.INFO, "Gradients are cleared again.", evidence={"not_cleared_since": 180.0}
 )
 
@@ -125,13 +128,15 @@ CLEARED = Event(
         ((CLEARED,), "Recovered: rolled back to step 170 after a divergence at step 200 (1 more finding); loss"),
     ],
 )
-def test_a_run_whose_gradients_are_still_not_cleared_has_not_recovered(later: tuple[Event, ...], expected: str) -> None:
+def test_a_run_whose_gradients_are_still_not_cleared_has_not_recovered(
+    later: tuple[Finding, ...], expected: str
+) -> None:
     losses = falling(500, noise=0.05)
     losses[200:210] *= 30
     events = (
         UNCLEARED,
-        Event(200, "divergence", Severity.CRITICAL, "loss stands out.", evidence={"loss": float(losses[200])}),
-        Event(210, "rollback", Severity.INFO, "Rolled back from step 210 to step 170.", evidence={"target": 170.0}),
+        at_step(200, "divergence", Severity.CRITICAL, "loss stands out.", evidence={"loss": float(losses[200])}),
+        at_step(210, "rollback", Severity.INFO, "Rolled back from step 210 to step 170.", evidence={"target": 170.0}),
         *later,
     )
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=events))
@@ -161,8 +166,8 @@ def test_a_loss_that_came_down_after_a_rollback_and_diverged_anew_is_told_from_t
     losses[400:413] *= 4
     losses[602:] = 5.0 * np.exp(np.random.default_rng(3).normal(0, 0.05, 198))
     events = (
-        Event(412, "divergence", Severity.CRITICAL, "loss stands out.", evidence={"loss": float(losses[412])}),
-        Event(413, "rollback", Severity.INFO, "Rolled back from step 413 to step 301.", evidence={"target": 301.0}),
+        at_step(412, "divergence", Severity.CRITICAL, "loss stands out.", evidence={"loss": float(losses[412])}),
+        at_step(413, "rollback", Severity.INFO, "Rolled back from step 413 to step 301.", evidence={"target": 301.0}),
     )
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=events))
     first, second = [each for each in diagnosis.findings if each.kind == "divergence"]
@@ -173,20 +178,22 @@ def test_a_loss_that_came_down_after_a_rollback_and_diverged_anew_is_told_from_t
     assert "has not come down again" not in diagnosis.verdict
 
 
-@pytest.mark.parametrize("facts", [None, replace(RATIO, best=-1.0)])
-def test_the_rollback_is_told_where_no_ratio_tells_how_far_the_loss_is(facts: LastingRiseFacts | None) -> None:
-    said = verdict_of("diverged", [replace(NOT_BACK, facts=facts), BACK], [READING], 500)
+@pytest.mark.parametrize("facts", [Text("divergence at step 200."), replace(RATIO, best=-1.0)])
+def test_the_rollback_is_told_where_no_ratio_tells_how_far_the_loss_is(facts: Facts) -> None:
+    said = verdict_of(
+        "diverged", [changed(NOT_BACK, facts=facts, message="divergence at step 200."), BACK], [READING], 500
+    )
     assert said == (
         "Diverged: divergence at step 200. The training was rolled back to step 190; the loss has not come down again."
     )
 
 
 def test_what_no_rollback_answered_is_told_first_and_the_rollback_beside_it() -> None:
-    later = replace(NOT_BACK, start=400, peak=400, end=400, attempt=1, message="divergence at step 400.", facts=RATIO)
+    later = changed(NOT_BACK, start=400, peak=400, end=400, attempt=1, message="divergence at step 400.", facts=RATIO)
     assert verdict_of("diverged", [DIVERGED, BACK, later], [READING], 500).startswith(
         "Diverged: divergence at step 400. The training was rolled back to step 190."
     )
-    killed = replace(NOT_BACK, kind="killed", message="Killed after step 400.")
+    killed = changed(NOT_BACK, kind="killed", message="Killed after step 400.")
     assert verdict_of("killed", [DIVERGED, BACK, killed], [READING], 500).startswith(
         "Killed: Killed after step 400. The training was rolled back to step 190."
     )
@@ -200,8 +207,8 @@ def test_a_loss_that_has_only_begun_to_fall_again_is_told_apart_from_one_that_is
     losses = np.concatenate([before, np.geomspace(1, 1e9, 13), after])
     attempts = (np.arange(len(losses)) >= 313).astype(np.int64)
     events = (
-        Event(312, "divergence", Severity.CRITICAL, "loss 1e9 at step 312."),
-        Event(312, "rollback", Severity.INFO, "Rolled back from step 312 to step 1.", evidence={"target": 1.0}),
+        at_step(312, "divergence", Severity.CRITICAL, "loss 1e9 at step 312."),
+        at_step(312, "rollback", Severity.INFO, "Rolled back from step 312 to step 1.", evidence={"target": 1.0}),
     )
     said = diagnosis_of(run_of(metric_of("loss", losses, attempts=attempts), events=events)).verdict
     assert said.startswith(expected)

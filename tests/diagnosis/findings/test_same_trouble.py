@@ -6,29 +6,33 @@ import math
 
 import numpy as np
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import read_remedies
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 BORN = "the first non-finite value comes from sqrt in distance (train.py:11), which produced 32 NaN."
 
 
-def skipped(step: int) -> Event:
-    return Event(step, "step_skipped", Severity.WARNING, f"Step {step} was skipped by us.", judged=False)
+def skipped(step: int) -> Finding:
+    return at_step(step, "step_skipped", Severity.WARNING, f"Step {step} was skipped by us.", judged=False)
 
 
-def broken(step: int, kind: str = "inf_detected", place: str = "") -> Event:
-    return Event(step, kind, Severity.CRITICAL, f"loss is infinite at step {step}.", place, {"loss": math.inf})
+def broken(step: int, kind: str = "inf_detected", place: str = "") -> Finding:
+    return at_step(step, kind, Severity.CRITICAL, f"loss is infinite at step {step}.", place, {"loss": math.inf})
 
 
-def origin(step: int) -> Event:
+def origin(step: int) -> Finding:
     remedies = read_remedies(["Keep what goes into sqrt above zero."])
-    return Event(step, "nan_origin", Severity.INFO, f"Step {step}: {BORN}", "distance", remedies=remedies, judged=False)
+    return at_step(
+        step, "nan_origin", Severity.INFO, f"Step {step}: {BORN}", "distance", remedies=remedies, judged=False
+    )
 
 
-def history(*events: Event, bad: tuple[int, ...] = ()) -> RunHistory:
+def history(*events: Finding, bad: tuple[int, ...] = ()) -> RunHistory:
     losses = falling(1000)
     losses[list(bad)] = np.inf
     return run_of(metric_of("loss", losses), events=events, outcome="finished")
@@ -41,7 +45,7 @@ def test_six_skipped_steps_and_seven_infinities_of_one_trouble_are_one_finding()
     events = [*map(broken, STEPS), *map(skipped, STEPS[:6])]
     diagnosis = diagnosis_of(history(*events, bad=STEPS))
     (episode,) = [each for each in diagnosis.findings if each.severity > Severity.INFO]
-    assert (episode.kind, episode.start, episode.end, episode.events) == ("inf_detected", 100, 760, 7)
+    assert (episode.kind, episode.start, episode.end, episode.count) == ("inf_detected", 100, 760, 7)
     assert "Found 7 times, last at step 760" in episode.message
     assert "Found 6 times, last at step 700" in episode.message
     assert episode.recovered
@@ -55,7 +59,7 @@ def test_trouble_that_comes_again_long_afterwards_is_another_finding() -> None:
 def test_steps_that_are_skipped_without_a_bad_number_are_one_finding_of_their_own() -> None:
     diagnosis = diagnosis_of(history(*map(skipped, STEPS)))
     (episode,) = diagnosis.findings
-    assert (episode.kind, episode.events, episode.end) == ("step_skipped", 7, 760)
+    assert (episode.kind, episode.count, episode.end) == ("step_skipped", 7, 760)
 
 
 def test_the_operation_in_which_it_was_born_stands_in_the_finding_and_in_the_verdict() -> None:
@@ -87,10 +91,10 @@ def test_an_infinity_that_turned_into_nan_has_the_last_finite_value_once() -> No
     losses[250:], losses[250] = math.nan, math.inf
     before = "last finite value 1.128e+11"
     events = (
-        Event(
+        at_step(
             250, "inf_detected", Severity.CRITICAL, f"loss is infinite at step 250; {before}.", "", {"loss": math.inf}
         ),
-        Event(251, "nan_detected", Severity.CRITICAL, f"loss is NaN at step 251; {before}.", "", {"loss": math.nan}),
+        at_step(251, "nan_detected", Severity.CRITICAL, f"loss is NaN at step 251; {before}.", "", {"loss": math.nan}),
     )
     (found,) = diagnosis_of(run_of(metric_of("loss", losses), events=events)).findings
     assert found.message == f"loss is infinite at step 250; {before}. loss is NaN at step 251."

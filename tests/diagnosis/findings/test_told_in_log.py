@@ -10,7 +10,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.importers.open_log import read
 from mlflow_stability.kinds.catalog import named
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 def lines(first: int, last: int) -> str:

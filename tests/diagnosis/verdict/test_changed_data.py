@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
+from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Severity
 
 COUNT = 400
 
@@ -19,7 +20,7 @@ EVIDENCE = {"onset": float(CHANGED_AT), "loss": 24.0, "level": 1.0}
 def changed(after: np.ndarray, evidence: dict[str, float]) -> tuple[str, str]:
     losses = falling(COUNT)
     losses[CHANGED_AT:] = after * np.exp(np.random.default_rng(1).normal(0, 0.02, COUNT - CHANGED_AT))
-    event = Event(CHANGED_AT + 20, "data_changed", Severity.WARNING, f"{SAID} step {CHANGED_AT}.", evidence=evidence)
+    event = at_step(CHANGED_AT + 20, "data_changed", Severity.WARNING, f"{SAID} step {CHANGED_AT}.", evidence=evidence)
     found = diagnosis_of(run_of(metric_of("loss", losses), events=[event]))
     return found.outcome, found.verdict
 

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from diagnosis.histories import falling, metric_of, run_named, run_of
+from findings import at_step, changed, over_steps
 
 from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict.verdict import deciding_of
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 COUNT = 500
@@ -72,9 +71,9 @@ def test_a_nan_that_a_divergence_ended_in_has_the_cause_of_the_divergence() -> N
 
 
 def test_of_findings_that_are_equally_bad_the_first_whose_cause_is_known_decides() -> None:
-    first = Episode("loss_spike", Severity.WARNING, 65, 66, 71, "", recovered=True)
-    known = replace(first, start=84, cause=Cause("bad_batch", "A bad batch at step 84."))
-    worse = replace(first, start=90, severity=Severity.CRITICAL)
+    first = over_steps("loss_spike", Severity.WARNING, 65, 66, 71, "", recovered=True)
+    known = changed(first, start=84, cause=Cause("bad_batch", "A bad batch at step 84."))
+    worse = changed(first, start=90, severity=Severity.CRITICAL)
     assert deciding_of("unstable", [first, known]) is known
     assert deciding_of("unstable", [first, known, worse]) is worse
     assert deciding_of("healthy", []) is None
@@ -87,12 +86,12 @@ def rate_that_jumped(*, events: bool) -> RunHistory:
     norms[230:] = 10 * np.exp((np.arange(230, COUNT) - 230) / 20)
     losses[230:] *= np.exp(np.minimum(5, (np.arange(230, COUNT) - 229) / 25))
     norms[400:], losses[430:] = math.nan, math.nan
-    origin = Event(
+    origin = at_step(
         400, "nan_origin", Severity.INFO, "Step 400: the batch was not finite.", evidence={"from.input": 1.0}
     )
     told = [
-        Event(235, "divergence", Severity.CRITICAL, "loss rose."),
-        Event(
+        at_step(235, "divergence", Severity.CRITICAL, "loss rose."),
+        at_step(
             400, "nan_detected", Severity.CRITICAL, "grad_norm is NaN at step 400.", evidence={"grad_norm": math.nan}
         ),
         *([origin] if events else []),

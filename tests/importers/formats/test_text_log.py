@@ -118,7 +118,7 @@ def test_fairseq_writes_numbers_as_text_and_says_of_overflows(tmp_path: Path) ->
     assert run.format == "fairseq"
     assert curve(run, "loss") == [(1, 16.5), (2, 25.2), (3, 18.1)]
     assert (metric(run, "loss").meaning.quantity, metric(run, "train_loss").meaning.known) == ("loss", False)
-    assert [(each.kind, each.step, each.evidence) for each in run.reported] == [
+    assert [(each.kind, each.step, each.metrics) for each in run.reported] == [
         ("step_skipped", 1, {"line": 2.0, "loss_scale": 2.0})
     ]
     assert "the loss scale is being calibrated" in " ".join(run.notes)

@@ -8,18 +8,19 @@ import pytest
 from importers.reading import history
 
 from mlflow_stability.kinds.reported.log_line import LogLineFacts
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 
 def lines(first: int, last: int) -> str:
     return "".join(f"step {n} loss {4 / n:.4f}\n" for n in range(first, last + 1))
 
 
-def reported(path: Path, text: str) -> list[Event]:
+def reported(path: Path, text: str) -> list[Finding]:
     return list(history(path, text).reported)
 
 
-def line_of(event: Event) -> LogLineFacts:
+def line_of(event: Finding) -> LogLineFacts:
     assert isinstance(event.facts, LogLineFacts)
     return event.facts
 

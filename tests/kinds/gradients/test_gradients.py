@@ -52,7 +52,7 @@ def test_high_norms_become_a_warning_where_the_loss_gets_worse(rises_at: int) ->
     assert [each.severity for each in found] == [Severity.INFO, Severity.WARNING]
     assert found[0].step == 500
     assert rises_at < found[1].step < rises_at + 30
-    assert "since" in found[1].evidence
+    assert "since" in found[1].metrics
     assert "times its lowest level" in found[1].message
 
 
@@ -73,7 +73,7 @@ def test_a_hundred_times_the_level_is_critical_also_while_the_loss_falls() -> No
 def test_an_explosion_that_goes_on_is_one_finding() -> None:
     found = judged("gradient_explosion", grad_norm=at(norms, 500, 50.0, 190))
     assert [(each.step, each.severity) for each in found] == [(500, Severity.INFO), (502, Severity.WARNING)]
-    assert found[-1].evidence["since"] == 500
+    assert found[-1].metrics["since"] == 500
 
 
 def test_a_gradient_that_has_gone_is_said_once() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from detectors.series import Floats, at, decaying, judged, noise
 
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 
 STEPS = 60
 """Measurements; one a hundred steps."""
@@ -14,7 +14,7 @@ def layered(quantity: str, **layers: Floats) -> dict[str, Floats]:
     return {f"{quantity}@{name}": values for name, values in layers.items()}
 
 
-def every_hundred(names: str, **series: Floats) -> list[Event]:
+def every_hundred(names: str, **series: Floats) -> list[Finding]:
     """Judged as live: the loss at every step, layers every hundred."""
     from mlflow_stability.kinds.catalog import named
     from mlflow_stability.kinds.panel import replay

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from mlflow_stability.kinds.catalog import named
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
 
 Values = Sequence[float]
 
 
-def judged(quantity: str, heads: Mapping[str, Values], falls: float = 0.0) -> list[Event]:
+def judged(quantity: str, heads: Mapping[str, Values], falls: float = 0.0) -> list[Finding]:
     """As live: a loss at every step, heads every hundred."""
     kind = {"attention_entropy": "attention_collapse", "attention_max_logit": "attention_logit_growth"}[quantity]
     rounds = len(next(iter(heads.values())))
@@ -27,11 +27,11 @@ def judged(quantity: str, heads: Mapping[str, Values], falls: float = 0.0) -> li
     return replay(records, named([kind]))
 
 
-def collapse(**heads: Values) -> list[Event]:
+def collapse(**heads: Values) -> list[Finding]:
     return judged("attention_entropy", {name.replace("__", "."): values for name, values in heads.items()})
 
 
-def growth(**heads: Values) -> list[Event]:
+def growth(**heads: Values) -> list[Finding]:
     return judged("attention_max_logit", {name.replace("__", "."): values for name, values in heads.items()})
 
 
@@ -43,7 +43,7 @@ def test_a_layer_of_which_half_the_heads_look_at_one_place_is_named_once() -> No
     (event,) = collapse(a__head_0=WIDE, a__head_1=NARROW, a__head_2=NARROW, a__head_3=WIDE, b__head_0=WIDE)
     assert (event.step, event.kind, event.place) == (400, "attention_collapse", "a")
     assert "in 2 of 4 heads (heads 1 and 2)" in event.message
-    assert event.evidence == {"attention_entropy": 0.01, "start": 0.95, "heads": 2.0, "layers": 1.0}
+    assert event.metrics == {"attention_entropy": 0.01, "start": 0.95, "heads": 2.0, "layers": 1.0}
 
 
 def test_one_narrow_head_of_many_is_healthy() -> None:
@@ -74,7 +74,7 @@ def test_a_tenth_of_the_start_is_narrow_too() -> None:
 def test_layers_that_collapse_together_are_one_finding_and_later_ones_another() -> None:
     late = [0.95, 0.95, 0.95, 0.95, 0.01, 0.01]
     events = collapse(a__head_0=NARROW, b__head_0=[0.95, 0.5, 0.01, 0.001, 0.001, 0.001], c__head_0=late)
-    assert [(each.step, each.place, each.evidence["layers"]) for each in events] == [(400, "b", 2.0), (600, "c", 1.0)]
+    assert [(each.step, each.place, each.metrics["layers"]) for each in events] == [(400, "b", 2.0), (600, "c", 1.0)]
     assert "The same in 1 more layer." in events[0].message
 
 

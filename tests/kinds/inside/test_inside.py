@@ -7,7 +7,7 @@ from detectors.series import judged, readings
 
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary import Event
+from mlflow_stability.vocabulary import Finding
 
 MEASUREMENTS = 12
 
@@ -64,7 +64,7 @@ def test_a_module_that_masks_with_infinity_from_the_start_is_left_alone() -> Non
     assert judged("activation_nonfinite", **{"activation_nonfinite@mask": [9] * MEASUREMENTS}) == []
 
 
-def collapse(**series: Sequence[float]) -> list[Event]:
+def collapse(**series: Sequence[float]) -> list[Finding]:
     return judged("sdr_collapse", **series)
 
 
@@ -113,7 +113,7 @@ def test_bits_that_are_not_used_are_said_where_they_could_have_been() -> None:
 
 def test_bits_that_are_used_unevenly_are_said() -> None:
     (event,) = judged("sdr_bit_usage", **bits(0.9, 4.0))
-    assert event.evidence["unevenness"] == pytest.approx(4.0)
+    assert event.metrics["unevenness"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("value", [0.0005, 150.0, 0.09, 11.0])

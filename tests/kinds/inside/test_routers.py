@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 
 MEASUREMENTS = 10
 
 
-def router(load: Sequence[float], experts: int = 8, active: float = 2.0, tokens: float = 512) -> list[Event]:
+def router(load: Sequence[float], experts: int = 8, active: float = 2.0, tokens: float = 512) -> list[Finding]:
     count = len(load)
     numbers = {"tokens": tokens, "experts": experts, "active": active}
     series = {f"router_{name}@gate": [value] * count for name, value in numbers.items()}
@@ -45,7 +45,7 @@ def test_few_tokens_are_not_judged() -> None:
     assert router([0.1] * 10, tokens=20) == []
 
 
-def experts(shares: Sequence[Sequence[float]], tokens: float = 100, every: int = 100) -> list[Event]:
+def experts(shares: Sequence[Sequence[float]], tokens: float = 100, every: int = 100) -> list[Finding]:
     """Shares by expert and measurement."""
     count = len(shares[0])
     numbers = {"tokens": tokens, "experts": float(len(shares)), "active": 2.0}

@@ -7,12 +7,12 @@ from detectors.series import Floats, decaying, judged, noise, readings
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.kinds.catalog import named
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
 
 steps = np.arange(1000)
 
 
-def found(loss: Floats) -> list[Event]:
+def found(loss: Floats) -> list[Finding]:
     return judged("divergence", loss=loss)
 
 
@@ -57,7 +57,7 @@ def test_a_jump_within_the_first_fifty_steps_is_found_though_the_baseline_is_sho
 
 def test_the_first_high_loss_is_told_beside_the_step_at_which_it_was_found() -> None:
     (event,) = found((2 + noise(0, 1000, 0.03)) * np.where(steps < 700, 1.0, 2.0))
-    assert (event.step, event.evidence["first_high"]) == (711, 700)
+    assert (event.step, event.metrics["first_high"]) == (711, 700)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -72,7 +72,7 @@ def test_a_slow_rise_under_a_falling_loss_is_a_warning_before_it_is_large(seed: 
     event = found(rising)[0]
     assert 400 < event.step <= 575
     assert event.severity is Severity.WARNING
-    assert 0.04 <= event.evidence["rise"] < 0.15
+    assert 0.04 <= event.metrics["rise"] < 0.15
 
 
 def test_a_slow_rise_that_goes_on_becomes_critical() -> None:
@@ -133,7 +133,7 @@ def test_a_divergence_that_becomes_critical_later_knows_when_it_began() -> None:
     warning, critical = found(loss)
     assert (warning.severity, critical.severity) == (Severity.WARNING, Severity.CRITICAL)
     assert warning.score < 1.5 <= critical.score
-    assert critical.evidence["onset"] == warning.step - 16
+    assert critical.metrics["onset"] == warning.step - 16
 
 
 def test_non_finite_values_are_neither_high_nor_low() -> None:
@@ -157,7 +157,7 @@ def test_noise_that_hangs_together_is_no_drift(phi: float) -> None:
     assert found(2 + noisy) == []
 
 
-def taking_turns(first: Floats, second: Floats) -> list[Event]:
+def taking_turns(first: Floats, second: Floats) -> list[Finding]:
     """The losses of two trainings that step one after the other."""
     rows = []
     for step, (one, other) in enumerate(zip(first, second, strict=True)):

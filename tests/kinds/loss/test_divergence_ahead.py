@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 
 STEPS = np.arange(60)
 
 
-def ahead(norms: np.ndarray) -> list[Event]:
+def ahead(norms: np.ndarray) -> list[Finding]:
     return judged("divergence_ahead", param_norm=norms)
 
 
@@ -26,7 +26,7 @@ def test_weights_that_begin_to_grow_faster_are_a_sign_of_divergence() -> None:
     assert 31 <= event.step <= 35
     assert "above its course" in event.message
     assert "threshold 4" in event.message
-    assert event.evidence["param_norm"] == pytest.approx(norms[event.step])
+    assert event.metrics["param_norm"] == pytest.approx(norms[event.step])
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -17,7 +17,7 @@ UPDATE = [5.58, 0.69, 0.36, 0.25, 0.21, 0.17, 0.13, 0.11, 0.09, 0.076, 0.066, 0.
 def test_a_learning_rate_that_is_far_too_high_is_found_within_three_steps() -> None:
     (event,) = judged("divergence:start", loss=LOSS, grad_norm=NORM, update_ratio=UPDATE)
     assert (event.step, event.kind, event.severity) == (3, "divergence", Severity.CRITICAL)
-    assert event.evidence["onset"] == 1
+    assert event.metrics["onset"] == 1
     assert "after one step changed the weights by 5.6 times their norm" in event.message
 
 
@@ -38,7 +38,7 @@ def test_a_first_step_of_one_micro_batch_of_four_is_not_what_others_are_compared
     assert judged("divergence:start", loss=loss, micro_batches=counts, grad_norm=norm, update_ratio=updates) == []
     worse = [0.57, *[4 * value for value in LOSS[1:]]]
     (event,) = judged("divergence:start", loss=worse, micro_batches=counts, grad_norm=NORM, update_ratio=UPDATE)
-    assert event.evidence["level"] == pytest.approx(2.28)
+    assert event.metrics["level"] == pytest.approx(2.28)
 
 
 @pytest.mark.parametrize("start", [0.0, -1.0])

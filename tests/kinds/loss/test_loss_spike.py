@@ -29,7 +29,7 @@ def test_a_spike_that_lasts_is_a_warning_at_its_third_step(factor: float, steps:
     assert (first.step, first.severity) == (600, Severity.INFO)
     assert (worse.step, worse.severity) == (602, Severity.WARNING)
     assert worse.message == first.message.replace("σ).", "σ); high in 3 of 3 steps.")
-    assert worse.evidence["since"] == 600
+    assert worse.metrics["since"] == 600
 
 
 def test_a_single_high_loss_that_leaves_the_loss_higher_is_a_warning() -> None:
@@ -65,8 +65,8 @@ def test_a_restart_of_the_learning_rate_excuses_what_follows_a_spike() -> None:
 def test_it_says_what_happened_with_numbers() -> None:
     (event,) = judged("loss_spike", loss=at(np.full(300, 2.0), 250, 3.0))
     assert event.message == "loss 6 at step 250, 549.3σ above its baseline of 2 (threshold 12σ)."
-    assert event.evidence["loss"] == 6.0
-    assert event.evidence["level"] == pytest.approx(2.0)
+    assert event.metrics["loss"] == 6.0
+    assert event.metrics["level"] == pytest.approx(2.0)
     assert str(event.remedies[0]) == "Lower the learning rate by a factor of 2 to 5."
 
 
@@ -95,7 +95,7 @@ def test_loss_and_gradient_agreeing_count_at_a_lower_limit() -> None:
     assert judged("loss_spike", loss=small, grad_norm=norm) == []
     (event,) = judged("loss_spike", loss=small, grad_norm=at(norm, 600, 30.0))
     assert event.step == 600
-    assert event.evidence["grad_norm_z"] > 6
+    assert event.metrics["grad_norm_z"] > 6
     (again,) = judged("loss_spike", grad_norm=at(norm, 600, 30.0), loss=small)  # whichever comes first
     assert again.step == 600
     assert judged("loss_spike", loss=small, grad_norm=at(norm, 601, 30.0)) == []
@@ -115,7 +115,7 @@ def test_noise_with_a_heavy_tail_raises_the_limit() -> None:
     assert len(judged("loss_spike", loss=heavy)) <= 2
     assert len(judged("loss_spike:classic", loss=heavy)) > 100
     (event,) = [e for e in judged("loss_spike", loss=at(heavy, 19_000, 3.0)) if e.step == 19_000]
-    assert event.evidence["limit"] > 15
+    assert event.metrics["limit"] > 15
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.001])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from detectors.series import decaying, judged, noise
 
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 
 
 def scaler(changes: Iterable[tuple[int, float]], steps: int = 1000) -> tuple[list[float], list[float]]:
@@ -23,7 +23,7 @@ def scaler(changes: Iterable[tuple[int, float]], steps: int = 1000) -> tuple[lis
     return skips, scales
 
 
-def events(changes: Iterable[tuple[int, float]]) -> list[Event]:
+def events(changes: Iterable[tuple[int, float]]) -> list[Finding]:
     skips, scales = scaler(changes)
     return judged("loss_scale_collapse step_skipped", skipped_steps=skips, loss_scale=scales)
 
@@ -48,7 +48,7 @@ def test_growth_in_between_starts_the_count_anew() -> None:
 
 def test_the_floor_counts_even_in_the_search() -> None:
     (collapse,) = [e for e in events((step, 0.5) for step in range(30)) if e.kind == "loss_scale_collapse"]
-    assert (collapse.step, collapse.evidence["loss_scale"]) == (15, 1.0)
+    assert (collapse.step, collapse.metrics["loss_scale"]) == (15, 1.0)
 
 
 def test_three_skips_in_300_are_a_warning_and_sixteen_critical() -> None:

@@ -36,7 +36,7 @@ def test_after_the_warm_up_the_threshold_is_lower_than_in_it() -> None:
     (event,) = judged("update_ratio_high", **rates, update_ratio=raised(60, 0.08))
     assert event.step == 102  # the third measurement after the first hundred steps
     assert "threshold 0.06 after the warm-up" in event.message
-    assert event.evidence["limit"] == 0.06
+    assert event.metrics["limit"] == 0.06
 
 
 def test_while_the_learning_rate_rises_it_is_the_warm_up() -> None:

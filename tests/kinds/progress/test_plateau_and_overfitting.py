@@ -7,12 +7,12 @@ import pytest
 from detectors.series import Floats, decaying, judged, noise
 
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
 
 
 def test_a_loss_at_chance_is_a_plateau_and_is_named() -> None:
     (event,) = judged("plateau", loss=math.log(10) + noise(1, 3000, 0.02))
-    assert (event.severity, event.evidence["classes"]) == (Severity.WARNING, 10)
+    assert (event.severity, event.metrics["classes"]) == (Severity.WARNING, 10)
     assert 999 <= event.step < 2000
     assert "chance level for 10 classes" in event.message
 
@@ -21,7 +21,7 @@ def test_the_nearest_number_of_classes_that_people_use_is_named() -> None:
     named = {}
     for classes in (19, 32, 65, 100, 365):
         (event,) = judged("plateau", loss=1.0005 * math.log(classes) + noise(1, 1200, 0.001))
-        named[classes] = event.evidence.get("classes")
+        named[classes] = event.metrics.get("classes")
     assert named == {19: 19, 32: 32, 65: 65, 100: 100, 365: 365}
 
 
@@ -47,7 +47,7 @@ def test_a_small_gain_and_then_nothing_for_long_is_a_plateau() -> None:
     assert 9_999 <= event.step < 11_000
 
 
-def run(train: Floats, validation: Floats, every: int = 50) -> list[Event]:
+def run(train: Floats, validation: Floats, every: int = 50) -> list[Finding]:
     records = []
     for step, loss in enumerate(train):
         records.append(StepReading(step, (Signal("loss"),), (float(loss),)))
@@ -63,7 +63,7 @@ u_shape = 1.2 + 0.6 * np.abs(np.linspace(-1, 1.2, 20)) ** 1.5
 def test_validation_that_rises_while_training_falls_is_overfitting() -> None:
     (event,) = run(falls + noise(1, 1000, 0.03), u_shape)
     assert event.severity is Severity.WARNING
-    assert event.evidence["best_step"] == pytest.approx(449, abs=51)
+    assert event.metrics["best_step"] == pytest.approx(449, abs=51)
     assert 600 < event.step < 1000
 
 

@@ -25,7 +25,7 @@ def test_a_loss_that_rose_before_it_went_smooth_is_a_constant_output() -> None:
     assert event.kind == "constant_output"
     assert event.severity is Severity.WARNING
     assert "rose from a median of 1." in event.message
-    assert event.evidence["before"] < 1.8 < event.evidence["loss"]
+    assert event.metrics["before"] < 1.8 < event.metrics["loss"]
 
 
 def test_a_batch_that_is_repeated_is_not_a_constant_output_before_it_is_learned() -> None:

@@ -8,7 +8,7 @@ from diagnosis.histories import metric_of, run_of
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.kinds.progress.accuracy_fall import AccuracyFallRule
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
@@ -33,7 +33,7 @@ def run(count: int, ends: float, seed: int = 0, percent: bool = False, **more: n
     return run_of(*(metric_of(name, each, meaning=meanings[name]) for name, each in values.items()))
 
 
-def found(history: RunHistory) -> list[Episode]:
+def found(history: RunHistory) -> list[Finding]:
     return AccuracyFallRule().find(run_curves(history))
 
 
@@ -42,8 +42,8 @@ def found(history: RunHistory) -> list[Episode]:
 def test_a_validation_accuracy_that_falls_by_ten_points_is_overfitting(count: int, percent: bool) -> None:
     (episode,) = found(run(count, 0.7, percent=percent))
     assert (episode.kind, episode.metric) == ("overfitting", "val_acc")
-    assert episode.evidence["best"] == pytest.approx(0.8, abs=0.04)
-    assert episode.evidence["last"] == pytest.approx(0.71, abs=0.03)
+    assert episode.metrics["best"] == pytest.approx(0.8, abs=0.04)
+    assert episode.metrics["last"] == pytest.approx(0.71, abs=0.03)
     assert episode.message.startswith("val_acc fell from ")
 
 

@@ -11,13 +11,13 @@ from mlflow_stability.kinds.loss.final_rise import FinalRiseRule
 from mlflow_stability.kinds.loss.resume import ResumeRule
 from mlflow_stability.kinds.optimizer.step_skipped import SkippedEndRule
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run.run_history import Metric
 
 COUNT = 400
 
 
-def found(rule: Rule, *metrics: Metric) -> list[Episode]:
+def found(rule: Rule, *metrics: Metric) -> list[Finding]:
     return rule.find(run_curves(run_of(*metrics)))
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesRule
-from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -31,7 +31,7 @@ def recorded(start: float, end: float, ratios: float | NDArray[np.float64], rate
     return run_of(*metrics)
 
 
-def found_in(history: RunHistory) -> list[Episode]:
+def found_in(history: RunHistory) -> list[Finding]:
     return LargeUpdatesRule().find(run_curves(history))
 
 

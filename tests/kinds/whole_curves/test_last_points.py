@@ -115,7 +115,7 @@ def test_gradients_that_grow_gradually_while_the_loss_rises_are_found_and_are_th
     assert not [
         each
         for each in diagnosis_of(run_named(loss=falling(3000), grad_norm=norms)).findings
-        if each.evidence.get("grown")
+        if each.metrics.get("grown")
     ]
 
 

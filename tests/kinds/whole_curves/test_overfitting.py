@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.curves import Curve, RunCurves, run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.progress.overfitting import OverfittingRule
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.finding import Finding
 
 Floats = NDArray[np.float64]
 
@@ -21,7 +21,7 @@ def curve(name: str, values: Floats, every: int = 1) -> Curve:
     return Curve(name, name, "", 0, every * np.arange(1, len(values) + 1), np.asarray(values, np.float64))
 
 
-def found(training: Floats, validation: Floats, every: int = 1) -> list[Episode]:
+def found(training: Floats, validation: Floats, every: int = 1) -> list[Finding]:
     curves = RunCurves((curve("loss", training),), (curve("val_loss", validation, every),), (), ())
     return OverfittingRule().find(curves)
 
@@ -111,8 +111,8 @@ def test_a_training_loss_by_steps_and_a_validation_loss_by_epochs_are_read_over_
 
 def test_it_is_dated_after_the_best_validation() -> None:
     episode = found(falling(30), turning(30, 0.5, at=0.5, noise=0.001))[0]
-    assert 14 <= episode.evidence["best_step"] <= 17
-    assert episode.start == episode.evidence["best_step"] + 1
+    assert 14 <= episode.metrics["best_step"] <= 17
+    assert episode.start == episode.metrics["best_step"] + 1
 
 
 def test_the_diagnosis_of_a_run_of_28_epochs_names_it() -> None:

@@ -15,7 +15,7 @@ from mlflow_stability.curves.curves import Curve, RunCurves, run_curves
 from mlflow_stability.kinds.progress.frozen import FrozenRule
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.finding import Finding
 
 Floats = NDArray[np.float64]
 
@@ -24,14 +24,14 @@ def noisy(level: Floats, deviation: float, seed: int = 0) -> Floats:
     return level * np.exp(deviation * np.random.default_rng(seed).standard_normal(len(level)))
 
 
-def found(losses: Floats) -> list[Episode]:
+def found(losses: Floats) -> list[Finding]:
     return PlateauRule().find(run_curves(run_named(loss=losses)))
 
 
 @pytest.mark.parametrize(("classes", "points"), [(2, 10), (10, 11), (10, 500), (1000, 60)])
 def test_a_loss_that_stays_at_what_guessing_costs_names_the_number_of_classes(classes: int, points: int) -> None:
     (episode,) = found(noisy(np.full(points, math.log(classes)), 0.004))
-    assert episode.evidence["classes"] == classes
+    assert episode.metrics["classes"] == classes
 
 
 def test_a_loss_at_the_variance_of_its_target_is_a_plateau_over_eleven_epochs() -> None:
@@ -91,7 +91,7 @@ def test_a_loss_that_first_updates_lifted_and_that_came_back_to_chance_is_one(li
     losses[1 : 1 + len(lifted)] = lifted
     losses[415] = 7.9
     (episode,) = found(losses)
-    assert episode.evidence["classes"] == 10
+    assert episode.metrics["classes"] == 10
 
 
 @pytest.mark.parametrize("lifted", [2.3, 9.0])

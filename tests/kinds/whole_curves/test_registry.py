@@ -25,15 +25,15 @@ from mlflow_stability.kinds.progress.overfitting import Overfitting, Overfitting
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.kinds.rules import found_by
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 SECTIONS = ("What it sees:", "Why it matters:", "What to try:", "When it is wrong:", "Reference:")
 nan, inf = math.nan, math.inf
 
 
-def found(rule: Rule, history: RunHistory) -> list[Episode]:
+def found(rule: Rule, history: RunHistory) -> list[Finding]:
     return rule.find(run_curves(history))
 
 
@@ -159,7 +159,7 @@ def test_a_plateau_after_first_updates_that_raised_the_loss_is_told_from_the_fir
     losses[9:] *= np.exp(np.random.default_rng(0).normal(0, 0.002, 140))
     (episode,) = found(PlateauRule(), run_named(loss=losses))
     assert "fell by only 4.1%: from 3.638 to 3.489 over its last 14 points" in episode.message
-    assert episode.evidence["first"] == pytest.approx(3.638)
+    assert episode.metrics["first"] == pytest.approx(3.638)
 
 
 def test_levels_of_several_points_are_told_as_such() -> None:
@@ -173,7 +173,7 @@ def test_a_plateau_at_the_cost_of_guessing_is_named_so() -> None:
     losses = math.log(10) * np.exp(np.random.default_rng(0).normal(0, 0.005, 60))
     (episode,) = found(PlateauRule(), run_named(loss=losses))
     assert "chance level for 10 classes" in episode.message
-    assert episode.evidence["classes"] == 10
+    assert episode.metrics["classes"] == 10
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_validation_that_rises_while_training_falls_is_overfitting() -> None:
     train = np.linspace(4, 1, 20)
     val = np.r_[np.linspace(4, 2.5, 8), np.linspace(2.55, 3.4, 12)]
     (episode,) = found(OverfittingRule(), run_named(train_loss=train, val_loss=val))
-    assert (episode.start, episode.evidence["best_step"]) == (8, 7.0)
+    assert (episode.start, episode.metrics["best_step"]) == (8, 7.0)
     assert found(OverfittingRule(), run_named(train_loss=train[::-1], val_loss=val)) == []
     assert found(OverfittingRule(), run_named(train_loss=train, val_loss=np.r_[val[:8], np.full(12, 2.5)])) == []
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from diagnosis.histories import falling, run_named
+from findings import over_steps
 from zoo.curves.ill import ill_run
 
 from mlflow_stability.curves.curves import run_curves
@@ -18,18 +19,18 @@ from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.kinds.rule_scores import no_worse_than_sure
 from mlflow_stability.kinds.rules import found_by
 from mlflow_stability.vocabulary import Signal, StepReading
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.sensitivity import MOST, SCORE
+from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
 
 
-def rules_find(history: RunHistory, sensitivity: str) -> list[Episode]:
+def rules_find(history: RunHistory, sensitivity: str) -> list[Finding]:
     detectors = at_sensitivity(default_detectors(), sensitivity)
     return [each for each in found_by(RULES, run_curves(history), detectors) if each.severity > Severity.INFO]
 
 
-def same(one: Episode, other: Episode) -> bool:
+def same(one: Finding, other: Finding) -> bool:
     alike = (one.kind, one.metric) == (other.kind, other.metric)
     return alike and one.start <= other.end and other.start <= one.end
 
@@ -72,7 +73,7 @@ def test_what_is_no_matter_of_degree_has_the_highest_score() -> None:
     losses = falling(300)
     losses[200:] = math.nan
     (found,) = (each for each in diagnosis_of(run_named(loss=losses)).findings if each.kind == "nan_detected")
-    assert (found.score, found.severity) == (MOST, Severity.CRITICAL)
+    assert (found.score, found.severity) == (MAX_SCORE, Severity.CRITICAL)
 
 
 def test_what_is_found_live_has_its_sigma_over_its_threshold_for_a_score() -> None:
@@ -80,12 +81,12 @@ def test_what_is_found_live_has_its_sigma_over_its_threshold_for_a_score() -> No
     losses[500] *= 1.8
     panel, layout = Panel((LossSpike(),)), (Signal("loss"),)
     (event,) = (e for at, each in enumerate(losses.tolist()) for e in panel.judge(StepReading(at, layout, (each,))))
-    assert event.score == pytest.approx(event.evidence["z"] / event.evidence["limit"], rel=0.01)
+    assert event.score == pytest.approx(event.metrics["z"] / event.metrics["limit"], rel=0.01)
     assert event.score > 2
 
 
 @pytest.mark.parametrize(("score", "severity"), [(1.2, Severity.WARNING), (1.5, Severity.CRITICAL)])
 def test_only_what_is_sure_is_critical(score: float, severity: Severity) -> None:
-    one = Episode("divergence", Severity.CRITICAL, 1, 1, 9, "loss rose", evidence={SCORE: score})
+    one = over_steps("divergence", Severity.CRITICAL, 1, 1, 9, "loss rose", score=score)
     (found,) = no_worse_than_sure([one])
     assert found.severity is severity

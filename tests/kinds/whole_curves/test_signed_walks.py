@@ -6,12 +6,12 @@ from diagnosis.histories import run_named
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
 from mlflow_stability.kinds.loss.final_rise import FinalRiseRule
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.finding import Finding
 
 Floats = np.ndarray
 
 
-def ends(values: Floats) -> list[Episode]:
+def ends(values: Floats) -> list[Finding]:
     return FinalRiseRule().find(run_curves(run_named(loss=values)))
 
 

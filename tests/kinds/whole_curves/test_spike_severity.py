@@ -10,10 +10,10 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.thresholds import as_asked
 from mlflow_stability.vocabulary import Severity
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.finding import Finding
 
 
-def spikes_of(losses: np.ndarray, every: int = 1) -> list[Episode]:
+def spikes_of(losses: np.ndarray, every: int = 1) -> list[Finding]:
     history = run_of(metric_of("loss", losses, steps=np.arange(0, len(losses) * every, every)))
     return [each for each in diagnosis_of(history).findings if each.kind == "loss_spike"]
 

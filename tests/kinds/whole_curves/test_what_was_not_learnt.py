@@ -8,7 +8,7 @@ from detectors.series import judged, noise
 from diagnosis.histories import falling, run_named
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 

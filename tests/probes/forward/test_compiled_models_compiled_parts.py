@@ -17,7 +17,7 @@ from mlflow_stability.probes.forward.compiled_models import compiled
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
 from mlflow_stability.probes.performance.flop_count import FlopCounter
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 # of what torch itself does while it compiles
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -122,8 +122,8 @@ def counting(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
 
 def trained(
     model: nn.Module, looked: bool, steps: int = 6
-) -> tuple[list[Tensor], list[Event], list[str], FlopCounter | None]:
-    told: list[Event] = []
+) -> tuple[list[Tensor], list[Finding], list[str], FlopCounter | None]:
+    told: list[Finding] = []
     seen: list[str] = []
     counter = FlopCounter()
     every = 1 if looked else 10**9

@@ -15,7 +15,7 @@ from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
 from mlflow_stability.probes.forward.pass_hooks import PassHooks
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 PLACE = (Signal("seen"),)
 
@@ -61,7 +61,7 @@ class Looker:
 class Loop:
     """A training by hand: what a survey would do, without one."""
 
-    def __init__(self, model: nn.Module, probe: Looker, emit: Callable[[Event], None] = lambda _: None) -> None:
+    def __init__(self, model: nn.Module, probe: Looker, emit: Callable[[Finding], None] = lambda _: None) -> None:
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         self.turns = ForwardScheduler(lambda _part, body: body, [probe], 1, emit)
@@ -206,7 +206,7 @@ def test_a_compiled_model_is_looked_at_in_a_second_pass_and_trains_as_if_nobody_
 
 
 def test_why_a_model_is_not_looked_into_is_told_once() -> None:
-    told: list[Event] = []
+    told: list[Finding] = []
     model = nn.Linear(4, 2)
     model.compile(backend="eager")
     model.lines = iter("abc")  # type: ignore[assignment]

@@ -7,10 +7,10 @@ from torch.optim import SGD
 
 from mlflow_stability.kinds.catalog import documentation
 from mlflow_stability.probes.model_check.settings import model_lint
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 
 
-def lint(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Event]:
+def lint(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Finding]:
     return model_lint([model], optimizers or [SGD(model.parameters(), lr=0.1)], step=10)
 
 
@@ -62,7 +62,7 @@ def test_adam_whose_first_beta_is_above_its_second_is_told(
 ) -> None:
     model = nn.Linear(4, 4)
     events = lint(model, optimizer([{"params": [model.weight]}, {"params": [model.bias], "betas": betas}]))
-    assert [each.evidence for each in events] == ([{"beta1": betas[0], "beta2": betas[1]}] if told else [])
+    assert [each.metrics for each in events] == ([{"beta1": betas[0], "beta2": betas[1]}] if told else [])
 
 
 def test_betas_that_mean_something_else_are_not_talked_about() -> None:
@@ -76,7 +76,7 @@ def test_betas_that_mean_something_else_are_not_talked_about() -> None:
 def test_attention_that_is_scaled_to_nothing_is_told() -> None:
     (event,) = lint(nn.ModuleDict({"attn": Attention(1e-6), "other": Attention(0.125)}))
     assert event.place == "attn"
-    assert event.evidence["scale"] == 1e-6
+    assert event.metrics["scale"] == 1e-6
 
 
 def test_a_scale_that_is_no_attentions_or_is_learnt_is_left_alone() -> None:
@@ -100,7 +100,7 @@ def test_parameters_that_no_optimizer_has_are_named() -> None:
     (event,) = lint(model, SGD(model["body"].parameters(), lr=0.1))
     assert "2 parameters are in no optimizer" in event.message
     assert "head.weight, head.bias" in event.message
-    assert event.evidence == {"parameters": 2.0, "values": 3.0, "with_gradient": 2.0}
+    assert event.metrics == {"parameters": 2.0, "values": 3.0, "with_gradient": 2.0}
     assert event.severity == Severity.INFO
     assert event.step == 10
 

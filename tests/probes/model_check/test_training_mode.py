@@ -7,14 +7,14 @@ from torch import nn
 from torch.optim import SGD
 
 from mlflow_stability.probes.model_check import evaluation_mode, few_rows
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 2))
 
 
-def mode_of(model: nn.Module) -> Event | None:
+def mode_of(model: nn.Module) -> Finding | None:
     return evaluation_mode([model], [SGD(model.parameters(), lr=0.1)], step=10)
 
 
@@ -26,7 +26,7 @@ def test_a_model_whose_norms_do_not_learn_their_statistics_is_a_warning() -> Non
         "The model is trained in evaluation mode, seen at step 10: 1 batch normalisation is not updating the running "
         "statistics, 1 dropout layer is off (1)."
     )
-    assert event.evidence == {"norms": 1.0, "dropouts": 1.0}
+    assert event.metrics == {"norms": 1.0, "dropouts": 1.0}
 
 
 def test_dropout_alone_that_is_off_is_for_information() -> None:
@@ -62,6 +62,6 @@ def test_a_batch_normalisation_needs_some_rows(rows: int, told: bool) -> None:
     assert (event is not None) == told
     if event is not None:
         assert f"over batches of {rows} row" in event.message
-        assert event.evidence == {"rows": float(rows), "modules": 1.0}
+        assert event.metrics == {"rows": float(rows), "modules": 1.0}
     assert few_rows([network().eval()], 2, step=10) is None
     assert few_rows([nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))], 2, step=10) is None

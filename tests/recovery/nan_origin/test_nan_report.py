@@ -66,8 +66,8 @@ def test_the_event_says_it_with_the_users_own_line_and_numbers() -> None:
     assert (event.kind, event.place) == ("nan_origin", "between")
     assert isinstance(event.facts, NanOriginFacts)
     assert (event.facts.source, event.facts.operations) == (NanSource.FORWARD, ("log",))
-    assert event.evidence["output.nan"] == 24.0
-    assert event.evidence["input.greatest"] < 0
+    assert event.metrics["output.nan"] == 24.0
+    assert event.metrics["input.greatest"] < 0
 
 
 def test_an_infinity_that_is_meant_is_no_birth() -> None:

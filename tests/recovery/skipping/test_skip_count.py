@@ -10,7 +10,7 @@ from torch.amp import GradScaler
 
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.skipping.skip_count import SkipCount, SkipRow, calm_loss_scaler, cut_loss_scale
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 POLICY = RollbackPolicy()
 

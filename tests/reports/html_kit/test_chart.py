@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from findings import changed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reports.samples import broken, healthy, nan, spike
@@ -19,7 +20,7 @@ NUMBERS = re.compile(r"-?\d+\.\d")
 
 def chart(sketch: Sketch, *episodes: tuple[int, int]) -> Chart:
     (curve,) = sketches_of(replace(healthy(), curves=(), sketches=(sketch,)))
-    numbered = [(number, replace(spike(), start=a, end=b)) for number, (a, b) in enumerate(episodes, start=1)]
+    numbered = [(number, changed(spike(), start=a, end=b)) for number, (a, b) in enumerate(episodes, start=1)]
     return chart_of(curve, numbered)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from findings import changed
 from hypothesis import given, settings
 from reports.hostile import hostile_reports
 from reports.samples import BAD, GOOD, broken, spike
@@ -30,7 +31,7 @@ def test_a_healthy_run_has_no_findings() -> None:
 
 
 def test_of_many_findings_the_worst_are_told_and_the_others_counted() -> None:
-    many = tuple(replace(spike(), start=step, message="far above its baseline " * 50) for step in range(500))
+    many = tuple(changed(spike(), start=step, message="far above its baseline " * 50) for step in range(500))
     said = brief(replace(broken(), findings=(*many, *broken().findings)))
     assert len(said["findings"]) + said["more_findings"] == 502
     assert "nan_detected" in {each["issue_type"] for each in said["findings"]}
@@ -48,7 +49,7 @@ def test_it_is_small_whatever_a_run_is_called(report: Report) -> None:
 def test_a_run_whose_every_text_is_long_is_small_too() -> None:
     long = "梯度" * 5000
     cause = replace(broken().cause, statement=long, evidence=(long,) * 50, ruled_out=(long,) * 50)
-    episodes = tuple(replace(spike(), start=step, message=long, place=long) for step in range(50))
+    episodes = tuple(changed(spike(), start=step, message=long, place=long) for step in range(50))
     run = replace(
         broken(),
         name=long,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from findings import changed
 from hypothesis import given, settings
 from reports.hostile import hostile_reports
 from reports.samples import ALL, BAD, GOOD, SEVERAL, broken, spike
@@ -87,7 +88,7 @@ def test_a_page_tells_everything_about_a_broken_run() -> None:
 
 
 def test_what_to_try_is_said_once_for_each_kind() -> None:
-    twice = replace(broken(), findings=(spike(), replace(spike(), start=500)), remedies=())
+    twice = replace(broken(), findings=(spike(), changed(spike(), start=500)), remedies=())
     assert text_of(Page(render(Report((twice,))))).count("Look at the batch of this step.") == 1
 
 

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from findings import changed
 from hypothesis import given, settings
 from reports.hostile import hostile_reports
 from reports.samples import (
@@ -57,7 +58,7 @@ def test_a_broken_run_is_told_from_its_verdict_to_what_to_do() -> None:
 @pytest.mark.parametrize("quoted", [False, True])
 def test_where_a_nan_was_born_is_shown_unless_the_cause_says_it(quoted: bool) -> None:
     said = "the first non-finite value comes from log in head, which produced 7 infinite."
-    birth = replace(oscillation(), kind="nan_origin", message=f"Step 420: {said}", experimental=False)
+    birth = changed(oscillation(), kind="nan_origin", message=f"Step 420: {said}", experimental=False)
     run = broken()
     assert run.cause is not None
     cause = run.cause
@@ -173,7 +174,7 @@ def test_a_curve_without_a_finite_value_and_one_of_one_point_can_be_shown() -> N
 
 
 def test_of_many_episodes_the_worst_are_shown_and_the_others_counted() -> None:
-    many = [replace(spike(), start=step, peak=step, end=step) for step in range(0, 1000, 50)]
+    many = [changed(spike(), start=step, peak=step, end=step) for step in range(0, 1000, 50)]
     report = Report((replace(broken(), findings=(*many, nan(), oscillation())),))
     text = shown(report)
     assert "  12  CRITICAL nan_detected" in text

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from findings import changed
 from reports.samples import nan, oscillation, spike
 
 from mlflow_stability.reports.terminal_kit.braille_curve import GUTTER
@@ -12,7 +11,7 @@ WIDTH = GUTTER + 100
 
 
 def line_of(*steps: tuple[int, int]) -> str:
-    episodes = [replace(spike(), start=start, end=end) for start, end in steps]
+    episodes = [changed(spike(), start=start, end=end) for start, end in steps]
     return mark_line(list(enumerate(episodes, start=1)), 0, 99, WIDTH).plain[GUTTER:]
 
 
@@ -25,7 +24,7 @@ def test_two_that_begin_together_are_both_seen() -> None:
 
 
 def test_the_worst_of_those_that_share_a_place_is_seen() -> None:
-    mild, bad = replace(oscillation(), start=0, end=99), replace(nan(), start=50, end=59)
+    mild, bad = changed(oscillation(), start=0, end=99), changed(nan(), start=50, end=59)
     line = mark_line([(1, mild), (2, bad)], 0, 99, WIDTH)
     styles = {str(span.style) for span in line.spans if span.start <= GUTTER + 55 < span.end}
     assert styles == {"bold red"}
@@ -37,5 +36,5 @@ def test_an_episode_beyond_the_curve_is_marked_at_its_edge(step: int) -> None:
 
 
 def test_ascii_terminals_get_ascii() -> None:
-    line = mark_line([(12, replace(spike(), end=400))], 0, 999, WIDTH, unicode=False)
+    line = mark_line([(12, changed(spike(), end=400))], 0, 999, WIDTH, unicode=False)
     assert line.plain.strip().startswith("+==")

@@ -3,11 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from findings import changed
 from reports.samples import BAD, GOOD, MIXED, SEVERAL, broken, healthy, nan, oscillation, run_of_a_store, spike
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.words import run_phrases as wording
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.finding import Finding
 
 
 @pytest.mark.parametrize(
@@ -36,10 +37,10 @@ def test_what_a_run_shows_is_counted_by_how_bad_it_is_and_what_is_not_there_is_l
         (spike(), "step 300, in train_loss, recovered"),
         (oscillation(), "steps 420 to 480, worst at 430, in train_loss, experimental"),
         (nan(), "steps 960 to 999, attempt 2, in train_loss (decoder), not recovered"),
-        (replace(spike(), metric="", place="blocks.3", recovered=None), "step 300, in blocks.3"),
+        (changed(spike(), metric="", place="blocks.3", recovered=None), "step 300, in blocks.3"),
     ],
 )
-def test_an_episode_is_placed_in_half_a_sentence(episode: Episode, said: str) -> None:
+def test_an_episode_is_placed_in_half_a_sentence(episode: Finding, said: str) -> None:
     assert wording.where(episode) == said
 
 

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from findings import at_step
 
 from mlflow_stability.errors import RestoreRefused
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.rollback_controller import RollbackExecutor
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 PARTS = TrainingParts(())
 
@@ -44,14 +45,14 @@ class Controller:
     def undo(self) -> bool:
         return True
 
-    def rolled_back(self, decision: Decision, step: int, attempt: int) -> Event:
-        return Event(step, "rollback", Severity.WARNING, "")
+    def rolled_back(self, decision: Decision, step: int, attempt: int) -> Finding:
+        return at_step(step, "rollback", Severity.WARNING, "")
 
-    def nothing_fits(self, decision: Decision, step: int, why: str) -> Event:
+    def nothing_fits(self, decision: Decision, step: int, why: str) -> Finding:
         self.given_up += 1
-        return Event(step, "give_up", Severity.WARNING, why)
+        return at_step(step, "give_up", Severity.WARNING, why)
 
-    def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Event:
+    def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Finding:
         raise AssertionError("rollbacks are to go on")
 
 

@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
 from mlflow_stability.session.broken_batch.batch_report import MOST_FILES, BatchReport
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.finding import Finding
 
 
 class Counting(nn.Module):
@@ -49,7 +49,7 @@ def broken() -> Tensor:
 
 @pytest.mark.parametrize("of_several", [False, True])
 def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path, of_several: bool) -> None:
-    model, told = Counting(), list[Event]()
+    model, told = Counting(), list[Finding]()
     report = listening(model, BatchReport(plain, tmp_path, of_several))
     model(broken())
     report.before_steps()
@@ -62,11 +62,11 @@ def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path
     assert ("without them" in event.message) == of_several
     assert model.runs == 1 or not of_several
     again = {} if of_several else {"finite_again": 0.0}
-    assert event.evidence == {"not_finite.args[0]": 1.0, "least.args[0]": 1.0, "greatest.args[0]": 1.0} | again
+    assert event.metrics == {"not_finite.args[0]": 1.0, "least.args[0]": 1.0, "greatest.args[0]": 1.0} | again
 
 
 def test_files_are_few_and_announced_once(tmp_path: Path) -> None:
-    model, told, announced = Counting(), list[Event](), list[int]()
+    model, told, announced = Counting(), list[Finding](), list[int]()
     kept = tmp_path / "kept"
     report = listening(model, BatchReport(plain, kept, to_be_sent=lambda: announced.append(len(told))))
     for step in range(2 * MOST_FILES + 4):
@@ -83,7 +83,7 @@ def test_files_are_few_and_announced_once(tmp_path: Path) -> None:
 
 
 def test_of_a_row_of_broken_steps_the_first_is_told_of(tmp_path: Path) -> None:
-    model, told = Counting(), list[Event]()
+    model, told = Counting(), list[Finding]()
     report = listening(model, BatchReport(plain, tmp_path))
     for step in range(4):
         model(broken())
@@ -95,7 +95,7 @@ def test_of_a_row_of_broken_steps_the_first_is_told_of(tmp_path: Path) -> None:
 
 
 def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_path: Path) -> None:
-    maker, judge, told = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Counting(), list[Event]()
+    maker, judge, told = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Counting(), list[Finding]()
     optimizers = [SGD(maker.parameters(), lr=0.1), SGD(judge.parameters(), lr=0.1)]
     report = listening(maker, BatchReport(plain, tmp_path))
     listening(judge, report)
@@ -110,6 +110,6 @@ def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_p
 
 
 def test_nothing_is_said_of_a_batch_that_nobody_saw(tmp_path: Path) -> None:
-    told = list[Event]()
+    told = list[Finding]()
     BatchReport(plain, tmp_path).report(7, told.append)
     assert told == []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from findings import at_step, changed
 from session.output.given_clock import GivenClock
 from waiting import wait_until
 
@@ -17,14 +18,15 @@ from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZer
 from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, training_output
 from mlflow_stability.session.output.training_output import HELD_SECONDS, MOST_ENDS
 from mlflow_stability.vocabulary.result import read_remedies
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 RUN = DeliveredRun("ab12", "kind-otter-7", "http://host:5000/#/experiments/0/runs/ab12", "", "Healthy: it fell.")
-SPIKE = Event(
+SPIKE = at_step(
     7, "loss_spike", Severity.WARNING, "loss 9 at step 7.", remedies=read_remedies(("Lower the learning rate.",))
 )
 BACK = RollbackFacts("loss 9.", target=3, onset=7, steps_lost=6, seconds=0.1, rollbacks=1)
-ROLLBACK = Event.of(BACK, 9, Severity.INFO)
+ROLLBACK = Finding.at(BACK, 9, Severity.INFO)
 LOGGER = logging.getLogger("mlflow_stability")
 
 
@@ -66,12 +68,12 @@ def test_a_level_that_the_script_has_chosen_is_kept(caplog: pytest.LogCaptureFix
 
 def test_while_gradients_are_not_cleared_no_smaller_steps_are_advised(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
-    missing = Event(2, MissingZeroGrad.kind, Severity.WARNING, "Not cleared.", remedies=MissingZeroGrad.remedies)
+    missing = at_step(2, MissingZeroGrad.kind, Severity.WARNING, "Not cleared.", remedies=MissingZeroGrad.remedies)
     over = ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=2)
     output.found(missing)
     output.found(SPIKE)
-    output.found(Event.of(over, 300, Severity.INFO))
-    output.found(replace(SPIKE, step=400))
+    output.found(Finding.at(over, 300, Severity.INFO))
+    output.found(changed(SPIKE, step=400))
     zero_grad, before, after = caplog.messages
     assert "zero_grad()" in zero_grad
     assert before == f"loss_spike: {SPIKE.message} {MissingZeroGrad.remedies[0]}"
@@ -110,7 +112,7 @@ def test_the_beginning_is_said_once_and_not_before_the_run_is_known(caplog: pyte
 
 @pytest.mark.parametrize("trouble", [SPIKE, ROLLBACK])
 def test_the_beginning_is_said_before_any_trouble_also_when_the_run_is_created_late(
-    trouble: Event, caplog: pytest.LogCaptureFixture
+    trouble: Finding, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     known = [DeliveredRun()]
@@ -163,7 +165,7 @@ def test_a_rollback_some_steps_later_is_the_only_line(caplog: pytest.LogCaptureF
     output.found(SPIKE, may_act=True)
     for _ in range(12):
         output.step_done()
-    output.found(replace(SPIKE, kind="divergence", step=9), may_act=True)
+    output.found(changed(SPIKE, kind="divergence", step=9), may_act=True)
     output.found(ROLLBACK, may_act=True)
     output.step_done()
     output.all_done()
@@ -200,18 +202,18 @@ def test_a_rollback_that_comes_after_the_finding_was_said_is_short_and_names_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     output = TrainingOutput(silent=False, rolls_back=True)
-    divergence = Event(9, "divergence", Severity.CRITICAL, "loss 20 at step 9, 30σ above its baseline.")
+    divergence = at_step(9, "divergence", Severity.CRITICAL, "loss 20 at step 9, 30σ above its baseline.")
     output.found(SPIKE, may_act=True)
     output.all_done()  # as after two seconds
     output.found(divergence, may_act=True)
     answer = replace(
         BACK, reason=divergence.message, learning_rate=0.005, finding=divergence.kind, finding_step=divergence.step
     )
-    output.found(Event.of(answer, 9, Severity.INFO), may_act=True)
+    output.found(Finding.at(answer, 9, Severity.INFO), may_act=True)
     output.all_done()
     short = "Rolled back from step 9 to step 3 (6 steps lost) after the loss_spike at step 7"
     assert caplog.messages[1:] == [f"{short} and the divergence at step 9. Learning rate now 0.005."]
-    later = Event.of(answer, 30, Severity.INFO)
+    later = Finding.at(answer, 30, Severity.INFO)
     output.found(later, may_act=True)
     assert caplog.messages[2:] == [later.message], "nothing was said of the second one before"
 
@@ -220,29 +222,29 @@ def test_a_rollback_for_another_reason_than_what_was_said_gives_it(caplog: pytes
     output = TrainingOutput(silent=False, rolls_back=True)
     output.found(SPIKE, may_act=True)
     output.all_done()
-    back = Event.of(replace(BACK, reason="Non-finite weights after step 9."), 9, Severity.INFO)
+    back = Finding.at(replace(BACK, reason="Non-finite weights after step 9."), 9, Severity.INFO)
     output.found(back, may_act=True)
     assert caplog.messages[1:] == [back.message]
 
 
 def test_what_no_rollback_answers_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False, rolls_back=True)
-    output.found(replace(SPIKE, kind="memory_pressure", message="Memory 97 % full."), may_act=True)
+    output.found(changed(SPIKE, kind="memory_pressure", message="Memory 97 % full."), may_act=True)
     assert caplog.messages == ["memory_pressure: Memory 97 % full. Lower the learning rate."]
 
 
 def test_no_rollback_is_one_line_with_what_was_found(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False, rolls_back=True)
     output.found(SPIKE, may_act=True)
-    output.found(Event(9, "give_up", Severity.CRITICAL, f"No rollback at step 9: {SPIKE.message}"), may_act=True)
+    output.found(at_step(9, "give_up", Severity.CRITICAL, f"No rollback at step 9: {SPIKE.message}"), may_act=True)
     output.all_done()
     assert caplog.messages == [f"give_up: No rollback at step 9: {SPIKE.message}"]
 
 
 def test_a_skipped_step_is_said_rather_than_what_it_was_skipped_for(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
-    output.found(Event(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
-    output.found(Event(7, "step_skipped", Severity.CRITICAL, "Skipped step 7."), may_act=True)
+    output.found(at_step(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
+    output.found(at_step(7, "step_skipped", Severity.CRITICAL, "Skipped step 7."), may_act=True)
     output.all_done()
     assert caplog.messages == ["step_skipped: Skipped step 7."]
 
@@ -254,11 +256,11 @@ def test_a_skip_is_said_with_the_finding_that_it_answers_and_not_after_it(
     clock = GivenClock()
     clock.time_output(monkeypatch)
     output = TrainingOutput(silent=False, rolls_back=True)
-    output.found(Event(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
+    output.found(at_step(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
     clock.advance(0.1 * HELD_SECONDS)
     for _ in range(readings):
         output.step_done()
-    output.found(Event(7, "step_skipped", Severity.WARNING, "Skipped step 7."), may_act=True)
+    output.found(at_step(7, "step_skipped", Severity.WARNING, "Skipped step 7."), may_act=True)
     clock.advance(0.95 * HELD_SECONDS)  # the finding is due, and the skip is not
     assert len(caplog.messages) == 1
     output.all_done()
@@ -269,14 +271,14 @@ def test_a_skip_is_said_with_the_finding_that_it_answers_and_not_after_it(
 def test_a_nan_whose_origin_is_known_is_said_with_it_and_with_what_goes_against_it(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    origin = Event(
+    origin = at_step(
         7,
         "nan_origin",
         Severity.INFO,
         "Step 7: the batch was NaN.",
         remedies=read_remedies(("Inspect the saved batch.",)),
     )
-    found = Event(
+    found = at_step(
         7,
         kind,
         Severity.CRITICAL,
@@ -299,9 +301,9 @@ def test_a_finding_of_something_else_is_not_put_down_to_an_earlier_nan(
 ) -> None:
     output = TrainingOutput(silent=False)
     output.found(
-        Event(7, "nan_origin", Severity.INFO, "Step 7: the batch was NaN.", remedies=read_remedies(("Inspect it.",)))
+        at_step(7, "nan_origin", Severity.INFO, "Step 7: the batch was NaN.", remedies=read_remedies(("Inspect it.",)))
     )
-    output.found(Event(step, kind, Severity.CRITICAL, "It was so.", remedies=read_remedies(("Do this.",))))
+    output.found(at_step(step, kind, Severity.CRITICAL, "It was so.", remedies=read_remedies(("Do this.",))))
     assert caplog.messages == [f"{kind}: It was so. Do this."]
 
 
@@ -309,10 +311,10 @@ def test_a_run_whose_page_is_known_late_keeps_what_was_said_of_it(caplog: pytest
     output = TrainingOutput(silent=False)
     output.found(SPIKE)
     output.begins(RUN)
-    output.found(replace(SPIKE, step=8))
+    output.found(changed(SPIKE, step=8))
     assert len(caplog.messages) == 2
     output.begins(replace(RUN, run_id="cd34"))
-    output.found(replace(SPIKE, step=9))
+    output.found(changed(SPIKE, step=9))
     assert len(caplog.messages) == 4, "another run's troubles are its own"
 
 

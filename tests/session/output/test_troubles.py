@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from findings import at_step
+
 from mlflow_stability.session.output.troubles import AS_BEFORE, GAP, Troubles
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
 
 
 def said(*events: tuple[int, str, Severity]) -> list[tuple[int, str]]:
     troubles = Troubles()
-    return [(step, kind) for step, kind, severity in events if troubles.is_news(Event(step, kind, severity, "It was."))]
+    return [
+        (step, kind) for step, kind, severity in events if troubles.is_news(at_step(step, kind, severity, "It was."))
+    ]
 
 
 def test_what_is_only_information_is_not_said() -> None:
@@ -43,8 +47,8 @@ def test_what_has_nothing_to_do_with_a_trouble_is_said_beside_it() -> None:
 def test_after_a_rollback_what_is_left_of_the_trouble_is_not_said_unless_it_is_worse() -> None:
     troubles = Troubles()
     troubles.answered(313)
-    assert not troubles.is_news(Event(315, "loss_spike", CRITICAL, "It was."))
-    assert troubles.is_news(Event(316, "nan_detected", CRITICAL, "It was."))
+    assert not troubles.is_news(at_step(315, "loss_spike", CRITICAL, "It was."))
+    assert troubles.is_news(at_step(316, "nan_detected", CRITICAL, "It was."))
 
 
 def test_what_was_done_is_always_said() -> None:

@@ -7,13 +7,15 @@ import time
 from functools import partial
 
 import pytest
+from findings import at_step
 from waiting import wait_until
 
 from mlflow_stability.session.recording import deferred_detection
 from mlflow_stability.session.recording.deferred_detection import MOST, SECONDS, DeferredDetection
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 LAYOUT = (Signal("loss"),)
 
@@ -38,10 +40,10 @@ class Judged:
     def has(self, steps: list[int]) -> bool:
         return self.steps == steps
 
-    def __call__(self, step: StepReading) -> list[Event]:
+    def __call__(self, step: StepReading) -> list[Finding]:
         self.steps.append(step.step)
         self.threads.add(threading.current_thread().name)
-        return [Event(step.step, "loss_spike", Severity.WARNING, "high")] if step.values[0] > 10 else []
+        return [at_step(step.step, "loss_spike", Severity.WARNING, "high")] if step.values[0] > 10 else []
 
 
 def reading(step: int, when: float, loss: float = 1.0) -> StepReading:
@@ -156,7 +158,7 @@ def test_where_no_thread_can_be_started_each_step_is_judged_at_once(monkeypatch:
 def test_an_error_while_the_training_stands_still_is_raised_where_it_comes_next() -> None:
     failing = threading.Event()
 
-    def judge(step: StepReading) -> list[Event]:
+    def judge(step: StepReading) -> list[Finding]:
         if step.step == 2:
             failing.set()
             raise ValueError("broken")

@@ -25,7 +25,8 @@ from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import TELL_EVERY, LossCount, Recording
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.milestone import Closing, Note, Opening
 
 
@@ -67,8 +68,8 @@ TRAININGS: dict[str, Callable[[nn.Module, int], None]] = {
 }
 
 
-def said(records: list[Record]) -> list[Event]:
-    return [each for each in records if isinstance(each, Event) and each.place == "loss"]
+def said(records: list[Record]) -> list[Finding]:
+    return [each for each in records if isinstance(each, Finding) and each.place == "loss"]
 
 
 @pytest.mark.parametrize("steps", [3, 60])
@@ -102,7 +103,7 @@ def test_a_training_with_a_loss_says_nothing(tmp_path: Path) -> None:
 
 
 def test_the_end_is_recorded_even_where_something_before_it_fails(tmp_path: Path) -> None:
-    def fails(_event: Event) -> None:
+    def fails(_event: Finding) -> None:
         raise ValueError("broken")
 
     guard = PartGuard(strict=True, on_failure=lambda part, error: None)
@@ -116,7 +117,7 @@ def test_the_end_is_recorded_even_where_something_before_it_fails(tmp_path: Path
 
 
 def test_a_jump_of_the_learning_rate_is_told_before_what_came_of_it(tmp_path: Path) -> None:
-    told: list[Event] = []
+    told: list[Finding] = []
     guard = PartGuard(strict=True, on_failure=lambda part, error: None)
     detectors = (GradientExplosion(), LearningRateJump())
     recording = Recording(
@@ -138,4 +139,4 @@ def test_discarded_losses_are_counted_and_told_of_seldom() -> None:
         discarded = (math.nan,) if step % 2 else ()
         told += account.take(step, ProbeReading((Signal("loss"),), (1.0,), 0.0, "", (), discarded))
     assert [each.step for each in told] == [1, 1 + TELL_EVERY, 1 + 2 * TELL_EVERY]
-    assert [each.evidence["discarded"] for each in told] == [1, 51, 101]
+    assert [each.metrics["discarded"] for each in told] == [1, 51, 101]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from findings import at_step
+
 from mlflow_stability.kinds.catalog import documentation, named
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.session.recording.representation_summary import VERDICTS, RepresentationTotals
-from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
 
 CODES = {
     "sdr_rows": 100.0,
@@ -17,7 +19,7 @@ CODES = {
 }
 
 
-def summed_up(shares: list[float], place: str = "encoder") -> list[Event]:
+def summed_up(shares: list[float], place: str = "encoder") -> list[Finding]:
     """A training whose codes have these shares of unique patterns, measured every hundred steps."""
     account, panel = RepresentationTotals(), Panel(named(VERDICTS))
     signals = tuple(Signal(each, place) for each in (*CODES, "sdr_unique_ratio"))
@@ -41,13 +43,13 @@ def test_averages_the_end_and_the_verdict_are_told() -> None:
     )
     assert "90.0% unique patterns (80.0% at the end), active bits 26.0/512 (5.1%)" in event.message
     assert event.message.endswith("Verdict: healthy, no warnings.")
-    assert event.evidence["measurements"] == 3
+    assert event.metrics["measurements"] == 3
 
 
 def test_a_collapse_is_the_verdict_with_its_first_step_and_the_number_of_warnings() -> None:
     (event,) = summed_up([0.8, 0.1, 0.1, 0.1, 0.8, 0.1, 0.1])
     assert event.message.endswith("Verdict: codes collapsed, first seen at step 300; 2 warnings.")
-    assert event.evidence["warnings"] == 2
+    assert event.metrics["warnings"] == 2
     assert event.remedies
 
 
@@ -63,7 +65,7 @@ def test_other_representations_are_told_by_their_ranks() -> None:
 def test_a_training_without_representations_has_nothing_to_sum_up() -> None:
     account = RepresentationTotals()
     account.take(StepReading(1, (Signal("loss"), Signal("grad_norm", "a")), (1.0, 1.0)))
-    account.count(Event(1, "sdr_collapse", Severity.CRITICAL, "", place="elsewhere"))
+    account.count(at_step(1, "sdr_collapse", Severity.CRITICAL, "", place="elsewhere"))
     assert account.events(1) == []
 
 

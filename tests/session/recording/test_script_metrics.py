@@ -31,7 +31,7 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetrics
 from mlflow_stability.tracking.in_process.user_metrics import LoggedMetric
-from mlflow_stability.vocabulary import Closing, Event, Opening, Signal, StepReading
+from mlflow_stability.vocabulary import Closing, Finding, Opening, Signal, StepReading
 
 VAL, THEIR_STEP = Signal("val_loss"), Signal("val_loss_step")
 
@@ -128,7 +128,7 @@ def test_overfitting_is_found_live_and_nothing_is_logged_twice(
     overfit(steps=200, every=10)
     mlflow.end_run()
     records = training.end()
-    (found,) = [each for each in records if isinstance(each, Event) and each.kind == "overfitting"]
+    (found,) = [each for each in records if isinstance(each, Finding) and each.kind == "overfitting"]
     heard_at = [each.step for each in records if isinstance(each, StepReading) and VAL in each.signals]
     assert heard_at == list(range(10, 201, 10))
     assert found.step in heard_at
@@ -168,7 +168,7 @@ def test_a_validation_loss_logged_without_steps_is_judged_at_those_of_the_traini
     readings = [each for each in records if isinstance(each, StepReading) and VAL in each.signals]
     assert [each.step for each in readings] == [1, 2, 3]
     assert [each.signals for each in readings] == [(VAL,)] * 3
-    assert "nan_detected" not in [each.kind for each in records if isinstance(each, Event) and each.step != 2]
+    assert "nan_detected" not in [each.kind for each in records if isinstance(each, Finding) and each.step != 2]
 
 
 def test_two_runs_after_each_other_each_keep_their_own(tmp_path: Path, store: str, heard: ScriptMetrics) -> None:

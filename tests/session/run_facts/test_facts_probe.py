@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, lr_scheduler
 
 from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Source
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_changes_on_the_way_are_events_that_replay_does_not_look_for(watched: Wa
         "The shape of the batches",
         "The number of micro-batches in a step",
     }
-    assert all(not each.judged and each.kind == "configuration_changed" for each in messages.values())
+    assert all(each.source is Source.REPORTED and each.kind == "configuration_changed" for each in messages.values())
     assert messages["weight_decay of AdamW"].step == 30
 
 
@@ -82,7 +83,7 @@ def test_a_parameter_that_no_optimizer_has_is_told_at_the_tenth_step(watched: Wa
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     train(model, SGD(model[1].parameters(), lr=0.1), 12)
     (event,) = watched.events()
-    assert (event.kind, event.step, event.evidence["parameters"]) == ("model_lint", 10, 2.0)
+    assert (event.kind, event.step, event.metrics["parameters"]) == ("model_lint", 10, 2.0)
 
 
 @pytest.mark.parametrize("make", [SGD, AdamW])

@@ -61,8 +61,8 @@ def test_from_the_step_on_at_which_clearing_ends_it_is_told_and_again_after_it_w
             clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
     assert told(watched) == [41, 71]
-    cleared = [each for each in watched.events() if "not_cleared_since" in each.evidence]
-    assert [(each.kind, each.evidence["not_cleared_since"]) for each in cleared] == [("configuration_changed", 41)]
+    cleared = [each for each in watched.events() if "not_cleared_since" in each.metrics]
+    assert [(each.kind, each.metrics["not_cleared_since"]) for each in cleared] == [("configuration_changed", 41)]
     assert 61 <= cleared[0].step <= 70
     assert cleared[0].message == f"Gradients are cleared again at step {cleared[0].step}; since step 41 they were not."
 

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, lr_scheduler
 
 from mlflow_stability.session.run_facts.setting_changes import MOST_TOLD, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import MOST_FACTS, TrainingFacts, TrainingView
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary import Finding, Severity
 
 
 def view(lr: float = 0.1) -> TrainingView:
@@ -20,7 +20,7 @@ def view(lr: float = 0.1) -> TrainingView:
     return TrainingView([AdamW(model.parameters(), lr=lr)], [model], micro_batches=2)
 
 
-def told(watch: SettingChanges, seen: TrainingView, *steps: int) -> list[Event]:
+def told(watch: SettingChanges, seen: TrainingView, *steps: int) -> list[Finding]:
     return [event for step in steps for event in watch.look(step, seen) if event.kind == "configuration_changed"]
 
 
@@ -84,7 +84,7 @@ def test_a_setting_that_was_changed_is_told_once_with_both_numbers() -> None:
     (event,) = told(watch, seen, 30, 40, 50)
     assert event.message == "weight_decay of AdamW changed from 0.01 to 0.5, seen at step 30."
     assert (event.step, event.severity) == (30, Severity.INFO)
-    assert event.evidence == {"before": 0.01, "after": 0.5}
+    assert event.metrics == {"before": 0.01, "after": 0.5}
 
 
 def test_the_small_batch_at_the_end_of_an_epoch_is_no_change() -> None:

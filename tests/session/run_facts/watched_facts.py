@@ -17,7 +17,7 @@ from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.run_facts.facts_probe import FactsProbe
-from mlflow_stability.vocabulary import Event, Fact, Opening
+from mlflow_stability.vocabulary import Fact, Finding, Opening
 
 
 class Watched:
@@ -50,5 +50,5 @@ class Watched:
         assert len({each.key for each in records}) == len(records)
         return {each.key: each.value for each in records}
 
-    def events(self) -> list[Event]:
-        return [each for each in read_journal(self.recording.folder / JOURNAL) if isinstance(each, Event)]
+    def events(self) -> list[Finding]:
+        return [each for each in read_journal(self.recording.folder / JOURNAL) if isinstance(each, Finding)]

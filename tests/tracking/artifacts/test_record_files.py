@@ -1,7 +1,7 @@
 import math
-from dataclasses import replace
 
 import numpy as np
+from findings import at_step, changed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,23 +14,23 @@ from mlflow_stability.tracking.artifacts.record_events import (
 )
 from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name, part_order, read_part
 from mlflow_stability.tracking.read.run_record import joined
-from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Opening, Reset, Severity, Signal, StepReading
-from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary import Closing, Gap, Note, Opening, Reset, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.result import Action, Remedy, Source
 
 numbers = st.floats(allow_nan=False)
 texts = st.text(max_size=30)
 said = st.one_of(
     st.builds(
-        Event,
+        at_step,
         st.integers(0, 2**40),
         texts,
         st.sampled_from(Severity),
         texts,
         texts,
         st.dictionaries(texts, numbers),
-        st.lists(texts.map(lambda text: Remedy(Action.IN_WORDS, text=text)), max_size=3).map(tuple),
-        st.integers(0, 9),
-        numbers,
+        remedies=st.lists(texts.map(lambda text: Remedy(Action.IN_WORDS, text=text)), max_size=3).map(tuple),
+        attempt=st.integers(0, 9),
+        time=numbers,
     ),
     st.builds(Reset, st.integers(0), st.integers(0), texts, numbers),
     st.builds(Gap, st.integers(0), st.integers(0), texts, numbers),
@@ -59,15 +59,15 @@ def test_a_line_of_a_later_version_is_passed_over():
 
 
 def test_a_line_says_whether_a_detector_found_it_or_somebody_told_it():
-    found = Event(7, "overfitting", Severity.WARNING, "The validation loss rises.")
+    found = at_step(7, "overfitting", Severity.WARNING, "The validation loss rises.")
     assert '"judged": true' in line_of(found)
-    assert '"judged": false' in line_of(replace(found, judged=False))
+    assert '"judged": false' in line_of(changed(found, source=Source.REPORTED))
 
 
 def test_a_line_of_an_earlier_version_says_the_same():
     line = '{"record": "event", "step": 7, "kind": "rollback", "severity": "INFO", "message": "", "live": %s}'
-    assert not read_line(line % "true").judged
-    assert read_line(line % "false").judged
+    assert read_line(line % "true").source is Source.REPORTED
+    assert read_line(line % "false").source is Source.DETECTOR
 
 
 def test_a_record_that_was_written_is_read_back_value_for_value(tmp_path):

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+from findings import at_step
 
 from mlflow_stability.tracking.read.record_thinner import AROUND, RARE, RecordThinner
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
-from mlflow_stability.vocabulary import Event, Severity, Signal
+from mlflow_stability.vocabulary import Finding, Severity, Signal
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm", "block.0"))
 
@@ -24,7 +25,7 @@ def part(first: int, last: int) -> RunRecord:
 PARTS = [part(1 + begin, 20_000 + begin) for begin in range(0, 200_000, 20_000)]
 
 
-def thinned(most: int, *events: Event) -> RunRecord:
+def thinned(most: int, *events: Finding) -> RunRecord:
     thinner = RecordThinner(most, events)
     for each in PARTS:
         thinner.add(each)
@@ -57,12 +58,12 @@ def test_what_is_measured_rarely_is_kept_whole() -> None:
 
 
 def test_both_ends_and_the_surroundings_of_events_are_kept_whole() -> None:
-    record = thinned(50_000, Event(123_456, "loss_spike", Severity.WARNING, "It rose."))
+    record = thinned(50_000, at_step(123_456, "loss_spike", Severity.WARNING, "It rose."))
     kept = set(steps_of(record, 0))
     for first in (1, 123_456 - AROUND, 200_001 - AROUND):
         assert set(range(first, first + AROUND)) <= kept
 
 
 def test_a_storm_of_events_does_not_undo_it() -> None:
-    storm = [Event(step, "loss_spike", Severity.WARNING, "It rose.") for step in range(1, 200_000, 50)]
+    storm = [at_step(step, "loss_spike", Severity.WARNING, "It rose.") for step in range(1, 200_000, 50)]
     assert len(thinned(50_000, *storm)) <= 50_000

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from architecture.repository import ROOT
+from findings import at_step
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from servers.same_answer import SameAnswer
@@ -31,11 +32,11 @@ from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.write.run_report import log_report
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.milestone import Closing
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"))
-NAN = Event(3, "nan_detected", Severity.CRITICAL, "loss is NaN at step 3.", evidence={"loss": math.nan})
+NAN = at_step(3, "nan_detected", Severity.CRITICAL, "loss is NaN at step 3.", evidence={"loss": math.nan})
 
 
 def a_run(uri: str, points: list[tuple[str, int, float, int]], tags: dict[str, str] | None = None) -> str:

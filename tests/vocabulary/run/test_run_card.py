@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.vocabulary.result.diagnosis import Sketch
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_card import LossLevels, Mark, RunCard, card_of, text_of
 
 numbers = st.floats(allow_nan=False)

@@ -18,7 +18,8 @@ from zoo.tutorials.tutorial import Outcome, Tutorial
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.journal.record import Record
 from mlflow_stability.session.process.courier_link import CourierLink
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.severity import Severity
 
 Mode = Literal["bare", "watched", "rollback"]
 MODES: tuple[Mode, ...] = ("bare", "watched", "rollback")
@@ -38,7 +39,7 @@ class Trial:
     outcomes: list[str] = field(default_factory=list)
     """``healthy``, ``unstable``, ...: one for each recording."""
     verdicts: list[str] = field(default_factory=list)
-    live: list[Event] = field(default_factory=list)
+    live: list[Finding] = field(default_factory=list)
     """Found while it trained."""
     warnings: list[str] = field(default_factory=list)
     """What is at least a WARNING, live or in the diagnosis."""
@@ -85,7 +86,7 @@ def _train(tutorial: Tutorial, seed: int, trial: Trial) -> None:
 
 
 def _judge(records: list[Record], trial: Trial) -> None:
-    events = [record for record in records if isinstance(record, Event)]
+    events = [record for record in records if isinstance(record, Finding)]
     diagnosis = diagnosis_of(recorded_in(records))
     trial.live += events
     trial.outcomes.append(diagnosis.outcome)

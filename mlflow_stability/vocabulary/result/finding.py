@@ -1,0 +1,194 @@
+"""What was found in a training: at one step, or over many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from mlflow_stability.vocabulary.facts.facts import Facts
+from mlflow_stability.vocabulary.facts.text_enum import TextEnum
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.remedy import Remedy
+from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result.statement import Statement
+from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
+
+FactsT = TypeVar("FactsT", bound=Facts)
+
+
+class Source(TextEnum):
+    """Who found something."""
+
+    DETECTOR = "detector"
+    """A detector, step by step; judging the record again finds it again."""
+    WHOLE_CURVE = "whole_curve"
+    """A rule that sees whole curves, when the training was over."""
+    REPORTED = "reported"
+    """What acts or looks while the training runs: the autopilot, probes, the courier."""
+    LOG = "log"
+    """A log says it in words, or by how it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The steps of a finding."""
+
+    start: int
+    """The first step."""
+    peak: int
+    """The step at which it was worst."""
+    end: int
+    """The last step."""
+    recovered: bool | None = None
+    """Whether things were as before afterwards; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where something was found."""
+
+    place: str = ""
+    """The module, parameter group or loss; empty: the whole training."""
+    metric: str = ""
+    """The metric, by the name that the script gave it."""
+    attempt: int = 0
+    """Number of rollbacks before it."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Finding:
+    """Something that was found in a training. Its message and its metrics are made from its facts."""
+
+    kind: str
+    """``loss_spike``: the name that ``mlflow-stability explain`` knows."""
+    severity: Severity
+    """INFO, WARNING or CRITICAL; ordered, so that the worst is the largest."""
+    span: Span
+    """Its steps."""
+    where: Where
+    """Where it was found."""
+    facts: Facts
+    """What is known: a frozen dataclass whose fields have types and units."""
+    remedies: tuple[Remedy, ...] = ()
+    """What to do, most useful first."""
+    source: Source = Source.DETECTOR
+    """Who found it."""
+    score: float = MAX_SCORE
+    """How sure it is: by how many times it exceeds what a finding needs at normal sensitivity; 1 to 64."""
+    time: float = 0.0
+    """When it was found, in seconds since the epoch; 0 where that is not known."""
+    count: int = 1
+    """Number of findings that were merged into it, or of points that it is made of."""
+    statements: tuple[Statement, ...] = ()
+    """What it says, in order; empty: what its facts say of its first step."""
+    also: tuple[Facts, ...] = ()
+    """Facts of what was found of the same trouble in other ways, and is one with it."""
+    spikes: tuple[int, ...] = ()
+    """Of a divergence: the steps of the loss spikes that are part of it."""
+    repeats: tuple[tuple[str, int], ...] = ()
+    """Type and step of reported findings whose sentences are part of the message."""
+    experimental: bool = False
+    """Whether the judgement is experimental: such are never above INFO, and change no verdict."""
+    cause: Cause | None = None
+    """Why it began; None where that is not known, and for what is only mentioned."""
+    unit: str = "step"
+    """What the log calls a step: ``epoch`` where it counts nothing else."""
+    line: int | None = None
+    """The line of a printed log at which it begins."""
+
+    @classmethod
+    def at(
+        cls,
+        facts: Facts,
+        step: int,
+        severity: Severity,
+        *,
+        kind: str = "",
+        place: str = "",
+        remedies: tuple[Remedy, ...] = (),
+        attempt: int = 0,
+        time: float = 0.0,
+        source: Source = Source.REPORTED,
+    ) -> Finding:
+        """Make a finding about one step; `kind`: where it is not that of the facts."""
+        where = Where(place, attempt=attempt)
+        return cls(kind or facts.kind, severity, Span(step, step, step), where, facts, remedies, source, time=time)
+
+    @property
+    def step(self) -> int:
+        """The first step."""
+        return self.span.start
+
+    @property
+    def start(self) -> int:
+        """The first step."""
+        return self.span.start
+
+    @property
+    def peak(self) -> int:
+        """The step at which it was worst."""
+        return self.span.peak
+
+    @property
+    def end(self) -> int:
+        """The last step."""
+        return self.span.end
+
+    @property
+    def recovered(self) -> bool | None:
+        """Whether things were as before afterwards; None where that is not known."""
+        return self.span.recovered
+
+    @property
+    def place(self) -> str:
+        """The module, parameter group or loss that it was found in; empty: the whole training."""
+        return self.where.place
+
+    @property
+    def metric(self) -> str:
+        """The metric it was seen in, by the name that the script gave it."""
+        return self.where.metric
+
+    @property
+    def attempt(self) -> int:
+        """Number of rollbacks before it."""
+        return self.where.attempt
+
+    @property
+    def message(self) -> str:
+        """What was found, with numbers, in a few sentences."""
+        message = " ".join(statement.sentence(self.unit) for statement in self.stated)
+        return message if self.line is None else f"{message.removesuffix('.')} (line {self.line:,})."
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers behind the message, by name."""
+        numbers = self.facts.numbers()
+        for facts in (*(statement.facts for statement in self.stated), *self.also):
+            numbers = {**numbers, **{name: value for name, value in facts.numbers().items() if name not in numbers}}
+        return numbers if self.line is None else {**numbers, "line": float(self.line)}
+
+    @property
+    def stated(self) -> tuple[Statement, ...]:
+        """What it says, in order."""
+        return self.statements or (Statement(self.facts, self.span.start),)
+
+    def known(self, facts: type[FactsT]) -> FactsT | None:
+        """The facts of this class, if it was found in that way; None otherwise."""
+        return next((known for known in (self.facts, *self.also) if isinstance(known, facts)), None)
+
+    def with_span(self, **changes: Any) -> Finding:
+        """The finding with other steps, or with what is known of how it ended: fields of `Span`.
+
+        What it says remains about the same steps.
+        """
+        return replace(self, span=replace(self.span, **changes), statements=self.stated)
+
+    def shifted(self, offset: int) -> Finding:
+        """The finding in a run that counts its steps from `offset`."""
+        span = self.span
+        moved = replace(span, start=span.start + offset, peak=span.peak + offset, end=span.end + offset)
+        return replace(self, span=moved)
+
+    def __repr__(self) -> str:
+        return f"<Finding {self.severity.name} {self.kind}: {self.message}>"
