@@ -32,6 +32,7 @@ from mlflow_stability.probes.probe import BaseProbe, Forgetful, Guard, Probe, St
 from mlflow_stability.probes.step.readback import value_on_host
 
 _STEP_BEGAN, _STEP_ENDED = int(Mark.STEP_BEGAN), int(Mark.STEP_ENDED)
+_CAPTURE_ENDED = (int(Mark.CAPTURE_ENDED), 0.0)
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 
 
@@ -138,7 +139,7 @@ class ProbeScheduler:
                     if each.before_step is not None:
                         each.before_step(by_own_step if each.by_own_step else by_step)
         if self._split.also is None:
-            self._split.mark(_STEP_BEGAN)
+            self._split.moments.append((_STEP_BEGAN, self._split.now()))
         else:  # by a device's clock, which may fail
             self._step_began()
         if norms:
@@ -154,7 +155,7 @@ class ProbeScheduler:
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
         """Runs after each step; `skipped`: it is known not to have been taken."""
         if self._split.also is None:
-            self._split.mark(_STEP_ENDED)
+            self._split.moments.append((_STEP_ENDED, self._split.now()))
         else:
             self._step_ended()
         if self._looked_at and self._broken is not None:
@@ -173,7 +174,7 @@ class ProbeScheduler:
         due, self._due = self._due, None
         # It is a step as others are, where Ctrl-C has come before it was seen here.
         self.step += due is None and begins_step
-        self._split.captures += 1
+        self._split.moments.append(_CAPTURE_ENDED)
         found, self._counted = self._counted, []
         tables: Sequence[Table] = ()
         for each in due or ():

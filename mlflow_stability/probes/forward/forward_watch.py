@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
 from mlflow_stability.probes.hooks.running_calls import running_calls
 from mlflow_stability.probes.objects.model_discovery import models_of
-from mlflow_stability.probes.performance.step_timing import Mark
+from mlflow_stability.probes.performance.step_timing import MOST_MOMENTS, Mark, StepSplit
 from mlflow_stability.probes.probe import Guard
 
 _BEGAN, _ENDED, _EVALUATED = int(Mark.FORWARD_BEGAN), int(Mark.FORWARD_ENDED), int(Mark.EVALUATED)
@@ -62,30 +62,25 @@ class ForwardObserver:
 class _Root:
     """A module that is watched: the observer of its calls."""
 
-    __slots__ = ("_ends", "call_began", "call_failed", "module", "watched")
+    __slots__ = ("call_began", "call_ended", "call_failed", "module", "watched")
 
     def __init__(
         self,
         module: Module,
         began: Callable[[Module, tuple[Any, ...], dict[str, Any]], object],
-        ended: Callable[[Module, Any], object],
+        ended: Callable[[Module, tuple[Any, ...], Any], object],
         failed: Callable[[Module], object],
     ) -> None:
         self.module = weakref.ref(module)
-        self.call_began, self.call_failed, self._ends = began, failed, ended
+        self.call_began, self.call_ended, self.call_failed = began, ended, failed
         self.watched: WatchedCalls = MODULE_CALLS.observe(module, self)
-
-    def call_ended(self, module: Module, _args: tuple[Any, ...], output: Any) -> None:
-        self._ends(module, output)
 
 
 class ForwardWatch:
     """The models of one training."""
 
-    def __init__(
-        self, guard: Guard, observers: Sequence[ForwardObserver], mark: Callable[[int], None] = lambda _: None
-    ) -> None:
-        self._mark = mark
+    def __init__(self, guard: Guard, observers: Sequence[ForwardObserver], split: StepSplit | None = None) -> None:
+        self._split = StepSplit() if split is None else split
         """Takes down when passes begin and end, when all others know."""
         self._began = tuple([(each, each.forward_began, _taken(each, "forward_ended")) for each in observers])
         self._to_end: list[Callable[[], None]] = []
@@ -209,9 +204,13 @@ class ForwardWatch:
         for observer, emit, ended in self._began:
             if observer.observes and emit(root, args, kwargs) is not False and ended is not None:
                 to_end.append(ended)
-        self._mark(_BEGAN)
+        split = self._split
+        if split.also is None:
+            split.moments.append((_BEGAN, split.now()))
+        else:
+            split.mark(_BEGAN)
 
-    def _ends(self, root: Module, outputs: Any) -> None:
+    def _ends(self, root: Module, _args: tuple[Any, ...], outputs: Any) -> None:
         if get_ident() != self._thread:
             return
         if self.opened == id(root) and not (self._within and running_calls(self.opened) > 1):
@@ -219,12 +218,20 @@ class ForwardWatch:
                 take(outputs)
             for emit in self._to_end:
                 emit()
-            self._mark(_ENDED)
+            split = self._split
+            if split.also is None:
+                split.moments.append((_ENDED, split.now()))
+            else:
+                split.mark(_ENDED)
+            if len(split.moments) >= MOST_MOMENTS:
+                split.add_up()
             self.opened = 0  # after the rest: where Ctrl-C comes before, the next call has them give it up
         elif not self.opened and not self.in_backward:
             for emit in self._evaluated:
                 emit()
-            self._mark(_EVALUATED)
+            self._split.mark(_EVALUATED)
+            if len(self._split.moments) >= MOST_MOMENTS:
+                self._split.add_up()
 
     def _give_up(self) -> None:
         """The pass that is open has not ended as it should, or will not be heard to end."""

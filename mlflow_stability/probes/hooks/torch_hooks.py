@@ -277,7 +277,8 @@ class TorchWatch:
     def _around_zero_grad(self, original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(owner, *args, **kwargs)
         # After a step nothing is thrown away; but what Ctrl-C has left behind of ours goes with whatever comes next.
-        if self._meter.holds_gradients or torch_api.len_torch_function_stack():
+        capture = self._meter.capture
+        if (capture.micro_batches and not capture.stepped) or torch_api.len_torch_function_stack():
             self._zeroed(owner)
         return result
 

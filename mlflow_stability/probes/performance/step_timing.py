@@ -56,6 +56,7 @@ class Mark(IntEnum):
     STEP_BEGAN = 4
     STEP_ENDED = 5
     EVALUATED = 6
+    CAPTURE_ENDED = 7
 
 
 DATA, FORWARD, BACKWARD, OPTIMIZER = "data_time", "forward_time", "backward_time", "optimizer_time"
@@ -71,8 +72,9 @@ _ENDS: dict[tuple[Mark, Mark], int] = {
 }
 """Which part ends with a mark, by the mark that came right before it and that mark."""
 _PART = tuple([tuple([_ENDS.get((before, mark), -1) for mark in Mark]) for before in Mark])
-"""The same, to be asked six times a step; -1: none."""
-_STEP_BEGAN, _STEP_ENDED = int(Mark.STEP_BEGAN), int(Mark.STEP_ENDED)
+"""The same as a table; -1: none."""
+MOST_MOMENTS = 1024
+"""Number of moments that wait until they are added up."""
 
 
 class StepSplit:
@@ -80,10 +82,12 @@ class StepSplit:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.captures = 0
-        """How many are over; whoever knows that one is counts it here."""
+        """How many were over when moments were last added up."""
         self.also: Callable[[int], None] | None = None
         """Who takes the same moments down by another clock."""
-        self._now = now
+        self.now = now
+        self.moments: list[tuple[int, float]] = []
+        """What hooks have taken down since moments were last added up. They append to it without a call of ours."""
         self._seconds = [0.0] * len(PARTS)
         self._times = [0] * len(PARTS)
         """In how many captures each part was seen."""
@@ -96,20 +100,29 @@ class StepSplit:
         """Take down a moment: this one, or another."""
         if self.also is not None:
             self.also(mark)
-        last = self._last
-        if last == _STEP_BEGAN and mark != _STEP_ENDED and mark != _STEP_BEGAN:
-            return  # a closure is evaluated again: that is the optimizer's own time
-        moment = self._now() if when is None else when
-        part = _PART[last][mark]
-        if part >= 0 and self._when is not None:
-            self._seconds[part] += moment - self._when
-            if self._seen[part] != self.captures:
-                self._seen[part] = self.captures
-                self._times[part] += 1
-        self._last, self._when = mark, moment
+        self.moments.append((mark, self.now() if when is None else when))
+
+    def add_up(self) -> None:
+        """Add the moments so far to the parts that end with them."""
+        moments, self.moments = self.moments, []
+        for mark, moment in moments:
+            last = self._last
+            if mark == Mark.CAPTURE_ENDED:
+                self.captures += 1
+            elif last == Mark.STEP_BEGAN and mark not in (Mark.STEP_ENDED, Mark.STEP_BEGAN):
+                continue  # a closure is evaluated again: that is the optimizer's own time
+            else:
+                part = _PART[last][mark]
+                if part >= 0 and self._when is not None:
+                    self._seconds[part] += moment - self._when
+                    if self._seen[part] != self.captures:
+                        self._seen[part] = self.captures
+                        self._times[part] += 1
+                self._last, self._when = mark, moment
 
     def take(self) -> dict[str, float]:
         """The mean of each part over the captures in which it was seen; the next ones begin at zero."""
+        self.add_up()
         found = {
             name: seconds / times
             for name, seconds, times in zip(PARTS, self._seconds, self._times, strict=True)
@@ -246,11 +259,11 @@ class StepClock(BaseProbe):
         if step % EVERY or step == self._told_at:
             return ()
         self._told_at = step
+        means = self.split.take()
         captures, self._captures_reported = self.split.captures - self._captures_reported, self.split.captures
         own = self._own_seconds()
         found = [_block((OWN,), ((own - self._own_before) / max(captures, 1),))]
         self._own_before = own
-        means = self.split.take()
         if events is not None:
             found += _parts(events.take(), "")
         else:

@@ -15,7 +15,7 @@ from mlflow_stability.probes.forward.forward_watch import ForwardObserver, Forwa
 from mlflow_stability.probes.performance.communication import Communication
 from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
-from mlflow_stability.probes.performance.step_timing import EVERY, Mark, StepClock
+from mlflow_stability.probes.performance.step_timing import EVERY, MOST_MOMENTS, Mark, StepClock
 from mlflow_stability.probes.performance.throughput import Throughput
 from mlflow_stability.probes.probe import BaseProbe, Guard, Probe, StepView, next_multiple
 
@@ -38,7 +38,7 @@ class TrainingPace:
         self.throughput = Throughput(tokens_per_step)
         self.clock = StepClock(own_seconds)
         """Who measures how long the parts of a step take."""
-        self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.mark)
+        self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.split)
         self._communication = Communication(guard, lambda: self.models)
         self.before_others: tuple[Probe, ...] = (
             *(_OptimizerFinder(self._watch), self.throughput, self._communication),
@@ -77,7 +77,7 @@ class TrainingPace:
         for begin in watch.gradients_begin:
             begin()
         if self._split.also is None:
-            self._split.mark(_BACKWARD_BEGAN)
+            self._split.moments.append((_BACKWARD_BEGAN, self._split.now()))
         else:  # by a device's clock, which may fail
             self._by_device(_BACKWARD_BEGAN)
 
@@ -87,9 +87,11 @@ class TrainingPace:
         for end in self._watch.gradients_end:
             end()
         if self._split.also is None:
-            self._split.mark(_BACKWARD_ENDED)
+            self._split.moments.append((_BACKWARD_ENDED, self._split.now()))
         else:
             self._by_device(_BACKWARD_ENDED)
+        if len(self._split.moments) >= MOST_MOMENTS:
+            self._split.add_up()
 
     def _end_what_is_open(self) -> None:
         self._watch.backward_began()

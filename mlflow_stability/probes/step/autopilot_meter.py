@@ -118,7 +118,7 @@ class AutopilotMeter(StepMeter):
         if self._control is not None and self._control.was_rolled_back():
             self._steps.begin_anew()
         super()._before_step(optimizer)
-        capture = self._capture if id(optimizer) in self._capture.stepped else self._last
+        capture = self.capture if id(optimizer) in self.capture.stepped else self._last
         if self._control is None or capture is None:
             return
         place = self._tracks.track_place(capture.track)
@@ -136,7 +136,7 @@ class AutopilotMeter(StepMeter):
         self._swallowing = self._control.step_ending(optimizer) or was_swallowing
         super().step_ended(optimizer)
         self._swallowing = was_swallowing
-        capture = self._capture
+        capture = self.capture
         is_over = not capture.stepped or self._order.is_complete(capture.track, capture.ended)
         with self._scan:  # before a state is copied, what was made since may be looked for
             self._control.step_over(is_over, self._steps.is_whole)
@@ -155,7 +155,7 @@ class AutopilotMeter(StepMeter):
         super()._end_capture()
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
-        before = len(self._capture.norms)
+        before = len(self.capture.norms)
         super()._norm(gradients, grad_scale)
-        last = self._capture.norms[-1] if len(self._capture.norms) > before else None
+        last = self.capture.norms[-1] if len(self.capture.norms) > before else None
         self._norm_now = last if isinstance(last, Tensor) else None

@@ -9,14 +9,17 @@ one norm in `MEASURED_EVERY` is measured all the same, and where it is another, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import isclose, isfinite
-from operator import attrgetter
+from operator import attrgetter, is_not
 
 from torch import Tensor
 
-from mlflow_stability.probes.step.readback import value_on_host
+from mlflow_stability.probes.step.readback import cpu_value, value_on_host
 from mlflow_stability.probes.step.step_capture import StepCapture
 
+# Calls of C alone, for what runs over all gradients at every step.
+_version, _gradient, _is_there = attrgetter("_version"), attrgetter("grad"), partial(is_not, None)
 MEASURED_EVERY = 10
 ALIKE = 1e-5
 """How far a measured norm may be from the one that was worked out, as a share of it."""
@@ -42,10 +45,12 @@ class ClippedNorm:
     def clipped(self, parameters: object, norm: object) -> None:
         """Runs when the script has clipped the gradients of these parameters, by a norm that it gives."""
         self.times += 1
-        self._norm = value_on_host(norm) if isinstance(norm, Tensor) else None
+        self._norm = cpu_value(norm) if isinstance(norm, Tensor) and norm.is_cpu else None
         self._clipped = None
         if self.times == 1 and type(parameters) is list:
-            self._clipped = _state([gradient for each in parameters if (gradient := each.grad) is not None])
+            gradients = list(filter(_is_there, map(_gradient, parameters)))
+            if gradients and not gradients[0].is_inference():  # of such torch counts no versions
+                self._clipped = list(map(id, gradients)), list(map(_version, gradients))
 
     def of(self, capture: StepCapture, gradients: Sequence[Tensor]) -> float | None:
         """The norm of the gradients that an optimizer is about to use; None where it has to be measured."""
@@ -55,7 +60,9 @@ class ClippedNorm:
         clip = capture.clips[0]
         if clip.order != 2.0 or clip.scale is not None or self._norm is None or self._norm != clip.norm:
             return None
-        if self._clipped is None or not isfinite(self._norm) or self._clipped != _state(gradients):
+        if self._clipped is None or not isfinite(self._norm) or self._clipped[0] != list(map(id, gradients)):
+            return None
+        if self._clipped[1] != list(map(_version, gradients)):
             return None
         worked_out = self._norm * min(1.0, limit / (self._norm + 1e-6))  # as `clip_grads_with_norm_` does
         self._left -= 1
@@ -70,13 +77,3 @@ class ClippedNorm:
         found = value_on_host(measured) if isinstance(measured, Tensor) else measured
         self.is_on = found is not None and expected is not None and isclose(found, expected, rel_tol=ALIKE)
         self._left = MEASURED_EVERY - 1
-
-
-_version = attrgetter("_version")
-
-
-def _state(gradients: Sequence[Tensor]) -> tuple[list[int], list[int]] | None:
-    """Which they are, and how often each was written to; None where torch does not count that."""
-    if not gradients or gradients[0].is_inference():
-        return None
-    return list(map(id, gradients)), list(map(_version, gradients))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -48,6 +49,17 @@ class Left:
     """Whether some gradients cannot be followed, so that nothing is known of them."""
 
 
+class Moment(Enum):
+    """When the gradients are looked at."""
+
+    STEP_BEGINS = 0
+    """Right before the first backward pass of a step."""
+    BACKWARD_ENDED = 1
+    """Right after each backward pass."""
+    STEP_ENDED = 2
+    """Right after the step of an optimizer."""
+
+
 class HeldGradients:
     """One parameter of each optimizer, and its gradient as it was last seen."""
 
@@ -68,29 +80,31 @@ class HeldGradients:
         if len(self.followed) > MOST:
             del self.followed[next(iter(self.followed))]
 
-    def step_begins(self) -> None:
-        """Runs right before the first backward pass of a step."""
-        for each in self.followed.values():
-            touched = each.note()
-            each.reached = False
-            if each.stepped:
-                each.holds_last = not touched and each.gradient is not None
-                if each.holds_last and each.kept_for == KEPT_FOR - 1 and each.values is None:
-                    each.ask_for_values()
-
-    def backward_ended(self) -> None:
-        """Runs right after each backward pass."""
-        for each in self.followed.values():
-            if each.note():
-                each.reached = each.gradient is not None
-
-    def step_ended(self, optimizer: Optimizer) -> None:
-        """Runs right after a step of this optimizer."""
-        known = self.followed.get(id(optimizer))
-        if known is not None:
-            known.kept_for = known.kept_for + 1 if known.holds_last else 0
-            known.holds_last, known.stepped = False, True
-            known.note()
+    def note(self, moment: Moment, optimizer: Optimizer | None = None) -> None:
+        """Keep how the gradients are now, of one optimizer or of all, and what follows from how they were before."""
+        for key, witness in self.followed.items():
+            if optimizer is not None and key != id(optimizer):
+                continue
+            parameter, before = witness.parameter(), witness.gradient
+            gradient = None if parameter is None else parameter.grad
+            if gradient is None:
+                touched, witness.gradient = before is not None, None
+            else:
+                version = 0 if gradient.is_inference() else gradient._version
+                touched = before is None or before() is not gradient or version != witness.version
+                if touched:
+                    witness.gradient, witness.version = TensorWeakRef(gradient), version
+            if moment is Moment.STEP_ENDED:
+                witness.kept_for = witness.kept_for + 1 if witness.holds_last else 0
+                witness.holds_last, witness.stepped = False, True
+            elif moment is Moment.BACKWARD_ENDED:
+                witness.reached = gradient is not None if touched else witness.reached
+            else:
+                witness.reached = False
+                if witness.stepped:
+                    witness.holds_last = not touched and gradient is not None
+                    if witness.holds_last and witness.kept_for == KEPT_FOR - 1 and witness.values is None:
+                        witness.ask_for_values()
 
     def kept_for(self, optimizer: Optimizer) -> int:
         """In how many steps in a row, up to the last, the gradients of the step before were added; 0: not for sure."""
@@ -171,19 +185,6 @@ class _Witness:
         """Whether its gradient was kept, not set to zero by means that leave no trace; False while nobody knows."""
         return self.values is not None and self.values.arrived and float(self.values.opened()[0]) != 0.0
 
-    def note(self) -> bool:
-        """Keep how its gradient is now; whether anybody has touched it since it was noted."""
-        parameter, before = self.parameter(), self.gradient
-        gradient = None if parameter is None else parameter.grad
-        if gradient is None:
-            self.gradient = None
-            return before is not None
-        version = 0 if gradient.is_inference() else gradient._version
-        if before is not None and before() is gradient and version == self.version:
-            return False
-        self.gradient, self.version = TensorWeakRef(gradient), version
-        return True
-
     def is_as_noted(self) -> bool:
         """Whether nobody has touched its gradient since."""
         parameter = self.parameter()
@@ -200,7 +201,8 @@ class _Witness:
         mine = self.parameter()
         if mine is None or mine.grad is None:  # the script has dropped this one alone
             self.parameter = TensorWeakRef(parameter)
-            self.note()
+            if parameter.grad is not None:
+                self.gradient, self.version = TensorWeakRef(parameter.grad), _version(parameter.grad)
             return True
         norm = total_norm(gradients_of(optimizer))
         value = None if norm is None else value_on_host(norm)

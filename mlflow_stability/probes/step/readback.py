@@ -119,6 +119,10 @@ def _row(scalars: Sequence[Tensor], wide: torch.dtype) -> Tensor:
     return torch.stack([each.to(wide) for each in scalars])
 
 
+cpu_value: Callable[[Tensor], float] = Tensor.item
+"""The value of a scalar that is known to lie on the host: no function of ours, for what runs at every step."""
+
+
 def value_on_host(scalar: Tensor) -> float | None:
     """The value of a scalar that lies on the host anyway; None where a device would have to be waited for."""
     return scalar.item() if scalar.is_cpu else None

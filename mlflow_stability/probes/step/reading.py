@@ -185,7 +185,7 @@ def reading_of(
         found.append(float(capture.replays))
     basis = ""
     if norms:
-        before_step = root_of_squares(norms)
+        before_step = norms[0] if len(norms) == 1 else root_of_squares(norms)
         signals.append(named("grad_norm", place))
         if clips:
             clip = capture.clips[0]

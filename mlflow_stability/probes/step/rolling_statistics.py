@@ -89,24 +89,26 @@ class RollingStatistics:
         self._layouts: dict[int, tuple[tuple[Signal, ...], _Wanted]] = {}
         """What is taken of each tuple of signals, by its identity; a tuple that is kept gives it to no other."""
         self._wanted: _Wanted = ()
-        self._waiting: list[tuple[int, tuple[Signal, ...], Sequence[float]]] = []
+        self.waiting: list[tuple[int, tuple[Signal, ...], Sequence[float]]] = []
         """Steps that were not looked at yet."""
-        self._due_at = 0
+        self.due_at = 0
         """Before this step there is nothing to say."""
 
     def take(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> list[tuple[Signal, float]]:
         """Take a step in; what is to be said after it."""
-        self._waiting.append((step, signals, values))
-        if step < self._due_at and len(self._waiting) < WINDOW:
-            return []
+        self.waiting.append((step, signals, values))
+        return self.say(step) if step >= self.due_at or len(self.waiting) >= WINDOW else []
+
+    def say(self, step: int) -> list[tuple[Signal, float]]:
+        """Take the steps in that wait; what is to be said after this one, the last of them."""
         try:
-            for each in self._waiting:
+            for each in self.waiting:
                 self._take_in(*each)
-            self._waiting.clear()
+            self.waiting.clear()
         except BaseException:  # Ctrl-C: what was taken in by halves would tell wrong numbers for long
             self.reset()
             raise
-        if step < self._due_at:
+        if step < self.due_at:
             return []
         found: list[tuple[Signal, float]] = []
         for _, track, _ in self._wanted:
@@ -115,15 +117,15 @@ class RollingStatistics:
                 found += track.say()
         window = step // self.every
         all_told = all(each.said_at // self.every >= window for each in self._tracks.values())
-        self._due_at = (window + 1) * self.every if all_told else step
+        self.due_at = (window + 1) * self.every if all_told else step
         return found
 
     def reset(self) -> None:
         """Forget everything: the training was rolled back."""
         self._tracks.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         self._layouts.clear()
-        self._due_at = 0
+        self.due_at = 0
 
     def _take_in(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> None:
         known = self._layouts.get(id(signals))

@@ -33,9 +33,9 @@ from mlflow_stability.probes.ranks.shards import whole_scalar
 from mlflow_stability.probes.ranks.sum_over_ranks import RankTable
 from mlflow_stability.probes.step.clipped_norm import ClippedNorm
 from mlflow_stability.probes.step.engine_norms import EngineNorms, norm_before_clipping
-from mlflow_stability.probes.step.held_gradients import HeldGradients, SinceLastStep
+from mlflow_stability.probes.step.held_gradients import HeldGradients, Moment, SinceLastStep
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
-from mlflow_stability.probes.step.readback import Readback, Reader
+from mlflow_stability.probes.step.readback import Readback, Reader, cpu_value
 from mlflow_stability.probes.step.reading import ProbeReading, Skips, reading_of, rows_of, scalars_of
 from mlflow_stability.probes.step.step_capture import (
     MOST_LOSSES,
@@ -77,7 +77,7 @@ class StepMeter:
         self._scheduler: ProbeScheduler | NoProbes = NoProbes()
         self._swallowing = False
         self._since = SinceLastStep()
-        self._readback, self._tracks, self._capture = Readback(), OptimizerTracks(self._since.is_new), StepCapture()
+        self._readback, self._tracks, self.capture = Readback(), OptimizerTracks(self._since.is_new), StepCapture()
         self._last: StepCapture | None = None
         self._owner: Any = None
         self._owner_is_met = False
@@ -96,18 +96,11 @@ class StepMeter:
         self._ask_engine = guard("norm before clipping", self._engine_asked)
         self._take_losses = guard("loss", take_losses)
         self._look_back = guard("discarded gradients", self._discarded)
-        self._begin_held = guard("discarded gradients", self._held.step_begins)
-        self._note_held = guard("discarded gradients", self._held.backward_ended)
+        self._note_held = guard("discarded gradients", self._held.note)
         self._follow = guard("discarded gradients", self._held.before_step)
-        self._end_held = guard("discarded gradients", self._held.step_ended)
         self._take_norm = guard("gradient norm", self._norm)
         self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
-
-    @property
-    def holds_gradients(self) -> bool:
-        """Whether there are gradients of backward passes that no optimizer has begun to use."""
-        return bool(self._capture.micro_batches) and not self._capture.stepped
 
     @property
     def is_split(self) -> bool:
@@ -124,13 +117,13 @@ class StepMeter:
         self._since.in_backward = True
         if self._evaluating and self._evaluated:
             return
-        if self._capture.stepped and not self._evaluating:
+        if self.capture.stepped and not self._evaluating:
             self._end_capture()
-        capture = self._capture
+        capture = self.capture
         if capture.micro_batches:
             self._look_back(capture)
         else:
-            self._begin_held()
+            self._note_held(Moment.STEP_BEGINS)
             if self._ranks.is_on:
                 self._ranks.backward_began()
         capture.micro_batches += 1
@@ -139,7 +132,7 @@ class StepMeter:
             capture.clips.clear()  # what was clipped before more gradients came is not what the optimizer will get
         plain = capture.scaler is None and self._unscaled_loss is None
         if plain and type(tensors) is Tensor and tensors.is_cpu and tensors.numel() == 1:
-            capture.losses.append(taken(tensors))  # as nearly always on the host
+            capture.losses.append(cpu_value(tensors))  # as nearly always on the host
         else:
             self._take_losses(capture, tensors, self._unscaled_loss)
         if len(capture.losses) > MOST_LOSSES:
@@ -150,56 +143,57 @@ class StepMeter:
         """Runs right after gradients were computed, or failed to be."""
         since = self._since
         since.in_backward, since.nodes = False, torch_api.get_sequence_nr()
-        self._note_held()
+        self._note_held(Moment.BACKWARD_ENDED)
         self._scheduler.backward_ended()
 
     def replayed(self) -> None:
         """Runs right before a CUDA graph is replayed, which may hold a forward and a backward pass."""
-        if self._capture.stepped and not self._evaluating:
+        if self.capture.stepped and not self._evaluating:
             self._end_capture()
-        self._capture.replays += 1
+        self.capture.replays += 1
 
     def backward_failed(self) -> None:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
-        capture, again = self._capture, self._evaluating and self._evaluated
+        capture, again = self.capture, self._evaluating and self._evaluated
         if not capture.has_stepped and not again and capture.micro_batches:
             capture.micro_batches -= 1
             del capture.losses[self._losses_before :]
 
     def zeroed(self, owner: Optimizer | Module) -> None:
         """Runs after an optimizer or a module set its gradients to zero."""
-        if self.holds_gradients:
-            self._capture.discard(owner, parameters_of(owner))
+        if self.capture.micro_batches and not self.capture.stepped:
+            self.capture.discard(owner, parameters_of(owner))
 
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         """Runs after the script took a norm of gradients."""
-        capture = self._capture
+        capture = self.capture
         whole = whole_scalar(norm) if hasattr(norm, "full_tensor") else norm
         if not capture.stepped and whole is not None:
             scaled = capture.scaler is not None and not capture.unscaled
             scale = capture.scaler._scale.clone() if scaled else None
-            capture.clips.append(Clip(taken(whole), float(order), frozenset(map(id, gradients)), scale))
+            value = cpu_value(whole) if whole.is_cpu else taken(whole)
+            capture.clips.append(Clip(value, float(order), frozenset(map(id, gradients)), scale))
             self._clipped_norm.times = 0
 
     def clipped(self, kind: str, limit: Any, parameters: Any = None, norm: Any = None) -> None:
         """Runs after the script clipped gradients; no limit is fetched from a device, and an infinite one is none."""
-        if not self._capture.stepped and isinstance(limit, _NUMBERS) and math.isfinite(limit):
-            self._capture.limits[kind] = float(limit)
+        if not self.capture.stepped and isinstance(limit, _NUMBERS) and math.isfinite(limit):
+            self.capture.limits[kind] = float(limit)
             if self._clipped_norm.is_on:
                 self._clipped_norm.clipped(parameters, norm)
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
-        if self._capture.has_stepped and not self._evaluating:
+        if self.capture.has_stepped and not self._evaluating:
             self._end_capture()
-        self._capture.scaler = scaler
+        self.capture.scaler = scaler
         if isinstance(original, Tensor):
             self._unscaled_loss = (weakref.ref(result), original.detach().clone())
 
     def unscaled(self, scaler: Any) -> None:
         """Runs after a loss scaler divided gradients by its scale."""
-        if self._capture.scaler is scaler:
-            self._capture.unscaled = True
+        if self.capture.scaler is scaler:
+            self.capture.unscaled = True
 
     def step_with_closure(self, optimizer: Optimizer) -> None:
         """Runs right before a step that was given a closure."""
@@ -208,7 +202,7 @@ class StepMeter:
         """Runs before the closure of a step is evaluated."""
         self._evaluating = 1
         self._evaluated = not first
-        if first and self._capture.has_stepped:
+        if first and self.capture.has_stepped:
             self._end_capture()
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
@@ -227,10 +221,10 @@ class StepMeter:
                 self._before_step(optimizer)
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        stepped = self._capture.stepped
-        if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self._capture)):
+        stepped = self.capture.stepped
+        if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self.capture)):
             self._end_capture()
-        capture = self._capture
+        capture = self.capture
         is_first = not capture.stepped
         if is_first:
             owner = self._owner_for(optimizer)
@@ -279,14 +273,14 @@ class StepMeter:
         try:
             self.before_step(optimizer)
             found_inf = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-            self._capture.found_inf.extend(flag.clone() for flag in found_inf.values())
+            self.capture.found_inf.extend(flag.clone() for flag in found_inf.values())
             self.step_ended(optimizer)
         finally:
             self._swallowing = False
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""
-        capture, since = self._capture, self._since
+        capture, since = self.capture, self._since
         if since.made:
             since.made.clear()
         if not since.in_backward:
@@ -294,7 +288,7 @@ class StepMeter:
         if not capture.stepped:
             return
         capture.ended.add(id(optimizer))
-        self._end_held(optimizer)
+        self._note_held(Moment.STEP_ENDED, optimizer)
         self._scheduler.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, self._swallowing)
         if self._ranks.is_on:
             self._ranks.after_step(optimizer, self._swallowing)
@@ -319,7 +313,7 @@ class StepMeter:
 
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Any, rates: dict[str, float]) -> None:
         """A whole capture at once, for a loop that no hook can see."""
-        capture = self._capture
+        capture = self.capture
         self._belongs_to(self._owner_for(optimizer))
         capture.track, capture.micro_batches, capture.begins_step = 0, 1, self._steps.begins(0)
         capture.learning_rates.update(rates)
@@ -338,7 +332,7 @@ class StepMeter:
 
     def drain(self) -> None:
         """Give out what is complete, and wait for what is on its way from the device."""
-        if self._capture.has_stepped:
+        if self.capture.has_stepped:
             self._end_capture()
         self._readback.drain()
         self._ranks.poll(RANKS_SECONDS)
@@ -380,7 +374,7 @@ class StepMeter:
 
     def _belongs_to(self, owner: Any) -> None:
         """A new owner's tracks, skips and times begin afresh."""
-        self._capture.owner, self._owner_is_met = owner, True
+        self.capture.owner, self._owner_is_met = owner, True
         if owner is not self._owner:
             self._owner, self._last, self._ended_at = owner, None, None
             self._skips = Skips({})
@@ -417,7 +411,7 @@ class StepMeter:
         return True
 
     def _end_capture(self) -> None:
-        capture, self._capture = self._capture, StepCapture()
+        capture, self.capture = self.capture, StepCapture()
         self._last = capture
         if capture.engine is not None:
             self._ask_engine(capture)
@@ -460,7 +454,7 @@ class StepMeter:
         self._readback.fetch([*scalars, *share.squares], read_here, [*rows, *share.rows])
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
-        capture = self._capture
+        capture = self.capture
         clipped = self._clipped_norm
         worked_out = clipped.of(capture, gradients) if clipped.is_on and capture.clips and grad_scale is None else None
         norm = total_norm(gradients) if worked_out is None else worked_out

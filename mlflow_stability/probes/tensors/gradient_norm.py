@@ -74,7 +74,8 @@ def whole_gradients_of(optimizer: Optimizer) -> list[Tensor]:
             gradient = parameter.grad
             if gradient is None:
                 continue
-            if not found and is_split(parameter):
+            # A plain parameter without attributes has no mark: this is asked at every step.
+            if not found and (type(parameter) is not Parameter or parameter.__dict__) and is_split(parameter):
                 return []
             found.append(gradient)
     return found

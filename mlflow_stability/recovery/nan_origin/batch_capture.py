@@ -167,7 +167,7 @@ class BatchCapture(ForwardObserver):
         if self._is_over:
             return
         if self._awaited:
-            self._let_graphs_go()
+            self.gradients_end()
         known = self._known
         if known is None or known[0]() is not root:
             device = self._device_of(root)
@@ -238,21 +238,20 @@ class BatchCapture(ForwardObserver):
     def gradients_begin(self) -> None:
         """Runs before a backward pass: listen to the gradients of the outputs until it is over."""
         for output in self._awaited:
-            node = output.node_of_graph()
+            node = output.node_of_graph() if output.node is None else output.node
             if node is not None:
                 self._handles.append(node.register_prehook(output.received))
 
     def gradients_end(self) -> None:
-        """Runs after it, failed or not: outputs that the script keeps have no hook of ours."""
+        """Runs after it, failed or not: hold no hook and no graph; outputs that the script keeps may be used again."""
         while self._handles:
             self._handles.pop().remove()
-        self._let_graphs_go()
-
-    def _let_graphs_go(self) -> None:
-        """Hold no graph of the script any more; outputs that it keeps itself may be used once more."""
+        kept = []
         for output in self._awaited:
             output.node = None
-        self._awaited = [each for each in self._awaited if each.is_kept][-MOST_PASSES:]
+            if output.tensor() is not None and output.batch() is not None:
+                kept.append(output)
+        self._awaited = kept[-MOST_PASSES:]
 
     def stop(self) -> None:
         """Hold nothing any more."""
@@ -286,29 +285,22 @@ class _Output:
     The graph behind it is held until the next forward or backward pass and no longer: the script may have let it go.
     """
 
-    __slots__ = ("_at", "_batch", "_number", "_sequence", "_tensor", "node")
+    __slots__ = ("_at", "_number", "_sequence", "batch", "node", "tensor")
 
     def __init__(self, batch: CapturedBatch, number: int, tensor: Tensor, node: Any) -> None:
-        self._batch, self._number, self._at = weakref.ref(batch), number, tensor.output_nr
-        self._tensor, self._sequence = weakref.ref(tensor), node._sequence_nr()
+        self.batch, self._number, self._at = weakref.ref(batch), number, tensor.output_nr
+        self.tensor, self._sequence = weakref.ref(tensor), node._sequence_nr()
         self.node: Any = node
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether both the script and this package still have it."""
-        return self._batch() is not None and self._tensor() is not None
 
     def node_of_graph(self) -> Any:
         """Its node in the graph of gradients, where that is still the one of the forward pass."""
-        if self.node is not None or not self.is_kept:
-            return self.node
-        tensor = self._tensor()
-        node = None if tensor is None else tensor.grad_fn
+        tensor = self.tensor()
+        node = None if tensor is None or self.batch() is None else tensor.grad_fn
         return node if node is not None and node._sequence_nr() == self._sequence else None
 
     def received(self, gradients: tuple[Tensor | None, ...]) -> None:
         """Hook of the node: take note of the gradient."""
-        batch, gradient = self._batch(), gradients[self._at]
+        batch, gradient = self.batch(), gradients[self._at]
         if batch is not None and gradient is not None:
             batch.gradients.setdefault(self._number, []).append(gradient.detach())
 

@@ -53,7 +53,7 @@ class Drive:
         self.wait(optimizer)
         self.clock.mark(Mark.STEP_ENDED)
         self.own += own
-        self.clock.split.captures += 1
+        self.clock.mark(Mark.CAPTURE_ENDED)
         for block in self.clock.blocks(self.step):
             assert isinstance(block.values, tuple)
             self.told.setdefault(self.step, {}).update(zip(map(str, block.signals), block.values, strict=True))
@@ -113,7 +113,7 @@ def test_a_closure_that_is_evaluated_again_is_the_optimizers_time() -> None:
         drive.clock.mark(Mark.STEP_BEGAN)
         drive.micro_batch(data=0, forward=2, backward=4)
         drive.clock.mark(Mark.STEP_ENDED)
-        drive.clock.split.captures += 1
+        drive.clock.mark(Mark.CAPTURE_ENDED)
         for block in drive.clock.blocks(drive.step):
             drive.told.setdefault(drive.step, {}).update(zip(map(str, block.signals), block.values, strict=True))
     assert drive.told[10]["forward_time"] == 2
