@@ -48,6 +48,14 @@ class Guard(Protocol):
         """Wrap a body that belongs to a part, such as ``gradient norm``."""
         ...
 
+    @property
+    def off(self) -> Mapping[str, str]:
+        """The parts that are switched off, and why."""
+        ...
+
+    def contain(self, part: str, failure: BaseException, forget: Callable[[], None] | None = None) -> None:
+        """Runs within ``except`` in a wrapped body: end an error of a part of it there, raise any other again."""
+
 
 class Probe(Protocol):
     """Measures something, on the device, without waiting for it."""

@@ -58,6 +58,8 @@ class PartGuard:
         _guards.add(self)
         self._inside = False
         self._seconds = self._began = 0.0
+        self._handled: BaseException | None = None
+        """What the script was handling when the hook began."""
         self._torn: dict[str, int] = {}
         """Parts that an interruption has ended half-way, and how many errors of theirs are still forgiven."""
 
@@ -83,7 +85,7 @@ class PartGuard:
                 state: ThreadState | None = None
                 try:
                     self._inside = True
-                    self._began = perf_counter()
+                    self._began, self._handled = perf_counter(), sys.exc_info()[1]
                     # Nearly always there are no modes; to ask here is one call of ours less at every hook.
                     state = noted() if torch_api.len_torch_function_stack() else (is_grad_enabled(), ())
                     return body(*args)
@@ -92,9 +94,9 @@ class PartGuard:
                         restore_thread_state(state, not isinstance(error, Exception))
                     failure = error
                 finally:
-                    self._inside = False
+                    self._inside, self._handled = False, None
                     self._seconds += perf_counter() - self._began
-            raised = self._to_be_raised(part, failure, forget)
+            raised = self._to_be_raised(part, failure, sys.exc_info()[1], forget)
             if raised is None:
                 del failure
                 return None
@@ -105,16 +107,27 @@ class PartGuard:
 
         return uncompiled(guarded)
 
+    def contain(self, part: str, failure: BaseException, forget: Callable[[], None] | None = None) -> None:
+        """Runs within ``except`` where a part of a guarded hook has failed: what is ours ends here, the hook goes on.
+
+        The same as a wrapped body within another one, without its calls at each step.
+        """
+        try:
+            if self._to_be_raised(part, failure, self._handled, forget) is not None:
+                raise
+        finally:
+            del failure  # it holds this frame
+
     def begin_anew(self) -> None:
         """Another training begins: what failed in the one before may work in this one."""
         self.off.clear()
         self._torn.clear()
 
     def _to_be_raised(
-        self, part: str, failure: BaseException, forget: Callable[[], None] | None
+        self, part: str, failure: BaseException, handled: BaseException | None, forget: Callable[[], None] | None
     ) -> BaseException | None:
-        """What is the script's; what is ours ends here."""
-        theirs = raised_by_script(failure, sys.exc_info()[1])
+        """What is the script's; what is ours ends here. `handled`: what the script was dealing with already."""
+        theirs = raised_by_script(failure, handled)
         if theirs is None and not isinstance(failure, Exception):
             theirs = failure
         if isinstance(theirs, TrainingDiverged):

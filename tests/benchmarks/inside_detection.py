@@ -19,6 +19,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from probes.looked_into import unguarded
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
@@ -167,7 +168,7 @@ def trained(
     make, draw = HEALTHY[kind]
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    probe = AttentionProbe(every, 1, lambda _part, body: body, lambda _map: None)
+    probe = AttentionProbe(every, 1, unguarded, lambda _map: None)
     panel, said = Panel(named(RULES)), Trained()
     starts: dict[str, float] = {}
     for step in range(1, steps + 1):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from probes.looked_into import unguarded
 from torch import Tensor, nn
 
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
@@ -24,10 +24,6 @@ class Looked:
     max_logit: dict[str, list[float]] = field(default_factory=dict)
     collapsed: float = math.nan
     maps: list[AttentionMap] = field(default_factory=list)
-
-
-def unguarded(_part: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    return body
 
 
 def looked(model: nn.Module, *args: Any, tokens: int = 64, **kwargs: Any) -> Looked:

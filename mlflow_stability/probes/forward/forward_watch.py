@@ -34,6 +34,8 @@ MOST_SEARCHES = 8
 class ForwardObserver:
     """Who wants to know; what a listener leaves as it is here is not called."""
 
+    part = "forward passes"
+    """What is switched off where it fails."""
     observes = True
     """Whether it is to be told of the beginning of the next pass."""
 
@@ -82,15 +84,16 @@ class ForwardWatch:
     def __init__(self, guard: Guard, observers: Sequence[ForwardObserver], split: StepSplit | None = None) -> None:
         self._split = StepSplit() if split is None else split
         """Takes down when passes begin and end, when all others know."""
+        self.guard = guard
         self._began = tuple([(each, each.forward_began, _taken(each, "forward_ended")) for each in observers])
         self._to_end: list[Callable[[], None]] = []
         """Who is to be told of the end of the pass that is open."""
-        self._gave = _overriding("forward_gave", observers)
+        self._gave = _by_part("forward_gave", observers)
         self._did_fail = _overriding("forward_failed", observers)
         self._evaluated = _overriding("evaluated", observers)
-        self.gradients_begin = _overriding("gradients_begin", observers)
+        self.gradients_begin = _by_part("gradients_begin", observers)
         """Who is to be told of the beginning of a backward pass."""
-        self.gradients_end = _overriding("gradients_end", observers)
+        self.gradients_end = _by_part("gradients_end", observers)
         self._before = guard("forward passes", self._begins)
         self._after = guard("forward passes", self._ends)
         self._failed = guard("forward passes", self._fails)
@@ -199,11 +202,16 @@ class ForwardWatch:
         self.opened, self._within = id(root), False
         if self._uncalled:
             self._uncalled.pop(id(root), None)
-        to_end = self._to_end
+        to_end, guard = self._to_end, self.guard
         to_end.clear()
-        for observer, emit, ended in self._began:
-            if observer.observes and emit(root, args, kwargs) is not False and ended is not None:
-                to_end.append(ended)
+        for observer, began, ended in self._began:
+            if not observer.observes or observer.part in guard.off:
+                continue
+            try:
+                if began(root, args, kwargs) is not False and ended is not None:
+                    to_end.append(ended)
+            except BaseException as error:
+                guard.contain(observer.part, error)
         split = self._split
         if split.also is None:
             split.moments.append((_BEGAN, split.now()))
@@ -214,8 +222,12 @@ class ForwardWatch:
         if get_ident() != self._thread:
             return
         if self.opened == id(root) and not (self._within and running_calls(self.opened) > 1):
-            for take in self._gave:
-                take(outputs)
+            for part, take in self._gave:
+                try:
+                    if part not in self.guard.off:
+                        take(outputs)
+                except BaseException as error:
+                    self.guard.contain(part, error)
             for emit in self._to_end:
                 emit()
             split = self._split
@@ -249,6 +261,11 @@ class ForwardWatch:
 def _overriding(name: str, observers: Sequence[ForwardObserver]) -> tuple[Callable[..., Any], ...]:
     """What the listeners take."""
     return tuple([taken for each in observers if (taken := _taken(each, name)) is not None])
+
+
+def _by_part(name: str, observers: Sequence[ForwardObserver]) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """The same, each with the part that is switched off where it fails."""
+    return tuple([(each.part, taken) for each in observers if (taken := _taken(each, name)) is not None])
 
 
 def _taken(observer: ForwardObserver, name: str) -> Callable[..., Any] | None:

@@ -74,8 +74,12 @@ class TrainingPace:
         watch.in_backward = throughput.is_between = True
         if watch.opened or throughput.flops.is_counting:
             self._unusual_backward()
-        for begin in watch.gradients_begin:
-            begin()
+        for part, begin in watch.gradients_begin:
+            try:
+                if part not in watch.guard.off:
+                    begin()
+            except BaseException as error:
+                watch.guard.contain(part, error)
         if self._split.also is None:
             self._split.moments.append((_BACKWARD_BEGAN, self._split.now()))
         else:  # by a device's clock, which may fail
@@ -83,9 +87,14 @@ class TrainingPace:
 
     def backward_ended(self) -> None:
         """Runs right after it, failed or not."""
-        self._watch.in_backward = False
-        for end in self._watch.gradients_end:
-            end()
+        watch = self._watch
+        watch.in_backward = False
+        for part, end in watch.gradients_end:
+            try:
+                if part not in watch.guard.off:
+                    end()
+            except BaseException as error:
+                watch.guard.contain(part, error)
         if self._split.also is None:
             self._split.moments.append((_BACKWARD_ENDED, self._split.now()))
         else:

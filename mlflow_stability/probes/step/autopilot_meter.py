@@ -154,8 +154,8 @@ class AutopilotMeter(StepMeter):
             self._control.capture_ended()
         super()._end_capture()
 
-    def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
+    def _take_norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         before = len(self.capture.norms)
-        super()._norm(gradients, grad_scale)
+        super()._take_norm(gradients, grad_scale)
         last = self.capture.norms[-1] if len(self.capture.norms) > before else None
         self._norm_now = last if isinstance(last, Tensor) else None

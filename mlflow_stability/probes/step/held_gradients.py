@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
 from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step.readback import Parcel, value_on_host
 from mlflow_stability.probes.tensors.gradient_norm import gradients_of, is_split, parameters_of, total_norm
 
@@ -49,6 +50,9 @@ class Left:
     """Whether some gradients cannot be followed, so that nothing is known of them."""
 
 
+DISCARDED = "discarded gradients"
+
+
 class Moment(Enum):
     """When the gradients are looked at."""
 
@@ -63,7 +67,8 @@ class Moment(Enum):
 class HeldGradients:
     """One parameter of each optimizer, and its gradient as it was last seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self.followed: dict[int, _Witness] = {}
         """By the identity of the optimizer."""
 
@@ -82,29 +87,34 @@ class HeldGradients:
 
     def note(self, moment: Moment, optimizer: Optimizer | None = None) -> None:
         """Keep how the gradients are now, of one optimizer or of all, and what follows from how they were before."""
-        for key, witness in self.followed.items():
-            if optimizer is not None and key != id(optimizer):
-                continue
-            parameter, before = witness.parameter(), witness.gradient
-            gradient = None if parameter is None else parameter.grad
-            if gradient is None:
-                touched, witness.gradient = before is not None, None
-            else:
-                version = 0 if gradient.is_inference() else gradient._version
-                touched = before is None or before() is not gradient or version != witness.version
-                if touched:
-                    witness.gradient, witness.version = TensorWeakRef(gradient), version
-            if moment is Moment.STEP_ENDED:
-                witness.kept_for = witness.kept_for + 1 if witness.holds_last else 0
-                witness.holds_last, witness.stepped = False, True
-            elif moment is Moment.BACKWARD_ENDED:
-                witness.reached = gradient is not None if touched else witness.reached
-            else:
-                witness.reached = False
-                if witness.stepped:
-                    witness.holds_last = not touched and gradient is not None
-                    if witness.holds_last and witness.kept_for == KEPT_FOR - 1 and witness.values is None:
-                        witness.ask_for_values()
+        if DISCARDED in self._guard.off:
+            return
+        try:
+            for key, witness in self.followed.items():
+                if optimizer is not None and key != id(optimizer):
+                    continue
+                parameter, before = witness.parameter(), witness.gradient
+                gradient = None if parameter is None else parameter.grad
+                if gradient is None:
+                    touched, witness.gradient = before is not None, None
+                else:
+                    version = 0 if gradient.is_inference() else gradient._version
+                    touched = before is None or before() is not gradient or version != witness.version
+                    if touched:
+                        witness.gradient, witness.version = TensorWeakRef(gradient), version
+                if moment is Moment.STEP_ENDED:
+                    witness.kept_for = witness.kept_for + 1 if witness.holds_last else 0
+                    witness.holds_last, witness.stepped = False, True
+                elif moment is Moment.BACKWARD_ENDED:
+                    witness.reached = gradient is not None if touched else witness.reached
+                else:
+                    witness.reached = False
+                    if witness.stepped:
+                        witness.holds_last = not touched and gradient is not None
+                        if witness.holds_last and witness.kept_for == KEPT_FOR - 1 and witness.values is None:
+                            witness.ask_for_values()
+        except BaseException as error:
+            self._guard.contain(DISCARDED, error)
 
     def kept_for(self, optimizer: Optimizer) -> int:
         """In how many steps in a row, up to the last, the gradients of the step before were added; 0: not for sure."""

@@ -33,7 +33,7 @@ from mlflow_stability.probes.ranks.shards import whole_scalar
 from mlflow_stability.probes.ranks.sum_over_ranks import RankTable
 from mlflow_stability.probes.step.clipped_norm import ClippedNorm
 from mlflow_stability.probes.step.engine_norms import EngineNorms, norm_before_clipping
-from mlflow_stability.probes.step.held_gradients import HeldGradients, Moment, SinceLastStep
+from mlflow_stability.probes.step.held_gradients import DISCARDED, HeldGradients, Moment, SinceLastStep
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.step.readback import Readback, Reader, cpu_value
 from mlflow_stability.probes.step.reading import ProbeReading, Skips, reading_of, rows_of, scalars_of
@@ -53,6 +53,7 @@ from mlflow_stability.probes.step.step_order import StepOrder
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm, whole_gradients_of
 
 _NUMBERS = (float, int)
+NORM = "gradient norm"
 RANKS_SECONDS = 2.0
 """For how long the end of a recording waits for what other processes have measured."""
 OnReading = Callable[[Any, ProbeReading], None]  # takes what `owner_for` gave, and the capture's reading
@@ -71,6 +72,7 @@ class StepMeter:
         ranks: RankWatch | None = None,
         objects: ObjectMemory | None = None,
     ) -> None:
+        self._guard = guard
         self._owner_for, self._on_reading, self._scheduler_for = owner_for, on_reading, scheduler_for
         self._ranks = RankWatch(guard) if ranks is None else ranks
         self._waits_for_ranks = False
@@ -90,15 +92,13 @@ class StepMeter:
         self._unscaled_loss: UnscaledLoss | None = None
         self._ended_at: float | None = None
         self._skips = Skips({})
-        self._held, self._engines, self._clipped_norm = HeldGradients(), EngineNorms(), ClippedNorm()
+        self._held, self._engines, self._clipped_norm = HeldGradients(guard), EngineNorms(), ClippedNorm()
         self._scan = ObjectScan(Module, Optimizer, LRScheduler, GradScaler, memory=objects)
         self._take_engine = guard("norm before clipping", self._engine_found)
         self._ask_engine = guard("norm before clipping", self._engine_asked)
         self._take_losses = guard("loss", take_losses)
-        self._look_back = guard("discarded gradients", self._discarded)
-        self._note_held = guard("discarded gradients", self._held.note)
-        self._follow = guard("discarded gradients", self._held.before_step)
-        self._take_norm = guard("gradient norm", self._norm)
+        self._look_back = guard(DISCARDED, self._discarded)
+        self._follow = guard(DISCARDED, self._held.before_step)
         self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
 
@@ -123,7 +123,7 @@ class StepMeter:
         if capture.micro_batches:
             self._look_back(capture)
         else:
-            self._note_held(Moment.STEP_BEGINS)
+            self._held.note(Moment.STEP_BEGINS)
             if self._ranks.is_on:
                 self._ranks.backward_began()
         capture.micro_batches += 1
@@ -143,7 +143,7 @@ class StepMeter:
         """Runs right after gradients were computed, or failed to be."""
         since = self._since
         since.in_backward, since.nodes = False, torch_api.get_sequence_nr()
-        self._note_held(Moment.BACKWARD_ENDED)
+        self._held.note(Moment.BACKWARD_ENDED)
         self._scheduler.backward_ended()
 
     def replayed(self) -> None:
@@ -288,7 +288,7 @@ class StepMeter:
         if not capture.stepped:
             return
         capture.ended.add(id(optimizer))
-        self._note_held(Moment.STEP_ENDED, optimizer)
+        self._held.note(Moment.STEP_ENDED, optimizer)
         self._scheduler.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, self._swallowing)
         if self._ranks.is_on:
             self._ranks.after_step(optimizer, self._swallowing)
@@ -453,14 +453,21 @@ class StepMeter:
 
         self._readback.fetch([*scalars, *share.squares], read_here, [*rows, *share.rows])
 
-    def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
-        capture = self.capture
-        clipped = self._clipped_norm
-        worked_out = clipped.of(capture, gradients) if clipped.is_on and capture.clips and grad_scale is None else None
-        norm = total_norm(gradients) if worked_out is None else worked_out
-        if clipped.expected is not None:
-            clipped.compare(norm)
-        if norm is not None:
-            capture.norms.append(norm if grad_scale is None else norm / grad_scale)
-            if capture.clips:
-                capture.gradients.update(map(id, gradients))
+    def _take_norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
+        if NORM in self._guard.off:
+            return
+        capture, clipped = self.capture, self._clipped_norm
+        try:
+            norm: Tensor | float | None = None
+            if clipped.is_on and capture.clips and grad_scale is None:
+                norm = clipped.of(capture, gradients)
+            if norm is None:
+                norm = total_norm(gradients)
+            if clipped.expected is not None:
+                clipped.compare(norm)
+            if norm is not None:
+                capture.norms.append(norm if grad_scale is None else norm / grad_scale)
+                if capture.clips:
+                    capture.gradients.update(map(id, gradients))
+        except BaseException as error:
+            self._guard.contain(NORM, error)

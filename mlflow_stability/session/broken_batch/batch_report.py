@@ -74,6 +74,8 @@ class BrokenBatch:
 class BatchReport(ForwardObserver):
     """The batches of one training, and what was told of those that broke; it listens to forward passes and steps."""
 
+    part = PART
+
     def __init__(
         self,
         guard: Guard,
@@ -101,16 +103,12 @@ class BatchReport(ForwardObserver):
         """The last of them that was said to be broken."""
         self._row_is_told = False
         """Whether it belongs to a row of broken steps of which the first was looked at."""
-        self.forward_began: Callable[..., Any] = guard(PART, self._capture.forward_began)
-        """Runs right before a forward pass of training."""
-        self.forward_gave: Callable[..., Any] = guard(PART, self._capture.forward_gave)
-        """Runs right after it, with what came out."""
+        self.forward_began = self._capture.forward_began  # type: ignore[method-assign]
+        self.forward_gave = self._capture.forward_gave  # type: ignore[method-assign]
         self.forward_failed: Callable[..., Any] = guard(PART, self._capture.forward_failed)
         """Runs instead of that where the forward pass raised an exception."""
-        self.gradients_begin: Callable[..., Any] = guard(PART, self._capture.gradients_begin)
-        """Runs before a backward pass, ..."""
-        self.gradients_end: Callable[..., Any] = guard(PART, self._capture.gradients_end)
-        """... and after it."""
+        self.gradients_begin = self._capture.gradients_begin  # type: ignore[method-assign]
+        self.gradients_end = self._capture.gradients_end  # type: ignore[method-assign]
         self.backward_began: Callable[..., Any] = guard(PART, self._capture.backward_began)
         """Runs before a backward pass."""
         self.judged: Callable[..., Any] = guard(PART, self._judged)

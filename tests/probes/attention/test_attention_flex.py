@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from probes.attention_by_hand import by_hand
+from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -46,7 +47,7 @@ def test_a_compiled_flex_attention_is_computed_in_blocks(monkeypatch: pytest.Mon
     model = Flexible()
     query, key = torch.randn(2, 4, LENGTH, 8) * 3, torch.randn(2, 2, LENGTH, 8)
     maps: list[AttentionMap] = []
-    probe = AttentionProbe(1, 16, lambda _part, body: body, maps.append)
+    probe = AttentionProbe(1, 16, unguarded, maps.append)
     largest: list[int] = []
     block_of = attention_flex.FlexScores.block
     monkeypatch.setattr(

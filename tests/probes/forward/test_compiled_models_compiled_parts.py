@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -128,12 +129,12 @@ def trained(
     counter = FlopCounter()
     every = 1 if looked else 10**9
     probes = [
-        ActivationProbe(lambda _part, body: body, every),
-        AttentionProbe(every, 8, lambda _part, body: body, lambda _: None),
+        ActivationProbe(unguarded, every),
+        AttentionProbe(every, 8, unguarded, lambda _: None),
     ]
-    turns = ForwardScheduler(lambda _part, body: body, probes, 1, told.append)
+    turns = ForwardScheduler(unguarded, probes, 1, told.append)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch = ForwardWatch(lambda _part, body: body, [turns])
+    watch = ForwardWatch(unguarded, [turns])
     watch.before_step(optimizer)
     torch.manual_seed(3)
     outputs = []

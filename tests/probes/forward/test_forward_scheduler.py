@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
@@ -64,8 +65,8 @@ class Loop:
     def __init__(self, model: nn.Module, probe: Looker, emit: Callable[[Finding], None] = lambda _: None) -> None:
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        self.turns = ForwardScheduler(lambda _part, body: body, [probe], 1, emit)
-        self.watch = ForwardWatch(lambda _part, body: body, [self.turns])
+        self.turns = ForwardScheduler(unguarded, [probe], 1, emit)
+        self.watch = ForwardWatch(unguarded, [self.turns])
         self.watch.before_step(self.optimizer)
         self.step = 0
         self.blocks: list[Block] = []

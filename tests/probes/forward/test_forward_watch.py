@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -64,7 +65,7 @@ def nothing_compiled_before() -> Iterator[None]:
 
 def watched(model: nn.Module) -> tuple[ForwardWatch, Heard]:
     heard = Heard()
-    watch = ForwardWatch(lambda part, body: body, (heard,))
+    watch = ForwardWatch(unguarded, (heard,))
     watch.before_step(SGD(model.parameters(), lr=0.1))
     return watch, heard
 
@@ -123,7 +124,7 @@ def test_a_script_that_calls_the_module_inside_is_heard_after_two_gates() -> Non
 
     outer = Outer()
     heard = Heard()
-    watch = ForwardWatch(lambda part, body: body, (heard,))
+    watch = ForwardWatch(unguarded, (heard,))
     optimizer = SGD(outer.parameters(), lr=0.1)
     for _ in range(4):
         outer.net(torch.ones(2, 4))
@@ -147,7 +148,7 @@ class Parts(nn.Module):
 def test_a_script_that_calls_the_parts_of_its_model_is_heard_and_has_one_model() -> None:
     model = Parts()
     heard = Heard()
-    watch = ForwardWatch(lambda part, body: body, (heard,))
+    watch = ForwardWatch(unguarded, (heard,))
     optimizer = SGD(model.parameters(), lr=0.1)
     for _ in range(6):
         heard.calls.clear()

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from probes.forward.test_forward_watch import Heard, Net, nothing_compiled_before, watched
+from probes.looked_into import unguarded
 from torch import Tensor
 from torch.optim import SGD
 
@@ -93,7 +94,7 @@ def test_a_listener_that_ctrl_c_has_kept_from_hearing_the_end_hears_that_the_pas
             super().forward_ended()
 
     model, heard = Net(), Deaf()
-    watch = ForwardWatch(lambda part, body: body, (heard,))
+    watch = ForwardWatch(unguarded, (heard,))
     watch.before_step(SGD(model.parameters(), lr=0.1))
     with pytest.raises(KeyboardInterrupt):
         model(torch.ones(2, 4))

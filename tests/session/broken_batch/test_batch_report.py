@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -29,13 +28,9 @@ class Counting(nn.Module):
         return found
 
 
-def plain(part: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    return body
-
-
 def listening(model: nn.Module, report: BatchReport) -> BatchReport:
     """The report hears of the model's passes while the test goes on."""
-    watches.append(ForwardWatch(plain, [report]))
+    watches.append(ForwardWatch(unguarded, [report]))
     watches[-1].before_step(SGD(model.parameters(), lr=0.1))
     return report
 
@@ -50,7 +45,7 @@ def broken() -> Tensor:
 @pytest.mark.parametrize("of_several", [False, True])
 def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path, of_several: bool) -> None:
     model, told = Counting(), list[Finding]()
-    report = listening(model, BatchReport(plain, tmp_path, of_several))
+    report = listening(model, BatchReport(unguarded, tmp_path, of_several))
     model(broken())
     report.before_steps()
     report.report(0, told.append)
@@ -68,7 +63,7 @@ def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path
 def test_files_are_few_and_announced_once(tmp_path: Path) -> None:
     model, told, announced = Counting(), list[Finding](), list[int]()
     kept = tmp_path / "kept"
-    report = listening(model, BatchReport(plain, kept, to_be_sent=lambda: announced.append(len(told))))
+    report = listening(model, BatchReport(unguarded, kept, to_be_sent=lambda: announced.append(len(told))))
     for step in range(2 * MOST_FILES + 4):
         model(torch.ones(1, 2) if step % 2 else broken())
         report.before_steps()
@@ -84,7 +79,7 @@ def test_files_are_few_and_announced_once(tmp_path: Path) -> None:
 
 def test_of_a_row_of_broken_steps_the_first_is_told_of(tmp_path: Path) -> None:
     model, told = Counting(), list[Finding]()
-    report = listening(model, BatchReport(plain, tmp_path))
+    report = listening(model, BatchReport(unguarded, tmp_path))
     for step in range(4):
         model(broken())
         report.before_steps()
@@ -97,7 +92,7 @@ def test_of_a_row_of_broken_steps_the_first_is_told_of(tmp_path: Path) -> None:
 def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_path: Path) -> None:
     maker, judge, told = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Counting(), list[Finding]()
     optimizers = [SGD(maker.parameters(), lr=0.1), SGD(judge.parameters(), lr=0.1)]
-    report = listening(maker, BatchReport(plain, tmp_path))
+    report = listening(maker, BatchReport(unguarded, tmp_path))
     listening(judge, report)
     made = maker(torch.ones(1, 2))
     with torch.no_grad():
@@ -111,5 +106,5 @@ def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_p
 
 def test_nothing_is_said_of_a_batch_that_nobody_saw(tmp_path: Path) -> None:
     told = list[Finding]()
-    BatchReport(plain, tmp_path).report(7, told.append)
+    BatchReport(unguarded, tmp_path).report(7, told.append)
     assert told == []
