@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from mlflow_stability.tracking.in_process import (
     experiment_id,
     fluent_run,
     fluent_run_id,
+    fluent_runs,
     lightning_run,
     measures_machine,
     tracking_uri,
@@ -103,12 +104,18 @@ class RunBinding:
         """The last step of a recording of ours that a notebook's cell has ended with."""
         self._fluent = False
         self._known_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
-        self._newest: weakref.ref[object] | None = None
-        """The optimizer that stepped last."""
+        self.newest: Callable[[], object] = lambda: None
+        """The optimizer that stepped last, weakly."""
+        self.runs: Sequence[object] = ()
+        """The runs that this thread is in: MLflow's own list."""
+        self.bound_to: object = None
+        """The innermost of them when `recording_for` last looked."""
+        self.modules = 0
+        """How many modules were loaded then; 0: it has to look again, whatever the optimizer."""
         self._recordings = 0
         self._rank: tuple[int, int] | None = None
         self._join = ImplicitRunJoin(self._joinable_run_id)
-        self._heard = ScriptMetrics()
+        self.heard = ScriptMetrics()
         self._trial: SweepTrial | None = None
         """The one that the recording is for, where the training is part of a sweep."""
         self._trial_is_told = False
@@ -122,12 +129,12 @@ class RunBinding:
         if self._rank[0] != 0:
             return None
         is_new = False
-        if optimizer is not None and (self._newest is None or self._newest() is not optimizer):
-            self._newest = weakref.ref(optimizer)
+        if optimizer is not None and self.newest() is not optimizer:
+            self.newest = weakref.ref(optimizer)
             is_new = optimizer not in self._known_optimizers
             self._known_optimizers.add(optimizer)
             if is_new:
-                self._heard.install_trainers()
+                self.heard.install_trainers()
                 self._meet_trial()
         exclusive = self.settings.exclusive
         run = None if exclusive and self.recording is not None else self._changed_run(is_new)
@@ -138,10 +145,12 @@ class RunBinding:
             self._tell_trial(self._trial.name.replace(" ", "_"))  # one of several trials in one run
         elif self._own and not exclusive and CLIENT in sys.modules:
             self._join.install()  # the script may have imported MLflow since
-        if not self._heard.is_on and CLIENT in sys.modules:
-            self._heard.install()
-        if self._heard.waiting:
+        if not self.heard.is_on and CLIENT in sys.modules:
+            self.heard.install()
+        if self.heard.waiting:
             self._hear()
+        self.runs = () if exclusive else fluent_runs()
+        self.bound_to, self.modules = self.runs[-1] if self.runs else None, len(sys.modules)
         return self.recording
 
     def _meet_trial(self) -> None:
@@ -169,7 +178,7 @@ class RunBinding:
         if self.recording is not None:
             self._end_recording(self._with_run(closing))
         self._join.remove()
-        self._heard.remove()
+        self.heard.remove()
 
     def returned(self, closing: Closing) -> None:
         """The thread that trained has ended: say so before anybody can kill the process."""
@@ -209,9 +218,9 @@ class RunBinding:
     def _hear_the_script(self) -> None:
         """Judge the validation losses that the script has logged since; the first one waits for the first step."""
         recording = self.recording
-        self._heard.wanted = self.settings.best_by or ""
+        self.heard.wanted = self.settings.best_by or ""
         if recording is not None and recording.step >= recording.opening.first_step:
-            recording.hear(self._heard.take(self.current_run_id()))
+            recording.hear(self.heard.take(self.current_run_id()))
 
     def current_run_id(self) -> str | None:
         """The run of the recording in progress, or of the last one, if it is known by now."""
@@ -327,7 +336,7 @@ class RunBinding:
         if self.recording is not None:
             self._settle()
             self._hear()
-        recording, self.recording = self.recording, None
+        recording, self.recording, self.modules = self.recording, None, 0
         if recording is not None:
             run_id = self.current_run_id()
             if run_id is not None:

@@ -7,6 +7,7 @@ that trains. `stop` takes everything off again.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -157,7 +158,7 @@ class Session:
     def reconfigure(self, settings: Settings) -> None:
         """From now on, these settings; what a recording began with holds until its end."""
         before, self.settings = self.settings, settings
-        self._binding.settings = settings
+        self._binding.settings, self._binding.modules = settings, 0
         self._output.silent = settings.silent
         self._guard.strict = settings.strict
         outlets = [(each.alerts, each.prometheus_port, each.mirrors) for each in (before, settings)]
@@ -255,6 +256,18 @@ class Session:
                 self._output.cell_ended(steps, closing, self._binding.delivered_run())
 
     def _recording_for(self, optimizer: Any) -> Recording | None:
+        """Runs at every step: nothing is asked where neither the optimizer, the thread nor MLflow's run has changed."""
+        binding, runs = self._binding, self._binding.runs
+        if (
+            binding.newest() is optimizer
+            and (runs[-1] if runs else None) is binding.bound_to
+            and len(sys.modules) == binding.modules
+            and not binding.heard.waiting
+            and get_ident() == self._thread_end.ident
+            and self._of_thread is None
+            and self._ending.closing.outcome == "finished"
+        ):
+            return binding.recording
         if not self._exit_number:
             self._ending.install()
             self._cell_end.install()
@@ -344,7 +357,8 @@ class Session:
             recording.record(reading)
         if recording is None:
             return
-        self._alerts.see(recording.last)
+        if self._alerts.looks_at_steps:
+            self._alerts.see(recording.last)
         if not 0 <= reading.time - self._looked_after < LOOK_SECONDS:  # the clock may be set back
             self._looked_after = reading.time
             for link in self._binding.links.values():

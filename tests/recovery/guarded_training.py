@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from probes.looked_into import unguarded
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -20,15 +21,11 @@ from mlflow_stability.recovery.skipping.step_undo import BufferUndo
 from mlflow_stability.vocabulary.measured.signal import Signal
 
 
-def _plain(part: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    return body
-
-
 class GuardedMeter(StepMeter):
     """A meter that asks the guard at each gate, after it has measured."""
 
     def __init__(self, guard: StepGuard) -> None:
-        super().__init__(_plain, lambda optimizer: self, self._read)
+        super().__init__(unguarded, lambda optimizer: self, self._read)
         self._clipped_norm.is_on = False  # as under the autopilot
         self.guard = guard
         self.verdicts: list[Verdict] = []
@@ -45,10 +42,10 @@ class GuardedMeter(StepMeter):
             self.guard.evaluated_again(optimizer)
 
     def before_step(self, optimizer: Optimizer) -> None:
-        before = len(self._capture.norms)
+        before = len(self.capture.norms)
         super().before_step(optimizer)
-        late = id(optimizer) not in self._capture.stepped
-        capture = self._last if late else self._capture
+        late = id(optimizer) not in self.capture.stepped
+        capture = self._last if late else self.capture
         assert capture is not None
         norms = capture.norms[before:] if not late and len(capture.norms) > before else capture.norms[-1:]
         track = self._tracks._tracks[optimizer]
@@ -61,7 +58,7 @@ class GuardedMeter(StepMeter):
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         StepMeter.before_step(self, optimizer)
-        self.verdicts.append(self.guard.swallowed(optimizer, self._capture))
+        self.verdicts.append(self.guard.swallowed(optimizer, self.capture))
         self.step_ended(optimizer)
 
     def step_ended(self, optimizer: Optimizer) -> None:
@@ -76,7 +73,7 @@ class GuardedMeter(StepMeter):
 def guarding(*modules: Module, vote: Vote | None = None, on_device: bool | None = None) -> Iterator[GuardedMeter]:
     guard = StepGuard(BufferUndo(modules) if modules else None, vote, on_device)
     meter = GuardedMeter(guard)
-    watch = TorchWatch(_plain, meter)
+    watch = TorchWatch(unguarded, meter)
     watch.install()
     before = register_optimizer_step_pre_hook(
         lambda optimizer, args, kwargs: guard.before_closure(optimizer) if len(args) > 1 or kwargs else None

@@ -262,7 +262,7 @@ def test_a_loop_whose_steps_no_hook_sees_does_not_collect_losses_for_ever(watche
     for _ in range(3000):
         (parameter * parameter).sum().backward()
         parameter.grad = None
-    assert len(watched.meter._capture.losses) <= 1024
+    assert len(watched.meter.capture.losses) <= 1024
     optimizer = SGD([parameter], lr=0.1)
     optimizer.zero_grad()
     loss = (parameter * parameter).sum()

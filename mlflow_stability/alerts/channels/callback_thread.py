@@ -49,7 +49,8 @@ class CallbackAlerts:
 
     def __init__(self, alerts: Sequence[Alert], run: Callable[[], RunLink | None], warn: Callable[..., None]) -> None:
         self._callees = [_Callee(each) for each in alerts if each.in_training]
-        self._looks_at_steps = any(each.router.looks_at_steps for each in self._callees)
+        self.looks_at_steps = any(each.router.looks_at_steps for each in self._callees)
+        """Whether a condition asks for what is measured."""
         self._run = run
         self._warn = warn
         self._waiting = _Waiting()
@@ -66,7 +67,7 @@ class CallbackAlerts:
 
     def see(self, reading: StepReading | None) -> None:
         """Pass what was measured on, if a condition asks for it; never waits."""
-        if self._looks_at_steps and reading is not None:
+        if self.looks_at_steps and reading is not None:
             self._put(reading)
 
     def close(self, seconds: float) -> None:

@@ -145,8 +145,10 @@ class ModuleCalls(dict[int, _Entry]):
     def begins(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Runs before a call of a watched module; False: observers are not told of its end either."""
         entry = self.get(id(module))
-        if entry is None or entry.module() is not module or self._muted or _is_traced():
+        if entry is None or entry.module() is not module or self._muted:
             return False
+        if torch.compiler.is_compiling() or torch_api.get_tracing_state() or torch_api.is_fx_symbolic_tracing():
+            return False  # this call makes a graph rather than computing something
         try:
             for observer in entry.observers:
                 observer.call_began(module, args, kwargs)
@@ -217,11 +219,6 @@ class _Told:
 
     def call_failed(self, module: Module) -> None:
         """Nothing to tell."""
-
-
-def _is_traced() -> bool:
-    """Whether this call makes a graph rather than computing something."""
-    return bool(torch.compiler.is_compiling() or torch_api.get_tracing_state() or torch_api.is_fx_symbolic_tracing())
 
 
 def _observing_code(function: FunctionType, table: ModuleCalls) -> CodeType:

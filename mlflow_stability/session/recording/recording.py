@@ -22,7 +22,7 @@ from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.kinds.reported.setup import BatchDiscarded, DiscardedBatchFacts, NotMeasuredFacts, Unmeasured
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.parameters.layer_statistics import Table
-from mlflow_stability.probes.step import RollingStatistics
+from mlflow_stability.probes.step import WINDOW, RollingStatistics
 from mlflow_stability.probes.step.reading import COPIED, ProbeReading
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.spike_batches import SpikeBatches
@@ -100,6 +100,7 @@ class LossCount:
         return [Finding.at(facts, step, Severity.INFO, remedies=BatchDiscarded.remedies)]
 
 
+DETECTORS = "detectors"
 OWN_COST_EVERY = 100
 _OVERHEAD = Signal("overhead_fraction")
 _ROLLBACKS = Signal("rollbacks")
@@ -137,7 +138,8 @@ class Recording:
         """Who holds its batches, where somebody does."""
         self.spikes: SpikeBatches | None = None
         """Who keeps those of spikes, where that is not the autopilot."""
-        self._last: StepReading | None = None
+        self.last: StepReading | None = None
+        """What was recorded last."""
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel(detectors)
         self._representations = RepresentationTotals()
@@ -146,8 +148,9 @@ class Recording:
         self._guard = guard
         self._late = None if judge_at_once else DeferredDetection(self._panel_judges)
         """Who has steps judged where nobody waits for it."""
-        self._judge = guard("detectors", self._panel_judges if self._late is None else self._late.take)
-        self._settle = guard("detectors", self._nothing_waits if self._late is None else self._late.settle)
+        self._judge = self._panel_judges if self._late is None else self._late.take
+        self._judge_heard = guard(DETECTORS, self._judge)
+        self._settle = guard(DETECTORS, self._nothing_waits if self._late is None else self._late.settle)
         self._keep_table = guard("layer tables", self._table)
         self._tell_sums = guard("summary of representations", self._emit_representation_events)
         self._account = guard("losses", self._account_for_losses)
@@ -164,11 +167,6 @@ class Recording:
         return self._journal.slow_writes()
 
     @property
-    def last(self) -> StepReading | None:
-        """What was recorded last."""
-        return self._last
-
-    @property
     def no_level(self) -> NoLevel | None:
         """Why the level of the losses does not measure progress; None where it does, as far as is known."""
         return self._panel.no_level
@@ -176,14 +174,16 @@ class Recording:
     @property
     def micro_batches(self) -> int:
         """How many backward passes the last step had; 0 where none was counted."""
-        read = () if self._last is None else zip(self._last.signals, self._last.values, strict=True)
+        read = () if self.last is None else zip(self.last.signals, self.last.values, strict=True)
         return int(next((value for signal, value in read if signal.quantity == "micro_batches"), 0))
 
     def record(self, reading: ProbeReading) -> tuple[StepReading, list[Finding]]:
         """Judge and keep one capture; gives what was kept, and what was found."""
         self.step += reading.begins_step
         signals, values = reading.signals, reading.values
-        more = self._running.take(self.step, signals, values)
+        running = self._running
+        running.waiting.append((self.step, signals, values))
+        more = running.say(self.step) if self.step >= running.due_at or len(running.waiting) >= WINDOW else []
         if self.attempt and reading.begins_step:
             more.append((_ROLLBACKS, float(self.attempt)))
         if self.step % OWN_COST_EVERY == 0 and reading.begins_step:
@@ -199,15 +199,20 @@ class Recording:
         spikes = self.spikes
         if spikes is not None and signals and (signals[0] is not spikes.first or values[0] > spikes.highest):
             spikes.see(self.step, signals, values)
-        events = self._judge(step)
-        self._last = step
+        events: list[Event] = []
+        if DETECTORS not in self._guard.off:
+            try:
+                events = self._judge(step)
+            except BaseException as error:
+                self._guard.contain(DETECTORS, error)
+        self.last = step
         if reading.discarded or not self._losses.seen:
             self._account(reading)
         if reading.norm_basis and (reading.signals is not self._basis_of[0] or reading.norm_basis != self._basis_of[1]):
             self._note_basis(reading)
         for table, numbers in reading.tables:
             self._keep_table(table, numbers)
-        return step, events or []
+        return step, events
 
     def emit(self, event: Finding) -> None:
         """Keep what was said by one who acts: judging the record again does not find it, and so it is marked."""
@@ -242,10 +247,10 @@ class Recording:
             if not each.signals:
                 continue
             # A record knows one time for each step, and what is judged again must be what was judged.
-            when = each.time if self._last is None else self._last.time
+            when = each.time if self.last is None else self.last.time
             step = StepReading(self.step, each.signals, each.values, self.attempt, when)
             self._journal.append(step)
-            self._judge(step)
+            self._judge_heard(step)
         self.settle()
 
     def settle(self) -> None:

@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -40,8 +40,16 @@ def fluent_run() -> RunInProgress | None:
     return None if run is None else RunInProgress(run.info.run_id, run.data.tags)
 
 
+def fluent_runs() -> Sequence[object]:
+    """MLflow's own list of the runs that this thread is in, the innermost last; it is the same one for good."""
+    fluent: Any = sys.modules.get("mlflow.tracking.fluent")
+    stack = getattr(fluent, "_active_run_stack", ())
+    runs: Sequence[object] = stack.get() if hasattr(stack, "get") else stack
+    return runs
+
+
 def fluent_run_id() -> str | None:
-    """The id alone: asked at every step."""
+    """The id alone."""
     fluent: Any = sys.modules.get("mlflow.tracking.fluent")
     run = fluent.active_run() if hasattr(fluent, "active_run") else None
     return None if run is None else str(run.info.run_id)

@@ -23,11 +23,12 @@ from mlflow_stability.vocabulary.measured.layers_beside import (
 )
 from mlflow_stability.vocabulary.measured.norm_basis import UNCLIPPED
 from mlflow_stability.vocabulary.measured.observation import Series, StepReading
-from mlflow_stability.vocabulary.measured.signal import TRACK, Signal, of_the_whole, one_layout
+from mlflow_stability.vocabulary.measured.signal import LAYOUTS, TRACK, Signal, of_the_whole, one_layout
 from mlflow_stability.vocabulary.measured.signal_type import Combined, SignalType, modules_with, signal_types, type_of
 
 __all__ = [
     "BINS",
+    "LAYOUTS",
     "LEVELS",
     "OUTSIDE",
     "PERCENTILES",

@@ -44,15 +44,16 @@ class Signal:
 MOST = 1024
 """A training has a handful of layouts; one with more than this gets new objects, which are as right."""
 
-_known: dict[tuple[int, ...], tuple[Signal, ...]] = {}
+LAYOUTS: dict[tuple[int, ...], tuple[Signal, ...]] = {}
+"""What `one_layout` has given out, by the identities of the objects in it."""
 
 
 def one_layout(signals: Sequence[Signal]) -> tuple[Signal, ...]:
     """The one tuple of these very objects."""
     key = tuple(map(id, signals))  # a tuple that is kept keeps its signals, so that no other object gets their ids
-    layout = _known.get(key)
+    layout = LAYOUTS.get(key)
     if layout is None:
-        if len(_known) >= MOST:
-            _known.clear()
-        layout = _known[key] = tuple(signals)
+        if len(LAYOUTS) >= MOST:
+            LAYOUTS.clear()
+        layout = LAYOUTS[key] = tuple(signals)
     return layout
