@@ -199,7 +199,7 @@ class Recording:
         spikes = self.spikes
         if spikes is not None and signals and (signals[0] is not spikes.first or values[0] > spikes.highest):
             spikes.see(self.step, signals, values)
-        events: list[Event] = []
+        events: list[Finding] = []
         if DETECTORS not in self._guard.off:
             try:
                 events = self._judge(step)
