@@ -57,9 +57,15 @@ def working_in(folder: Path) -> Iterator[None]:
 
 
 def recorded_runs() -> dict[str, Shape]:
-    """Every recorded run as it was judged while it trained."""
+    """Every run of an earlier version as it was judged while it trained."""
     with working_in(EXPERIMENT):
         return diagnosed_sources(run_names())
+
+
+def runs_with_facts() -> dict[str, Shape]:
+    """Every run whose findings were recorded with facts, as it was judged while it trained."""
+    with working_in(EXPERIMENT.with_name("1")):
+        return diagnosed_sources(sorted(file.parent.name for file in Path().glob("*/meta.yaml")))
 
 
 def runs_judged_again() -> dict[str, Shape]:
@@ -146,6 +152,7 @@ def comparisons() -> dict[str, Shape]:
 
 GROUPS: dict[str, Callable[[], dict[str, Shape]]] = {
     "recorded_runs": recorded_runs,
+    "runs_with_facts": runs_with_facts,
     "runs_judged_again": runs_judged_again,
     "logs_of_runs": logs_of_runs,
     "printed_logs": printed_logs,

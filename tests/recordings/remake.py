@@ -3,7 +3,8 @@
 python tests/recordings/remake.py [NAME …]
 
 Each run's folder bears the name of its training; what it must be diagnosed as is in its `expected.json`, which is
-written by hand and kept. What belongs to a machine or a person is taken out: paths, users, commits.
+written by hand and kept. What belongs to a machine or a person is taken out: paths, users, commits. Experiment 0 holds
+runs of earlier versions, whose findings have no facts: it is read by tests and never made again.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOL
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "mlruns_fixtures"
-EXPERIMENT = FIXTURES / "0"
-EXPERIMENT_PAGE = """artifact_location: file:///mlruns_fixtures/0
+EXPERIMENT = FIXTURES / "1"
+EXPERIMENT_PAGE = """artifact_location: file:///mlruns_fixtures/1
 creation_time: 1780000000000
-experiment_id: '0'
+experiment_id: '1'
 last_update_time: 1780000000000
 lifecycle_stage: active
-name: Default
+name: with facts
 """
 PERSONAL_TAGS = re.compile(r"mlflow\.(user|source\..*)")
 PERSONAL_FACTS = ("argv", "device_name", "processors", "system")
@@ -83,9 +84,10 @@ def put_away(run: Path, name: str) -> None:
     expected = (place / "expected.json").read_text() if (place / "expected.json").exists() else None
     shutil.rmtree(place, ignore_errors=True)
     meta = (run / "meta.yaml").read_text().replace(run.name, name)
-    meta = re.sub(r"(?m)^artifact_uri: .*$", f"artifact_uri: file:///mlruns_fixtures/0/{name}/artifacts", meta)
+    meta = re.sub(r"(?m)^artifact_uri: .*$", f"artifact_uri: file:///mlruns_fixtures/1/{name}/artifacts", meta)
     meta = re.sub(r"(?m)^user_id: .*$", "user_id: someone", meta)
     shutil.copytree(run, place)
+    meta = re.sub(r"(?m)^experiment_id: .*$", "experiment_id: '1'", meta)
     (place / "meta.yaml").write_text(meta)
     for tag in (place / "tags").iterdir():
         if PERSONAL_TAGS.fullmatch(tag.name):

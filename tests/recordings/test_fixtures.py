@@ -20,7 +20,9 @@ from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.milestone import Opening
 
 EXPERIMENT = Path(__file__).parents[2] / "mlruns_fixtures" / "0"
-RUNS = sorted(each.parent for each in EXPERIMENT.glob("*/meta.yaml"))
+"""Runs of earlier versions, whose findings have no facts; experiment 1 holds runs with facts."""
+OLD_RUNS = sorted(file.parent for file in EXPERIMENT.glob("*/meta.yaml"))
+RUNS = [*OLD_RUNS, *sorted(file.parent for file in EXPERIMENT.with_name("1").glob("*/meta.yaml"))]
 
 
 def expected_of(run: Path) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def expected_of(run: Path) -> dict[str, Any]:
 
 
 def name_of(run: Path) -> str:
-    return run.name
+    return f"{run.parent.name}/{run.name}"
 
 
 def test_there_are_recorded_runs_of_every_ordinary_failure() -> None:
