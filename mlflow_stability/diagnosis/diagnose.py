@@ -25,7 +25,7 @@ from mlflow_stability.diagnosis.findings.affected_layers import with_affected_la
 from mlflow_stability.diagnosis.findings.downgrade import in_hindsight
 from mlflow_stability.diagnosis.findings.episodes import episodes_of
 from mlflow_stability.diagnosis.findings.log_messages import endings_of, findings_in_log
-from mlflow_stability.diagnosis.findings.merge import reconciled
+from mlflow_stability.diagnosis.findings.merge import merged
 from mlflow_stability.diagnosis.findings.notes import in_unit, with_lines
 from mlflow_stability.diagnosis.findings.recovered_rises import passed
 from mlflow_stability.diagnosis.findings.replay import replayed, without_unjudged_levels
@@ -131,7 +131,7 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
     if not live:
         seen = in_hindsight(seen, found, curves, asked)
         found += asked_for(findings_in_log(history, curves, starts_of(history)), detectors)
-    episodes = no_worse_than_sure(reconciled([*seen, *found], span))
+    episodes = no_worse_than_sure(merged([*seen, *found], span))
     return episodes if live else passed(episodes, curves, asked)
 
 

@@ -1,86 +1,111 @@
-"""Makes one list of episodes out of what detectors and rules saw of the same trouble.
-
-In: the episodes of both. Out: each trouble once: episodes of one kind that touch are one, the spikes at the onset of a
-divergence belong to it, a plateau is none where the loss rose for good. NaN that comes again and again, the steps that
-were skipped for it, and the operation in which it was born, are one.
-"""
+"""Make one list of findings out of what detectors and rules saw of the same trouble: `MERGES`, one after the other."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from mlflow_stability.diagnosis.causes.nan_origin import KIND as NAN_ORIGIN
+from mlflow_stability.diagnosis.causes.nan_origin import origin_of
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
-from mlflow_stability.diagnosis.findings.notes import NanAfterInf, also_known
-from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
+from mlflow_stability.diagnosis.findings.notes import NanAfterInf, OriginNote, RepeatedNote, also_known, with_note
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseFacts
 from mlflow_stability.kinds.loss.loss_spike_curve import CurveSpikeFacts
-from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
+from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected, NonFiniteFacts
+from mlflow_stability.kinds.optimizer.step_skipped import StepSkipped
 from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesFacts
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts
 from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.vocabulary.facts import LossEndFacts, PeakFacts
-from mlflow_stability.vocabulary.result import Finding, Severity, Span, Statement
+from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, Statement
 
+NEAR = 0.02
+"""Findings that begin within this share of the run from each other are about the same trouble."""
+NON_FINITE = (NanDetected.kind, InfDetected.kind)
+REPEATED_STEPS = StepSkipped().of_steps
+"""What comes again within so many steps is the same trouble, as the detector of skipped steps counts it."""
+HELD_STEPS = 2
+"""What was done about a trouble, or found of it, is reported at most so many steps away."""
 KNOWS_END = LossEndFacts | LastLevelFacts | LastBelowBestFacts | GradientRiseFacts
 """Facts that say how the curve ended."""
-NEAR = 0.02
-"""Episodes that begin within this share of the run from each other are about the same trouble."""
+
+Merge = Callable[[list[Finding], float], list[Finding]]
 
 
-def reconciled(episodes: list[Finding], span: int) -> tuple[Finding, ...]:
-    """The episodes of one run, each once, in order of time."""
-    reach = max(2.0, NEAR * span)
-    merged: list[Finding] = []
-    for each in sorted(_ended_by_rollbacks(episodes, reach), key=lambda each: (each.attempt, each.start)):
-        twin = next((at for at, one in enumerate(merged) if _same(one, each, reach)), None)
-        if twin is None:
-            merged.append(each)
-        else:
-            merged[twin] = _joined(merged[twin], each)
-    merged = with_births(with_what_was_skipped(_overflowed(joined_by_trouble(merged), reach)))
-    lasting = [each for each in merged if each.kind == "divergence"]
-    kept = [
-        _with_spikes(each, merged, reach) for each in merged if not any(_belongs(each, one, reach) for one in lasting)
-    ]
-    return tuple(sorted(kept, key=lambda each: (each.attempt, each.start, -each.severity)))
+def merged(findings: Iterable[Finding], steps: int) -> tuple[Finding, ...]:
+    """The findings of a run of so many steps, each trouble once, in order of time."""
+    reach = max(2.0, NEAR * steps)
+    found = list(findings)
+    for merge in MERGES:
+        found = merge(found, reach)
+    return tuple(sorted(found, key=lambda finding: (*_time(finding), -finding.severity)))
 
 
-def _ended_by_rollbacks(episodes: list[Finding], reach: float) -> list[Finding]:
-    """The episodes; a divergence that was rolled back ends there where the loss diverged anew a good while later.
+def end_at_rollbacks(findings: list[Finding], reach: float) -> list[Finding]:
+    """A divergence that was rolled back ends there, where the loss diverged again a good while later.
 
-    For that it must have come down. By where the curve ended alone, the first divergence lasted until then.
+    By where the curve ended alone, the first divergence lasted until then.
     """
-    rollbacks = [each for each in episodes if each.kind == Rollback.kind]
-    found = []
-    for each in episodes:
-        anew = [one.start for one in episodes if one.kind == "divergence" == each.kind and one.attempt == each.attempt]
+    rollbacks = [finding for finding in findings if finding.kind == Rollback.kind]
+
+    def end_of(finding: Finding) -> int | None:
+        again = [
+            other.start
+            for other in findings
+            if other.kind == "divergence" == finding.kind and other.attempt == finding.attempt
+        ]
         ends = [
             back.end
             for back in rollbacks
-            if back.attempt >= each.attempt and each.start <= back.end and any(back.end + reach < one for one in anew)
+            if back.attempt >= finding.attempt
+            and finding.start <= back.end
+            and any(back.end + reach < start for start in again)
         ]
-        if ends and min(ends) < each.end:
-            end = min(ends)
-            peak = each.peak if each.peak <= end else each.start
-            found.append(each.with_span(end=end, peak=peak, recovered=True))
+        return min(ends) if ends and min(ends) < finding.end else None
+
+    ended = []
+    for finding in findings:
+        end = end_of(finding)
+        if end is not None:
+            peak = finding.peak if finding.peak <= end else finding.start
+            finding = finding.with_span(end=end, peak=peak, recovered=True)
+        ended.append(finding)
+    return ended
+
+
+def join_neighbours(findings: list[Finding], reach: float) -> list[Finding]:
+    """Findings of one kind and place that touch are one."""
+    joined: list[Finding] = []
+    for finding in sorted(findings, key=_time):
+        twin = next((at for at, other in enumerate(joined) if _are_neighbours(other, finding, reach)), None)
+        if twin is None:
+            joined.append(finding)
         else:
-            found.append(each)
-    return found
+            joined[twin] = _join(joined[twin], finding)
+    return joined
 
 
-def _with_spikes(each: Finding, others: list[Finding], reach: float) -> Finding:
-    """A divergence with the spikes that belong to it: somebody was warned of each, and they count as spikes."""
-    if each.kind != "divergence":
-        return each
-    within = [one for one in others if one.kind == "loss_spike" and _belongs(one, each, reach)]
-    return replace(each, spikes=tuple(one.start for one in within if one.severity > Severity.INFO))
+def join_repeated(findings: list[Finding], _reach: float) -> list[Finding]:
+    """NaN, infinities and skipped steps that come again soon are one trouble."""
+    groups: list[list[Finding]] = []
+    others: list[Finding] = []
+    for finding in sorted(findings, key=_time):
+        if finding.kind not in (*NON_FINITE, StepSkipped.kind) or finding.severity is Severity.INFO:
+            others.append(finding)
+            continue
+        group = next((group for group in groups if _comes_again(group, finding)), None)
+        if group is None:
+            groups.append([finding])
+        else:
+            group.append(finding)
+    return [*others, *map(_repeated, groups)]
 
 
-def _overflowed(episodes: list[Finding], reach: float) -> list[Finding]:
+def join_overflows(findings: list[Finding], reach: float) -> list[Finding]:
     """An infinity that turned into NaN is one trouble, and NaN its result."""
-    for nan in [each for each in episodes if each.kind == "nan_detected"]:
-        for inf in [each for each in episodes if each.kind == "inf_detected" and each.attempt == nan.attempt]:
+    for nan in [finding for finding in findings if finding.kind == NanDetected.kind]:
+        for inf in [one for one in findings if one.kind == InfDetected.kind and one.attempt == nan.attempt]:
             if inf.start <= nan.start <= inf.end + reach:
                 both = replace(
                     nan.with_span(start=inf.start),
@@ -88,21 +113,80 @@ def _overflowed(episodes: list[Finding], reach: float) -> list[Finding]:
                     facts=inf.facts,
                     also=also_known(inf, nan),
                 )
-                episodes = [both if each is nan else each for each in episodes if each is not inf]
+                findings = [both if finding is nan else finding for finding in findings if finding is not inf]
                 break
-    return episodes
+    return findings
 
 
-def _without_last_finite(nan: Finding, inf: Finding) -> tuple[Statement, ...]:
-    """What a NaN that follows an infinity says, without a last finite value that the infinity names, too."""
-    infinity = inf.facts
-    if not isinstance(infinity, NonFiniteFacts) or infinity.last_finite is None:
-        return nan.stated
-    first, *others = nan.stated
-    return (replace(first, facts=NanAfterInf(first.facts, infinity)), *others)
+def add_skipped_steps(findings: list[Finding], _reach: float) -> list[Finding]:
+    """Steps that were skipped for NaN or infinities belong to these."""
+    kept = list(findings)
+    for skip in [one for one in kept if one.kind == StepSkipped.kind and one.severity > Severity.INFO]:
+        at = next((at for at, one in enumerate(kept) if one.kind in NON_FINITE and _holds(one, skip.start)), None)
+        if at is None or kept[at].attempt != skip.attempt or kept[at].severity is Severity.INFO:
+            continue
+        trouble = kept[at]
+        kept[at] = replace(
+            trouble.with_span(end=max(trouble.end, skip.end)),
+            also=also_known(trouble, skip),
+            statements=(*trouble.stated, *skip.stated),
+            remedies=_remedies(trouble, skip),
+        )
+        kept.remove(skip)
+    return kept
 
 
-def _same(one: Finding, other: Finding, reach: float) -> bool:
+def add_origins(findings: list[Finding], _reach: float) -> list[Finding]:
+    """The operation that a NaN comes from belongs to it; an origin of nothing else that was found is a warning."""
+    kept, noted = list(findings), set[int]()
+    for place, origin in enumerate(kept):
+        if origin.kind != NAN_ORIGIN:
+            continue
+        held = [
+            at
+            for at, one in enumerate(kept)
+            if one.kind in (*NON_FINITE, StepSkipped.kind)
+            and one.attempt == origin.attempt
+            and _holds(one, origin.start)
+        ]
+        if not held:
+            kept[place] = replace(origin, severity=max(origin.severity, Severity.WARNING))
+            continue
+        at = max(held, key=lambda at: kept[at].severity)
+        if at not in noted:
+            noted.add(at)
+            trouble = with_note(kept[at], OriginNote(origin_of(origin)))
+            repeats = (*trouble.repeats, (NAN_ORIGIN, origin.start))
+            kept[at] = replace(trouble, remedies=_remedies(origin, trouble), repeats=repeats)
+    return kept
+
+
+def add_to_divergence(findings: list[Finding], reach: float) -> list[Finding]:
+    """Spikes at the onset of a divergence belong to it, as does a plateau where the loss rose for good."""
+    lasting = [finding for finding in findings if finding.kind == "divergence"]
+    return [
+        _with_spikes(finding, findings, reach) if finding.kind == "divergence" else finding
+        for finding in findings
+        if not any(_belongs(finding, divergence, reach) for divergence in lasting)
+    ]
+
+
+MERGES: Sequence[Merge] = (
+    end_at_rollbacks,
+    join_neighbours,
+    join_repeated,
+    join_overflows,
+    add_skipped_steps,
+    add_origins,
+    add_to_divergence,
+)
+
+
+def _time(finding: Finding) -> tuple[int, int]:
+    return finding.attempt, finding.start
+
+
+def _are_neighbours(one: Finding, other: Finding, reach: float) -> bool:
     alike = one.kind == other.kind and one.attempt == other.attempt
     if not alike or (one.metric != other.metric and one.place != other.place):
         return False
@@ -113,15 +197,15 @@ def _same(one: Finding, other: Finding, reach: float) -> bool:
     return other.start <= one.end + (reach if one.kind == "divergence" else 0) and one.start <= other.end + reach
 
 
-def _joined(one: Finding, other: Finding) -> Finding:
-    """Both as one: from the earlier start to the later end, told by the one that knows how it went on."""
+def _join(one: Finding, other: Finding) -> Finding:
+    """From the earlier start to the later end, in the words of the one that knows how it went on."""
     telling = max(one, other, key=_authority)
-    told = [each.recovered for each in (one, other) if each.recovered is not None]
-    worst = max(one, other, key=_highest)
+    recovered = [finding.recovered for finding in (one, other) if finding.recovered is not None]
+    highest = max(one, other, key=_highest)
     return replace(
         telling,
         span=Span(
-            min(one.start, other.start), worst.peak, max(one.end, other.end), recovered=all(told) if told else None
+            min(one.start, other.start), highest.peak, max(one.end, other.end), all(recovered) if recovered else None
         ),
         count=max(one.count, other.count),
         statements=telling.stated,
@@ -131,7 +215,6 @@ def _joined(one: Finding, other: Finding) -> Finding:
 
 
 def _authority(finding: Finding) -> tuple[Severity, bool, bool]:
-    """Of two findings of one trouble, the one with more tells of both."""
     return finding.severity, finding.recovered is not None, isinstance(finding.facts, KNOWS_END)
 
 
@@ -144,10 +227,57 @@ def _highest(finding: Finding) -> float:
     return 0.0 if spike is None else spike.value
 
 
-def _belongs(each: Finding, divergence: Finding, reach: float) -> bool:
+def _comes_again(group: Sequence[Finding], finding: Finding) -> bool:
+    first, last = group[0], max(one.end for one in group)
+    alike = (first.kind, first.attempt) == (finding.kind, finding.attempt)
+    alike = alike and (finding.recovered is False) == (first.recovered is False)  # what never passes is another matter
+    same_place = first.place == finding.place or first.metric == finding.metric
+    return alike and same_place and finding.start - last <= REPEATED_STEPS
+
+
+def _repeated(group: Sequence[Finding]) -> Finding:
+    first, last = group[0], group[-1]
+    if len(group) == 1:
+        return first
+    worst = max(group, key=lambda finding: finding.severity)
+    statements = first.stated if worst is first else (*first.stated, *worst.stated)
+    noted = with_note(replace(first, statements=statements), RepeatedNote(len(group)), step=last.start)
+    return replace(
+        noted.with_span(peak=worst.peak, end=max(finding.end for finding in group), recovered=last.recovered),
+        severity=worst.severity,
+        count=sum(finding.count for finding in group),
+        also=also_known(first, *group),
+        remedies=_remedies(worst, first),
+    )
+
+
+def _without_last_finite(nan: Finding, inf: Finding) -> tuple[Statement, ...]:
+    """What a NaN that follows an infinity says, without a last finite value that the infinity names, too."""
+    infinity = inf.facts
+    if not isinstance(infinity, NonFiniteFacts) or infinity.last_finite is None:
+        return nan.stated
+    first, *others = nan.stated
+    return (replace(first, facts=NanAfterInf(first.facts, infinity)), *others)
+
+
+def _with_spikes(divergence: Finding, findings: Sequence[Finding], reach: float) -> Finding:
+    """With the steps of its spikes: somebody was warned of each, and they count as spikes."""
+    within = [one for one in findings if one.kind == "loss_spike" and _belongs(one, divergence, reach)]
+    return replace(divergence, spikes=tuple(spike.start for spike in within if spike.severity > Severity.INFO))
+
+
+def _belongs(finding: Finding, divergence: Finding, reach: float) -> bool:
     """Whether it is a part of a divergence."""
-    if each is divergence or each.attempt != divergence.attempt or each.place != divergence.place:
+    if finding is divergence or finding.attempt != divergence.attempt or finding.place != divergence.place:
         return False
-    if each.kind == "loss_spike":
-        return divergence.start - reach <= each.start <= divergence.end
-    return each.kind == "plateau" and not divergence.recovered
+    if finding.kind == "loss_spike":
+        return divergence.start - reach <= finding.start <= divergence.end
+    return finding.kind == "plateau" and not divergence.recovered
+
+
+def _holds(trouble: Finding, step: int) -> bool:
+    return trouble.start - HELD_STEPS <= step <= trouble.end + HELD_STEPS
+
+
+def _remedies(*findings: Finding) -> tuple[Remedy, ...]:
+    return tuple(dict.fromkeys(remedy for finding in findings for remedy in finding.remedies))
