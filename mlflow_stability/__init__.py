@@ -38,6 +38,9 @@ if TYPE_CHECKING:
         ModelFinding,
         Remedy,
         Severity,
+        Source,
+        Span,
+        Where,
     )
 
 __version__ = "0.1.0"
@@ -56,7 +59,10 @@ __all__ = [
     "SPAMAdam",
     "Severity",
     "Simulation",
+    "Source",
+    "Span",
     "TrainingDiverged",
+    "Where",
     "attach",
     "attention_entropy_plot",
     "attention_heatmap",
@@ -92,7 +98,10 @@ PUBLIC = {
     "SPAMAdam": "mlflow_stability.recovery.extras.spam_adam",
     "Severity": "mlflow_stability.vocabulary.result.severity",
     "Simulation": "mlflow_stability.demo.simulate",
+    "Source": "mlflow_stability.vocabulary.result.finding",
+    "Span": "mlflow_stability.vocabulary.result.finding",
     "TrainingDiverged": "mlflow_stability.errors",
+    "Where": "mlflow_stability.vocabulary.result.finding",
     "attach": "mlflow_stability.session.autolog",
     "attention_entropy_plot": "mlflow_stability.analysis.attention",
     "attention_heatmap": "mlflow_stability.analysis.attention",
