@@ -77,6 +77,7 @@ class ProbeScheduler:
         first_step: int,
         objects: ObjectMemory | None = None,
     ) -> None:
+        self._guard = guard
         self.step = first_step - 1
         """The newest step; the captures of a GAN's halves are of one step."""
         self.backward_began = pace.backward_began
@@ -136,8 +137,11 @@ class ProbeScheduler:
             by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
             with self._walk.about(optimizer):
                 for each in self._due:
-                    if each.before_step is not None:
-                        each.before_step(by_own_step if each.by_own_step else by_step)
+                    if each.before_step is not None and each.part not in self._guard.off:
+                        try:
+                            each.before_step(by_own_step if each.by_own_step else by_step)
+                        except BaseException as error:
+                            self._guard.contain(each.part, error, each.forget)
         if self._split.also is None:
             self._split.moments.append((_STEP_BEGAN, self._split.now()))
         else:  # by a device's clock, which may fail
@@ -166,8 +170,11 @@ class ProbeScheduler:
             by_step = StepView(optimizer, self.step, self._layers, unscale, skipped, place)
             by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
             for each in reversed(self._due):  # as with brackets: who was first before the step is last after it
-                if each.after_step is not None:
-                    each.after_step(by_own_step if each.by_own_step else by_step)
+                if each.after_step is not None and each.part not in self._guard.off:
+                    try:
+                        each.after_step(by_own_step if each.by_own_step else by_step)
+                    except BaseException as error:
+                        self._guard.contain(each.part, error, each.forget)
 
     def end(self, begins_step: bool = True) -> tuple[list[Block], Sequence[Table]]:
         """The capture is over."""
@@ -178,8 +185,11 @@ class ProbeScheduler:
         found, self._counted = self._counted, []
         tables: Sequence[Table] = ()
         for each in due or ():
-            if each.blocks is not None:
-                found += each.blocks(self._own_step if each.by_own_step else self.step) or ()
+            if each.blocks is not None and each.part not in self._guard.off:
+                try:
+                    found += each.blocks(self._own_step if each.by_own_step else self.step)
+                except BaseException as error:
+                    self._guard.contain(each.part, error, each.forget)
         if due and self._spread is not None:
             tables = self._spread(self.step) or ()
         if self._asked:
@@ -287,6 +297,7 @@ class _GuardedProbe:
     def __init__(self, probe: Probe, guard: Guard, by_own_step: bool = False) -> None:
         self.by_own_step = by_own_step
         """Whether it counts the captures of each training for itself."""
+        self.part = probe.part
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
         self.is_periodic = isinstance(probe, BaseProbe) and probe.is_periodic
@@ -295,17 +306,18 @@ class _GuardedProbe:
         )
         self.ask_at = 0
         """Before this step it is not due."""
-        self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step", guard)
-        self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step", guard)
-        self.blocks: Callable[[int], Sequence[Block] | None] | None = _own(probe, "blocks", guard)
-        self.close: Callable[[], Any] | None = _own(probe, "close", guard) if isinstance(probe, BaseProbe) else None
+        # What these raise is contained where they are called.
+        self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step")
+        self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step")
+        self.blocks: Callable[[int], Sequence[Block]] | None = _own(probe, "blocks")
+        close = _own(probe, "close") if isinstance(probe, BaseProbe) else None
+        self.close: Callable[[], Any] | None = None if close is None else guard(probe.part, close)
 
 
-def _own(probe: Probe, name: str, guard: Guard) -> Callable[..., Any] | None:
-    """What a probe does there, made harmless; None where it does nothing."""
-    body = getattr(probe, name)
-    nothing = getattr(body, "__func__", None) is getattr(BaseProbe, name)
-    return None if nothing else guard(probe.part, body)
+def _own(probe: Probe, name: str) -> Callable[..., Any] | None:
+    """What a probe does there; None where it does nothing."""
+    body: Callable[..., Any] = getattr(probe, name)
+    return None if getattr(body, "__func__", None) is getattr(BaseProbe, name) else body
 
 
 def _nothing_held() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import cast
 
 import torch
@@ -54,6 +55,8 @@ class _Watched:
 
     parameters: tuple[int, ...]
     """By identity."""
+    sampled: tuple[int, ...]
+    """Which of them are compared by their values, by their places."""
     step: int
     versions: int
     """The sum of the version counters of its parameters after that step."""
@@ -97,11 +100,13 @@ class ForeignWrites(PeriodicProbe):
         self._before = id(view.optimizer), now
         known = self._watched.get(view.optimizer)
         if known is None or known.parameters != identities:
-            self._watched[view.optimizer] = _Watched(identities, view.step, now)
+            self._watched[view.optimizer] = _Watched(identities, _sampled(parameters), view.step, now)
             return
         between = view.step - known.step - 1
         writes = now - known.versions - between * known.by_itself if known.sure >= SURE_AFTER else 0
-        changes = _change(known.sample, parameters) if known.sample is not None and between == 0 else (0.0, 1.0)
+        changes: tuple[float | Tensor, float | Tensor] = 0.0, 1.0
+        if known.sample is not None and between == 0:
+            changes = _change(known.sample, _sample(parameters, known.sampled))
         self._found.append(_block(view.place, float(max(0, writes)), *changes))
 
     def after_step(self, view: StepView) -> None:
@@ -116,7 +121,7 @@ class ForeignWrites(PeriodicProbe):
         if not view.skipped:
             known.sure = known.sure + 1 if made == known.by_itself else 1
             known.by_itself = made
-        known.sample = _sample(parameters) if self.due(view.step + 1) else None
+        known.sample = _sample(parameters, known.sampled) if self.due(view.step + 1) else None
 
     def forget(self) -> None:
         """The capture was interrupted half-way: let go of what was measured in it."""
@@ -129,23 +134,34 @@ class ForeignWrites(PeriodicProbe):
         return found[:1]
 
 
+_version = attrgetter("_version")
+
+
 def _versions(parameters: Sequence[Tensor]) -> int:
-    return sum([each._version for each in parameters if not each.is_inference()])
+    """The sum of their version counters; tensors made in inference mode have none."""
+    try:
+        return sum(map(_version, parameters))
+    except RuntimeError:
+        return sum([each._version for each in parameters if not each.is_inference()])
 
 
-def _sample(parameters: Sequence[Tensor]) -> Tensor:
-    """A copy of some values: of small vectors, such as biases, or of the last parameter."""
-    small = [each for each in parameters if each.dim() == 1 and each.numel() <= MAX_VALUES]
+def _sampled(parameters: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which parameters are compared: some small vectors, such as biases; none where there are none on one device."""
+    small = [at for at, each in enumerate(parameters) if each.dim() == 1 and each.numel() <= MAX_VALUES]
+    chosen = small[:: max(1, len(small) // MAX_TENSORS)][:MAX_TENSORS]
+    return tuple([at for at in chosen if parameters[at].device == parameters[chosen[0]].device])
+
+
+def _sample(parameters: Sequence[Tensor], chosen: Sequence[int]) -> Tensor:
+    """A copy of some values: of the chosen vectors, or of the last parameter."""
     with torch.no_grad():
-        if not small:
+        if not chosen:
             return parameters[-1].detach().reshape(-1)[:FIRST_VALUES].clone()
-        chosen = small[:: max(1, len(small) // MAX_TENSORS)][:MAX_TENSORS]
-        return torch.cat([each.detach() for each in chosen if each.device == chosen[0].device])
+        return torch.cat([parameters[at].detach() for at in chosen])
 
 
-def _change(then: Tensor, parameters: Sequence[Tensor]) -> tuple[float | Tensor, float | Tensor]:
+def _change(then: Tensor, now: Tensor) -> tuple[float | Tensor, float | Tensor]:
     """By how much the values have changed, and their norm."""
-    now = _sample(parameters)
     if now.shape != then.shape or now.device != then.device:
         return 0.0, 1.0
     with torch.no_grad():

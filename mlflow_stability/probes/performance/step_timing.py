@@ -73,6 +73,7 @@ _ENDS: dict[tuple[Mark, Mark], int] = {
 """Which part ends with a mark, by the mark that came right before it and that mark."""
 _PART = tuple([tuple([_ENDS.get((before, mark), -1) for mark in Mark]) for before in Mark])
 """The same as a table; -1: none."""
+_STEP_BEGAN, _STEP_ENDED, _CAPTURE_ENDED = map(int, (Mark.STEP_BEGAN, Mark.STEP_ENDED, Mark.CAPTURE_ENDED))
 MOST_MOMENTS = 1024
 """Number of moments that wait until they are added up."""
 
@@ -107,9 +108,9 @@ class StepSplit:
         moments, self.moments = self.moments, []
         for mark, moment in moments:
             last = self._last
-            if mark == Mark.CAPTURE_ENDED:
+            if mark == _CAPTURE_ENDED:
                 self.captures += 1
-            elif last == Mark.STEP_BEGAN and mark not in (Mark.STEP_ENDED, Mark.STEP_BEGAN):
+            elif last == _STEP_BEGAN and mark not in (_STEP_ENDED, _STEP_BEGAN):
                 continue  # a closure is evaluated again: that is the optimizer's own time
             else:
                 part = _PART[last][mark]

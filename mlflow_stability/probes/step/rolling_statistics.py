@@ -102,8 +102,11 @@ class RollingStatistics:
     def say(self, step: int) -> list[tuple[Signal, float]]:
         """Take the steps in that wait; what is to be said after this one, the last of them."""
         try:
-            for each in self.waiting:
-                self._take_in(*each)
+            for at, signals, values in self.waiting:
+                known = self._layouts.get(id(signals))
+                self._wanted = self._learn(signals, at) if known is None else known[1]
+                for position, track, quantity in self._wanted:
+                    track.take(quantity, values[position])
             self.waiting.clear()
         except BaseException:  # Ctrl-C: what was taken in by halves would tell wrong numbers for long
             self.reset()
@@ -126,12 +129,6 @@ class RollingStatistics:
         self.waiting.clear()
         self._layouts.clear()
         self.due_at = 0
-
-    def _take_in(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> None:
-        known = self._layouts.get(id(signals))
-        self._wanted = self._learn(signals, step) if known is None else known[1]
-        for position, track, quantity in self._wanted:
-            track.take(quantity, values[position])
 
     def _learn(self, signals: tuple[Signal, ...], step: int) -> _Wanted:
         wanted = []
