@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
+from sys import exc_info
 from time import perf_counter
 from typing import Any
 from weakref import WeakSet
@@ -56,8 +56,8 @@ class PartGuard:
         self.is_on = [True]
         """Empty in a forked child: cheaper to ask at each hook than the pid."""
         _guards.add(self)
-        self._inside = False
         self._seconds = self._began = 0.0
+        """Time so far, and when the hook began that is running; 0: none is."""
         self._handled: BaseException | None = None
         """What the script was handling when the hook began."""
         self._torn: dict[str, int] = {}
@@ -66,7 +66,7 @@ class PartGuard:
     @property
     def seconds(self) -> float:
         """Time spent in our code so far, up to this moment also where it is our code that asks."""
-        return self._seconds + (perf_counter() - self._began if self._inside else 0.0)
+        return self._seconds + (perf_counter() - self._began if self._began else 0.0)
 
     def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body, made harmless."""
@@ -74,9 +74,9 @@ class PartGuard:
         forget = getattr(getattr(body, "__self__", None), "forget", None)
 
         def guarded(*args: Any) -> Any:
-            if not is_on or (off and part in off):
+            if part in off or not is_on:
                 return None
-            if self._inside:
+            if self._began:
                 try:
                     return body(*args)
                 except BaseException as error:
@@ -84,8 +84,7 @@ class PartGuard:
             else:
                 state: ThreadState | None = None
                 try:
-                    self._inside = True
-                    self._began, self._handled = perf_counter(), sys.exc_info()[1]
+                    self._began, self._handled = perf_counter(), exc_info()[1]
                     # Nearly always there are no modes; to ask here is one call of ours less at every hook.
                     state = noted() if torch_api.len_torch_function_stack() else (is_grad_enabled(), ())
                     return body(*args)
@@ -94,9 +93,9 @@ class PartGuard:
                         restore_thread_state(state, not isinstance(error, Exception))
                     failure = error
                 finally:
-                    self._inside, self._handled = False, None
-                    self._seconds += perf_counter() - self._began
-            raised = self._to_be_raised(part, failure, sys.exc_info()[1], forget)
+                    began, self._began, self._handled = self._began, 0.0, None
+                    self._seconds += perf_counter() - began if began else 0.0
+            raised = self._to_be_raised(part, failure, exc_info()[1], forget)
             if raised is None:
                 del failure
                 return None

@@ -107,6 +107,8 @@ class TorchWatch:
         """The optimizer that stepped last, weakly."""
         self._has_nested = True
         """Whether a step within a step was seen since the last one that is in none."""
+        self._in_step = True
+        """Whether a step may be under way: one that has begun and was not seen to end."""
         self._signs = guard("unseen training", on_signs)
         self._in_backward = self._watches_fsdp = False
         self._norms_taken = 0
@@ -186,10 +188,10 @@ class TorchWatch:
         thread = self._thread
         if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():
             return None
-        if is_nested_step():
+        if self._in_step and is_nested_step():
             self._has_nested = True
             return None
-        self._has_nested = False
+        self._has_nested, self._in_step = False, True
         if self._newest() is not optimizer:
             if _is_dry_run(optimizer):
                 return None
@@ -219,6 +221,7 @@ class TorchWatch:
             return
         # Where no other step has begun since the last one outside of any, this is the end of that one.
         if (not self._has_nested and self._newest() is optimizer) or not is_nested_step():
+            self._in_step = False
             self._step_ended(optimizer)
 
     def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:

@@ -46,7 +46,7 @@ class Readback:
         values: list[float] = []
         is_far = bool(rows) and not all(row.is_cpu for row in rows)
         for each in () if is_far else scalars:
-            if not isinstance(each, Tensor):
+            if type(each) is float or not isinstance(each, Tensor):
                 values.append(each)
             elif each.is_cpu:
                 values.append(each.item())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum, isfinite
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -80,8 +81,7 @@ SIGNALS = (
 COPIED = "as the optimizer was given it: clipping by an engine, or of copies of the gradients, is not detected"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeReading:
+class ProbeReading(NamedTuple):
     """The signals of one capture and their values, in the order in which they are judged."""
 
     signals: tuple[Signal, ...]
@@ -142,19 +142,19 @@ def reading_of(
     skips: Skips,
 ) -> ProbeReading:
     """The reading, from the values of `scalars_of` and `rows_of`."""
-    begin = end = 0
-    end += len(capture.losses)
-    losses = values[begin:end]
-    begin, end = end, end + len(capture.discarded_losses)
-    discarded = [each for each in values[begin:end] if not isfinite(each)] if begin < end else []
-    begin, end = end, end + len(capture.norms)
-    norms = values[begin:end]
-    begin, end = end, end + 2 * len(capture.clips)
-    clips = values[begin:end]
-    begin, end = end, end + len(capture.learning_rates)
-    learning_rates = values[begin:end]
-    begin, end = end, end + len(capture.found_inf)
-    found_inf = values[begin:end]
+    at = len(capture.losses)
+    losses, discarded = values[:at], list[float]()
+    if capture.discarded_losses:
+        end = at + len(capture.discarded_losses)
+        discarded, at = [each for each in values[at:end] if not isfinite(each)], end
+    end = at + len(capture.norms)
+    norms, at = values[at:end], end
+    end = at + 2 * len(capture.clips)
+    clips, at = values[at:end], end
+    end = at + len(capture.learning_rates)
+    learning_rates, at = values[at:end], end
+    end = at + len(capture.found_inf)
+    found_inf = values[at:end]
     signals: list[Signal] = []
     found: list[float] = []
     if not norms and capture.norm_of_all is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -47,29 +47,17 @@ class Discarded:
     micro_batches: int
 
 
-@dataclass(slots=True)
 class StepCapture:
     """What was seen of one capture. Tensors in it are scalars on their device."""
 
-    losses: list[Tensor | float] = field(default_factory=list)
-    """On their device; numbers where that is the host."""
-    micro_batches: int = 0
-    replays: int = 0
-    """Of CUDA graphs."""
-    unsure: int = 0
+    # One is made at every step: no dataclass, whose `__init__` would set each of these.
+    micro_batches = replays = 0
+    """Backward passes, and replays of CUDA graphs."""
+    unsure = 0
     """Of how many of the first losses nobody can tell whether their gradients are still there."""
-    discards: dict[int, Discarded] = field(default_factory=dict)
-    """For each optimizer or module, by identity, when its gradients were last discarded."""
-    discarded_losses: list[Tensor | float] = field(default_factory=list)
-    """Losses whose gradients the script discarded before the step: they belong to none."""
-    clips: list[Clip] = field(default_factory=list)
-    limits: dict[str, float] = field(default_factory=dict)
-    """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
-    norms: list[Tensor | float] = field(default_factory=list)
-    """What the optimizers were given."""
     squares_here: Tensor | None = None
     """Of the gradients of its first optimizer, the share of this process in their squares, where a model is split."""
-    clipped_by_stage: bool = False
+    clipped_by_stage = False
     """Whether the norm that clipping took is in `squares_here`: that of one pipeline stage."""
     loss_here: Tensor | float | None = None
     """Of a pipeline, the loss of this process, where it has the last stage."""
@@ -77,37 +65,50 @@ class StepCapture:
     """The same as its processes together know it."""
     norm_of_all: float | None = None
     """Of all gradients of a split model, as its processes together know it."""
-    gradients: set[int] = field(default_factory=set)
-    """The gradients behind `norms`, by identity; kept only when there are clips to compare with."""
-    learning_rates: dict[str, float | Tensor] = field(default_factory=dict)
-    stepped: list[int] = field(default_factory=list)
-    """The optimizers that began their step, by identity, in order."""
-    ended: set[int] = field(default_factory=set)
-    """Those of them whose step is over."""
-    track: int = -1
+    track = -1
     """Which of several trainings in this process it belongs to: the halves of a GAN alternate."""
-    place: str = ""
+    place = ""
     """Where its loss and norms belong."""
-    begins_step: bool = True
+    begins_step = True
     """Whether a step begins with it; else it belongs to the same step as the capture of another track before it."""
     loss_scale: Tensor | None = None
-    found_inf: list[Tensor] = field(default_factory=list)
-    """Flags of a loss scaler: above zero where it threw the step away."""
     owner: Any = None
     """What the capture belongs to, as the session said at its first step."""
     scaler: Any = None
     """The loss scaler that scaled a loss of this capture."""
+    unscaled = False
+    """Whether that scaler has divided the gradients by its scale already."""
     engine: Any = None
     """What has copied the gradients, clips them itself and says what their norm was."""
-    copied: bool = False
+    copied = False
     """Whether the optimizer's gradients are copies of those of the backward pass, or come from an engine that does not
     say what their norm was: they may have been clipped where no hook sees it."""
-    unscaled: bool = False
-    """Whether that scaler has divided the gradients by its scale already."""
     blocks: Sequence[Block] = ()
     """What the probes measured that were due."""
     tables: Sequence[Table] = ()
     """How gradients and weights were spread in each layer, where that was due."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor | float] = []
+        """On their device; numbers where that is the host."""
+        self.discards: dict[int, Discarded] = {}
+        """For each optimizer or module, by identity, when its gradients were last discarded."""
+        self.discarded_losses: list[Tensor | float] = []
+        """Losses whose gradients the script discarded before the step: they belong to none."""
+        self.clips: list[Clip] = []
+        self.limits: dict[str, float] = {}
+        """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
+        self.norms: list[Tensor | float] = []
+        """What the optimizers were given."""
+        self.gradients: set[int] = set()
+        """The gradients behind `norms`, by identity; kept only when there are clips to compare with."""
+        self.learning_rates: dict[str, float | Tensor] = {}
+        self.stepped: list[int] = []
+        """The optimizers that began their step, by identity, in order."""
+        self.ended: set[int] = set()
+        """Those of them whose step is over."""
+        self.found_inf: list[Tensor] = []
+        """Flags of a loss scaler: above zero where it threw the step away."""
 
     @property
     def has_stepped(self) -> bool:

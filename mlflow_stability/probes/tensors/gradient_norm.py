@@ -6,6 +6,8 @@ That of a model split over processes is in `probes/ranks/sharded_gradient_norm.p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter, is_not
 
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.tensors.tensor_sums import HALVES, LARGE, norms_of
 
 _PLAIN = (Tensor, Parameter)
+# At every step, and for hundreds of parameters: C alone.
+_gradient, _is_there = attrgetter("grad"), partial(is_not, None)
 # A flat parameter of FSDP's first version; what that leaves of the script's own (``use_orig_params``).
 _MARKS_OF_FSDP = ("_sharded_size", "_fsdp_flattened")
 
@@ -29,12 +33,9 @@ def parameters_of(owner: Optimizer | Module) -> list[Tensor]:
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     """The gradients that this optimizer is about to use."""
-    found = []
-    for group in optimizer.param_groups:  # at every step: plain loops call nothing of ours for each parameter
-        for parameter in group["params"]:
-            gradient = parameter.grad
-            if gradient is not None:
-                found.append(gradient)
+    found: list[Tensor] = []
+    for group in optimizer.param_groups:
+        found += filter(_is_there, map(_gradient, group["params"]))
     return found
 
 
@@ -70,14 +71,15 @@ def whole_gradients_of(optimizer: Optimizer) -> list[Tensor]:
     """
     found: list[Tensor] = []
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            # A plain parameter without attributes has no mark: this is asked at every step.
-            if not found and (type(parameter) is not Parameter or parameter.__dict__) and is_split(parameter):
+        gradients = filter(_is_there, map(_gradient, group["params"]))
+        if not found:
+            found = list(gradients)
+            first = next((each for each in group["params"] if each.grad is not None), None) if found else None
+            # A plain parameter without attributes has no mark.
+            if first is not None and (type(first) is not Parameter or first.__dict__) and is_split(first):
                 return []
-            found.append(gradient)
+        else:
+            found += gradients
     return found
 
 

@@ -7,7 +7,6 @@ own rate stays the signal ``learning_rate``; nothing is added where both are the
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.session.autopilot.step_modifier import StepFacts
@@ -32,4 +31,4 @@ def with_used_rate(reading: ProbeReading, facts: StepFacts) -> ProbeReading:
     if script is None or not math.isfinite(used) or math.isclose(used, script[1], rel_tol=1e-6):
         return reading
     signals = one_layout((*reading.signals, Signal(SIGNALS[0].quantity, script[0])))
-    return replace(reading, signals=signals, values=(*reading.values, used))
+    return reading._replace(signals=signals, values=(*reading.values, used))

@@ -7,7 +7,9 @@ from mlflow_stability.probes.step.step_capture import StepCapture
 
 
 def reading(loss: float, rates: dict[str, float], step_time: float | None = 0.1) -> ProbeReading:
-    capture = StepCapture(losses=[torch.tensor(loss)], micro_batches=1, learning_rates=dict(rates), track=0)
+    capture = StepCapture()
+    capture.losses, capture.micro_batches, capture.track = [torch.tensor(loss)], 1, 0
+    capture.learning_rates.update(rates)
     return reading_of(capture, [loss, *rates.values()], (), "", step_time, 0.0, Skips({}))
 
 
