@@ -65,6 +65,8 @@ class Detector(FindingType, ABC):
     """Those of them that it wants to see against their baseline."""
     across_places: ClassVar[bool] = False
     """Whether all places share one state."""
+    hears_losses: ClassVar[bool] = True
+    """Whether it is shown each loss; else it looks only at those that the panel keeps for all (`Progress.losses`)."""
     places: ClassVar[str] = ALL
     """Of what is measured by layer: ``whole``, only the whole model's values; ``layers``, only those of its layers."""
     on_request: ClassVar[bool] = False

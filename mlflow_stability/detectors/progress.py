@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.loss_fall import began_at
+from mlflow_stability.detectors.loss_fall import LossFalls, began_at
 from mlflow_stability.vocabulary.facts import FollowedFacts, LossTrouble
 from mlflow_stability.vocabulary.result import Finding, Severity, Span
 
@@ -65,30 +65,52 @@ class LossProgress:
 
 
 @dataclass(slots=True)
-class Progress:
-    """The losses of a recording, and a finding that is information as long as they fall."""
+class Losses:
+    """The losses of a recording, followed once for all detectors that ask how a training is doing."""
 
-    losses: dict[str, LossProgress] = field(default_factory=dict)
+    by_place: dict[str, LossProgress] = field(default_factory=dict)
+    """Of those that have a level."""
+    falls: LossFalls = field(default_factory=LossFalls)
+    """Since the start or the last rollback, as the rest here."""
+    signed: bool = False
+    """Whether one has been below zero or had no level, so that nobody can say what is left of it."""
+    step: int = -1
+    """The last step with a loss."""
+
+    def take(self, place: str, step: int, value: float, has_level: bool) -> None:
+        """Take a finite loss in; one without a level tells nothing of the progress."""
+        self.step, self.signed = step, self.signed or value < 0 or not has_level
+        self.falls.take(place, value)
+        if has_level:
+            if place not in self.by_place:
+                self.by_place[place] = LossProgress()
+            self.by_place[place].take(value)
+
+    def after_rollback(self) -> Losses:
+        """The same training once more: what is known of its progress stays."""
+        return Losses(self.by_place)
+
+    def is_falling(self, place: str) -> bool:
+        """Whether the level of this loss is known, and nothing is wrong with it."""
+        loss = self.by_place.get(place)
+        return loss is not None and 0 < loss.lowest < inf and not loss.trouble()
+
+
+@dataclass(slots=True)
+class Progress:
+    """A finding that is information as long as the losses fall."""
+
+    losses: Losses = field(default_factory=Losses)
+    """Those of the recording: the panel has all states share them."""
     waiting: Finding | None = None
     """A finding that was information so far."""
-
-    def take(self, point: Point) -> None:
-        """Take a loss in; one without a level tells nothing."""
-        if point.finite and point.has_level:
-            self.losses.setdefault(point.place, LossProgress()).take(point.value)
-
-    @property
-    def falls(self) -> bool:
-        """Whether the level of a loss is known, and nothing is wrong with any of them."""
-        known = any(0 < each.lowest < inf for each in self.losses.values())
-        return known and not any(each.trouble() for each in self.losses.values())
 
     def judged(self, event: Finding | None, point: Point, *, goes_on: bool) -> Finding | None:
         """The finding, as severe as the training is bad; later the one before, where it has become a warning."""
         waiting = self.waiting = self.waiting if goes_on else None
         if event is None and (waiting is None or point.quantity == "loss"):
             return None
-        trouble = next((trouble for loss in self.losses.values() if (trouble := loss.trouble())), None)
+        trouble = next((trouble for loss in self.losses.by_place.values() if (trouble := loss.trouble())), None)
         if event is not None:
             self.waiting = None if trouble else event
             return event if trouble else replace(event, severity=Severity.INFO)
@@ -115,16 +137,8 @@ class JudgedByProgress(Detector):
     def goes_on(self, state: Any) -> bool:
         """Whether the trouble that was found last is not over."""
 
-    def after_rollback(self, state: Any) -> Any:
-        """Keep the losses."""
-        begun = self.begin()
-        begun.progress = Progress(state.progress.losses)
-        return begun
-
     def step(self, state: Any, point: Point) -> tuple[Any, Finding | None]:
         """Look at the next point."""
-        if point.quantity == "loss":
-            state.progress.take(point)
         event = self.look(state, point)
         if event is None and state.progress.waiting is None:
             return state, None

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
-from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result.finding import Finding
@@ -80,7 +79,6 @@ class StreakByPlace:
 class StreakWithLoss(StreakByPlace):
     """The same, with the losses of the training."""
 
-    falls: LossFalls = field(default_factory=LossFalls)
     progress: Progress = field(default_factory=Progress)
 
 
@@ -123,15 +121,8 @@ class StreakWithLossDetector(JudgedByProgress, StreakDetector):
 
     across_places: ClassVar[bool] = True
     state_type: ClassVar[type[Any]] = StreakWithLoss
+    hears_losses: ClassVar[bool] = False
     look = StreakDetector.look
-
-    def takes(self, state: Any, point: Point) -> bool:
-        """Take a loss in; whether it is a value to be judged instead."""
-        if point.quantity != "loss":
-            return point.finite
-        if point.finite:
-            state.falls.take(point.place, point.value)
-        return False
 
     def goes_on(self, state: Any) -> bool:
         """Whether the finding is not over."""

@@ -17,6 +17,7 @@ from mlflow_stability.detectors.layer_values import is_wanted
 from mlflow_stability.detectors.learning_rate_restart import OptimizersOfLosses
 from mlflow_stability.detectors.loss_level import LossLevels
 from mlflow_stability.detectors.micro_batches import UsualCount, pairs_of
+from mlflow_stability.detectors.progress import Losses, Progress
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.measured.observation import Observation, StepReading
@@ -33,12 +34,19 @@ MOST_LAYOUTS = 256
 class _DetectorState:
     """A detector, and what it has seen so far of one place."""
 
-    __slots__ = ("begin", "state", "step")
+    __slots__ = ("detector", "state", "step")
 
-    def __init__(self, detector: Detector) -> None:
+    def __init__(self, detector: Detector, losses: Losses) -> None:
+        self.detector = detector
         self.step: _Step = detector.step
-        self.begin = detector.begin
-        self.state = detector.begin()
+        self.go_on(detector.begin(), losses)
+
+    def go_on(self, state: Any, losses: Losses) -> None:
+        """Go on from this state, with the losses that all detectors share."""
+        self.state = state
+        progress = getattr(state, "progress", None)
+        if isinstance(progress, Progress):
+            progress.losses = losses
 
 
 class _SignalDetectors:
@@ -76,6 +84,7 @@ class Panel:
         self._level = level
         """What is known about the level of the losses from outside."""
         self._levels = LossLevels(level)
+        self._losses = Losses()
 
     @property
     def no_level(self) -> NoLevel | None:
@@ -98,7 +107,7 @@ class Panel:
                 pairs_of([(each.quantity, each.place) for each in reading.signals]),
             )
         values = self._evened(known[2], reading.values) if known[2] else reading.values
-        return _judged(known[1], self._levels, values, reading.step, reading.attempt, reading.time)
+        return _judged(known[1], self._levels, self._losses, values, reading.step, reading.attempt, reading.time)
 
     def _is_another_level(self, loss: Signal, value: float) -> bool:
         """Whether the first loss under another optimizer is far above what was normal."""
@@ -121,22 +130,23 @@ class Panel:
     def observe(self, observation: Observation) -> list[Finding]:
         """Judge one value."""
         detectors = self._detectors_of(observation.signal)
-        value = (observation.value,)
-        return _judged([detectors], self._levels, value, observation.step, observation.attempt, observation.time)
+        value, at = (observation.value,), (observation.step, observation.attempt, observation.time)
+        return _judged([detectors], self._levels, self._losses, value, *at)
 
     def begin_anew(self) -> None:
         """Forget everything: another start of the training follows."""
         self._states.clear()
         self._counts.clear()
         self._optimizers = OptimizersOfLosses()
-        self._levels = LossLevels(self._level)
+        self._levels, self._losses = LossLevels(self._level), Losses()
         self.reset()
 
     def reset(self) -> None:
         """The training was rolled back: forget everything that weights have a part in, so not the learning rates."""
         self._signals.clear()
-        for (number, _), each in self._states.items():
-            each.state = self.detectors[number].after_rollback(each.state)
+        self._losses = self._losses.after_rollback()
+        for each in self._states.values():
+            each.go_on(each.detector.after_rollback(each.state), self._losses)
         self._layouts.clear()
         self._levels.after_rollback()
 
@@ -146,7 +156,9 @@ class Panel:
             states = [
                 self._detector_state(number, "" if detector.across_places else signal.place)
                 for number, detector in enumerate(self.detectors)
-                if signal.quantity in detector.quantities and is_wanted(detector.places, signal)
+                if signal.quantity in detector.quantities
+                and is_wanted(detector.places, signal)
+                and (detector.hears_losses or signal.quantity != "loss")
             ]
             baseline = Baseline() if signal.quantity in self._compared else None
             found = self._signals[signal] = _SignalDetectors(signal, baseline, states)
@@ -155,13 +167,14 @@ class Panel:
     def _detector_state(self, number: int, place: str) -> _DetectorState:
         detector = self._states.get((number, place))
         if detector is None:
-            detector = self._states[number, place] = _DetectorState(self.detectors[number])
+            detector = self._states[number, place] = _DetectorState(self.detectors[number], self._losses)
         return detector
 
 
 def _judged(
     signals: Sequence[_SignalDetectors | None],
     levels: LossLevels,
+    losses: Losses,
     values: Sequence[float],
     step: int,
     attempt: int,
@@ -181,6 +194,8 @@ def _judged(
                 signal.before = value
             if signal.tells_level:
                 levels.see(signal.quantity, signal.place, value)
+                if finite and signal.quantity == "loss":
+                    losses.take(signal.place, step, value, levels.has_level)
             # Made as a tuple is: the generated `__new__` would take as long as half of the detectors.
             if baseline is not None and finite:
                 baseline.take(value)
@@ -233,7 +248,7 @@ def _judged(
                     events.append(event)
     except BaseException:  # Ctrl-C: what was being changed may be half-changed, and begins afresh
         if detector is not None:
-            detector.state = detector.begin()
+            detector.go_on(detector.detector.begin(), losses)
         elif signal is not None and signal.baseline is not None:
             signal.baseline = Baseline()
         raise

@@ -8,7 +8,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.detectors.loss_fall import LossFalls
+from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.finding import Finding
@@ -62,9 +62,7 @@ class DeadLayerState:
     silent: dict[str, LayerWithoutGradient] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     """Those that have been dead for long enough."""
-    falls: LossFalls = field(default_factory=LossFalls)
-    loss_step: int = -1
-    """The last step with a loss: without one nothing was passed backward, and no layer could get a gradient."""
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +103,7 @@ class DeadLayer(Detector):
     order = 170
     quantities = ("loss", "param_norm", "grad_norm")
     across_places = True
+    hears_losses = False
     places = LAYERS
     remedies = (
         Remedy(Action.CHECK_PATH_TO_LOSS),
@@ -114,12 +113,8 @@ class DeadLayer(Detector):
     state_type = DeadLayerState
 
     def step(self, state: DeadLayerState, point: Point) -> tuple[DeadLayerState, Finding | None]:
-        """Look at the next loss, or norm of a layer's weights or gradient."""
+        """Look at the next norm of a layer's weights or gradient."""
         if not point.finite:
-            return state, None
-        if point.quantity == "loss":
-            state.loss_step = point.step
-            state.falls.take(point.place, point.value)
             return state, None
         layer = state.silent.get(point.place)
         if layer is None:
@@ -129,7 +124,9 @@ class DeadLayer(Detector):
                 layer.rounds = 0
                 state.dead.discard(point.place)
             return state, None
-        if point.value != 0.0 or state.falls.learnt() or state.loss_step != point.step:
+        losses = state.progress.losses
+        # Without a loss nothing was passed backward, and no layer could get a gradient.
+        if point.value != 0.0 or losses.falls.learnt() or losses.step != point.step:
             layer.rounds = 0
             state.dead.discard(point.place)
             return state, None

@@ -174,6 +174,7 @@ class GradientExplosion(Detector):
     order = 60
     quantities = ("loss", "grad_norm")
     compared = ("grad_norm",)
+    hears_losses = False
     places = WHOLE
     severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
@@ -191,15 +192,8 @@ class GradientExplosion(Detector):
     )
     state_type = GradientExplosionState
 
-    def after_rollback(self, state: GradientExplosionState) -> GradientExplosionState:
-        """Keep the losses."""
-        return GradientExplosionState(progress=Progress(state.progress.losses))
-
     def step(self, state: GradientExplosionState, point: Point) -> tuple[GradientExplosionState, Finding | None]:
-        """Look at the next loss or norm."""
-        if point.quantity == "loss":
-            state.progress.take(point)
-            return state, None
+        """Look at the next norm."""
         event = self._look(state, point)
         if event is None and state.progress.waiting is not None:
             goes_on = point.step - state.progress.waiting.step <= self.worse_within
@@ -226,7 +220,7 @@ class GradientExplosion(Detector):
             often = state.returns.take(point.step, self.returns, self.returns_within)
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
         lasts = state.high >= self.row
-        falls = not self.threshold_alone and point.has_level and state.progress.falls
+        falls = not self.threshold_alone and point.has_level and state.progress.losses.is_falling(point.place)
         huge = huge and not (falls and point.value < began_at(state.begun.first))
         severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
         since = None if state.since == point.step else state.since

@@ -11,7 +11,6 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_values import LayerRound
-from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts
@@ -79,7 +78,6 @@ class GradientImbalanceState:
     """In how many measurements in a row the gradient of a layer was too small beside the largest one."""
     said: bool = False
     """Whether that was said."""
-    falls: LossFalls = field(default_factory=LossFalls)
     progress: Progress = field(default_factory=Progress)
 
 
@@ -137,10 +135,8 @@ class GradientImbalance(JudgedByProgress):
     def look(self, state: GradientImbalanceState, point: Point) -> Finding | None:
         """Look at the next loss, or norm of a layer; layers are compared when the next measurement begins."""
         layers = state.round.take(point, "grad_norm")
-        if point.quantity == "loss" and point.finite:
-            state.falls.take(point.place, point.value)
         known = [each for each in layers if each.finite and each.value > 0]
-        if len(known) < self.fewest or state.falls.learnt():
+        if len(known) < self.fewest or state.progress.losses.falls.learnt():
             return None
         largest = max(known, key=_norm)
         small = [each for each in known if largest.value > each.value * self.ratio]

@@ -36,8 +36,6 @@ class DeadUnitsState(StreakWithLoss):
     """The last shares of each layer, before the one that is looked at."""
     died: set[str] = field(default_factory=set)
     """The layers that have lost their units at once and not got them back."""
-    signed: bool = False
-    """Whether the loss has been below zero, so that nobody can say what is left of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +93,14 @@ class DeadUnits(StreakWithLossDetector):
     )
     state_type = DeadUnitsState
 
-    def takes(self, state: DeadUnitsState, point: Point) -> bool:
-        """Take a loss in; whether it is a share of dead units instead."""
-        if point.quantity == "loss" and point.finite:
-            state.signed = state.signed or point.value < 0 or not point.has_level
-        return StreakWithLossDetector.takes(self, state, point)
-
     def facts(self, state: DeadUnitsState, point: Point) -> Facts | None:
         """Whether too many units are dead for how far the loss has come."""
         self._remember(state, point)
-        limit = self.share
-        if point.value <= limit or state.falls.learnt():
+        limit, losses = self.share, state.progress.losses
+        if point.value <= limit or losses.falls.learnt():
             return None
         if point.place not in state.died:
-            left = 0.0 if state.signed else state.falls.share()
+            left = 0.0 if losses.signed else losses.falls.share()
             limit = self.share if left is None or left > self.gained else self.share_of_learning
         high = point.value > limit
         return DeadUnitsFacts(point.value, limit, in_a_row=self.rounds, place=point.place) if high else None

@@ -71,6 +71,6 @@ class SaturatedActivation(StreakWithLossDetector):
 
     def facts(self, state: StreakWithLoss, point: Point) -> Facts | None:
         """Whether too many values of a module are pinned."""
-        if point.value <= self.share or state.falls.learnt():
+        if point.value <= self.share or state.progress.losses.falls.learnt():
             return None
         return SaturatedActivationFacts(point.value, self.share, in_a_row=self.rounds, place=point.place)

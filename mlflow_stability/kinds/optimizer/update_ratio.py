@@ -253,20 +253,19 @@ class UpdateRatioLow(StreakWithLossDetector):
     state_type = UpdateRatioLowState
 
     def takes(self, state: UpdateRatioLowState, point: Point) -> bool:
-        """Take a loss or a learning rate in; whether it is a ratio instead, of a layer that took part."""
-        finite = StreakWithLossDetector.takes(self, state, point)
-        if finite and point.quantity == "learning_rate":
+        """Take a learning rate in; whether it is a ratio instead, of a layer that took part."""
+        if point.finite and point.quantity == "learning_rate":
             # The highest of the step's groups counts, but of trainings side by side each for itself.
             is_same = point.step == state.step and not point.time > state.time
             state.rate = max(state.rate, point.value) if is_same else point.value
             state.step, state.time, state.highest_rate = point.step, point.time, max(state.highest_rate, point.value)
             return False
-        return finite and (point.value != 0.0 or of_the_whole(point.place))
+        return point.finite and (point.value != 0.0 or of_the_whole(point.place))
 
     def facts(self, state: UpdateRatioLowState, point: Point) -> Facts | None:
         """Whether the updates are small without being meant to be."""
         meant = state.rate < state.highest_rate * self.share_of_rate or (state.step >= 0 and state.rate == 0)
-        if point.value >= self.lowest or meant or state.falls.learnt():
+        if point.value >= self.lowest or meant or state.progress.losses.falls.learnt():
             return None
         return TinyUpdateFacts(point.value, self.lowest, in_a_row=self.rounds, place=point.place)
 

@@ -74,7 +74,9 @@ def whole_gradients_of(optimizer: Optimizer) -> list[Tensor]:
         gradients = filter(_is_there, map(_gradient, group["params"]))
         if not found:
             found = list(gradients)
-            first = next((each for each in group["params"] if each.grad is not None), None) if found else None
+            first = group["params"][0] if found else None
+            if first is not None and first.grad is None:
+                first = next(each for each in group["params"] if each.grad is not None)
             # A plain parameter without attributes has no mark.
             if first is not None and (type(first) is not Parameter or first.__dict__) and is_split(first):
                 return []
