@@ -56,6 +56,10 @@ class HostCopies:
         """The copy of this tensor."""
         return self._copies[_key(local_part(tensor))]
 
+    def __contains__(self, tensor: Tensor) -> bool:
+        """Whether there is a copy of this tensor."""
+        return _key(local_part(tensor)) in self._copies
+
     def all(self) -> list[Tensor]:
         """The copies, in the order in which their tensors came, shared ones once."""
         return list(self._copies.values())

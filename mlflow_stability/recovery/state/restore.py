@@ -1,12 +1,11 @@
 """Puts a saved state back into a running training, in place: all of it, or nothing.
 
 In: a copy, the parts of the training, and which of the state to take. Out: what was done. Guarantees: everything is
-compared first, and a state that does not fit is refused with the first mismatch named, nothing changed; all memory is
-taken before anything is changed, and an error in the middle leaves the training as it was, bit for bit, without room
-for a second copy of it; where even that fails, what was not put back is named. Tensors are filled where they lie, so
-that compiled optimizers and CUDA graphs keep their addresses; autograd's version counters stay as they are, so that a
-graph which is still to be used (a GAN's other half) does not die of it; state born after the copy is removed; gradients
-are set to zero.
+compared first, and a state that does not fit is refused with the first mismatch named, nothing changed. The training is
+copied aside, filled, and on any error filled again from what was set aside, bit for bit; where even that fails, what
+was not put back is named. Tensors are filled where they lie, so that compiled optimizers and CUDA graphs keep their
+addresses; autograd's version counters stay as they are, so that a graph which is still to be used (a GAN's other half)
+does not die of it; state born after the copy is removed; gradients are set to zero.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from mlflow_stability.errors import RestoreRefused, StabilityError
-from mlflow_stability.recovery.state.host_copy import local_part
-from mlflow_stability.recovery.state.optimizer_restore import OptimizerPlan
+from mlflow_stability.recovery.state.host_copy import HostCopies, local_part
+from mlflow_stability.recovery.state.optimizer_restore import OptimizerPlan, fill
 from mlflow_stability.recovery.state.rng_state import rng_state, set_rng_state
 from mlflow_stability.recovery.state.scaler_state import restore_scaler, scaler_state
 from mlflow_stability.recovery.state.state_copy import StateCopy
-from mlflow_stability.recovery.state.tensor_exchange import TensorExchange
 from mlflow_stability.recovery.state.tensor_names import NamedTensor, named_tensors, tensors_of_model
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.recovery.state.value_tree import replaced, restored_value
@@ -93,10 +91,17 @@ class _Part:
 class RestorePlan:
     """A state, and a training that it was compared with and fits; RestoreRefused where it does not.
 
-    After `apply` it is either undone or finished. Nothing may happen to the training in between.
+    `aside`: a copy of the training as it is now, where there is one already. After `apply` the plan is either undone or
+    finished; nothing may happen to the training in between.
     """
 
-    def __init__(self, copy: StateCopy, parts: TrainingParts, choice: RestoreChoice = RestoreChoice()) -> None:
+    def __init__(
+        self,
+        copy: StateCopy,
+        parts: TrainingParts,
+        choice: RestoreChoice = RestoreChoice(),
+        aside: Callable[[], StateCopy] | None = None,
+    ) -> None:
         self._copy = copy
         self._trained = parts
         named = named_tensors(parts)
@@ -115,8 +120,7 @@ class RestorePlan:
                 plan.stage(groups, choice.hyper_parameters)
             pairs += restarted() if choice.restart_averages else []
             pairs += [pair for plan in self._optimizers for pair in plan.pairs]
-            self._tensors = len(pairs)
-            self._exchange = TensorExchange(pairs)
+            self._tensors = _Tensors(pairs, None if aside is None else aside())
             self._parts = self._other_parts(choice)
         self._begun: list[_Part] = []
 
@@ -137,7 +141,7 @@ class RestorePlan:
                     self._begun.append(each)
                     each.apply()
             removed = sum(plan.removed for plan in self._optimizers)
-            return Restored(self._copy.step, self._tensors, removed, time.perf_counter() - began)
+            return Restored(self._copy.step, self._tensors.count, removed, time.perf_counter() - began)
         except BaseException:
             self.undo()
             raise
@@ -156,23 +160,14 @@ class RestorePlan:
         self.left = tuple(left)
         return self.left
 
-    def finish(self) -> bool:
-        """It is done, in every process: clear gradients. False where the copy is spoilt and must not be used again.
-
-        The copy held what the training was, and becomes again what it is a copy of.
-        """
+    def finish(self) -> None:
+        """It is done, in every process: clear the gradients of the weights that were."""
         _drop_gradients(self._trained)
-        try:
-            with torch.no_grad():
-                self._exchange.refill()
-        except Exception:
-            return False
-        return True
 
     def _other_parts(self, choice: RestoreChoice) -> list[_Part]:
         """All that is to be done, in order; what it is now is kept where that is not much."""
         copy, parts = self._copy, self._trained
-        done = [_Part("weights, buffers and optimizer state", self._exchange.apply, self._undo_exchange)]
+        done = [_Part("weights, buffers and optimizer state", self._tensors.apply, self._tensors.undo)]
         for number, plan in enumerate(self._optimizers):
             done.append(_Part(f"settings and counters of optimizer {number}", plan.apply, plan.undo))
         if choice.schedule:
@@ -190,10 +185,36 @@ class RestorePlan:
             done.append(_Part("random numbers", partial(set_rng_state, copy.rng), partial(set_rng_state, now)))
         return done
 
-    def _undo_exchange(self) -> None:
-        count = self._exchange.undo()
-        if count:
-            raise RuntimeError(f"{count} of {self._tensors} tensors")
+
+class _Tensors:
+    """Tensors of a training with the ones that fill them, and copies of what they held."""
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], aside: StateCopy | None) -> None:
+        copies = () if aside is None else aside.copies
+        missing = [live for live, _ in pairs if not any(live in each for each in copies)]
+        self._copies = (*copies, HostCopies(missing, 0))
+        self._pairs = pairs
+        self._begun = 0
+        self.count = len(pairs)
+
+    def apply(self) -> None:
+        """Fill them."""
+        for pair in self._pairs:
+            self._begun += 1
+            fill([pair])
+
+    def undo(self) -> None:
+        """Give them what they held; RuntimeError says how many could not be filled."""
+        failed = 0
+        for each in self._copies:
+            each.wait()
+        for live, _ in reversed(self._pairs[: self._begun]):  # of tensors that share memory the last one goes first
+            try:
+                fill([(live, next(each.of(live) for each in self._copies if live in each))])
+            except Exception:
+                failed += 1
+        if failed:
+            raise RuntimeError(f"{failed} of {self.count} tensors")
 
 
 def misfit(copy: StateCopy, parts: TrainingParts) -> str:

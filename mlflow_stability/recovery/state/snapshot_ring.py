@@ -53,7 +53,6 @@ class SnapshotRing:
         self._last_step: int | None = None
         self._budget = policy.snapshot_budget
         self._usual: frozenset[str] | None = None
-        self._lent: set[int] = set()
         self.places = policy.snapshots
         """How many states fit the budget, as far as their size is known."""
 
@@ -61,7 +60,7 @@ class SnapshotRing:
     def good(self) -> tuple[Snapshot, ...]:
         """The states that can be gone back to, oldest first."""
         self._admit_initial()
-        return tuple(each for each in self._good if each.step not in self._lent)
+        return tuple(self._good)
 
     def is_due(self, step: int, nbytes: int) -> bool:
         """Whether a state of this size should be taken after this step."""
@@ -116,14 +115,6 @@ class SnapshotRing:
         self._settle()
         self._good = [each for each in self._good if each.step <= step]
 
-    def lend(self, step: int) -> None:
-        """The state of this step is being put into the training, and is no good state until it is given back."""
-        self._lent.add(step)
-
-    def give_back(self, step: int) -> None:
-        """It is whole again."""
-        self._lent.discard(step)
-
     def adapt(self, adapted: Callable[[StateCopy], StateCopy | None]) -> None:
         """The training has changed: keep the states as they fit it, and forget those that do not (None)."""
 
@@ -138,11 +129,15 @@ class SnapshotRing:
         """The state of this step is of no use."""
         self._good = [each for each in self._good if each.step != step]
 
+    def keep_only(self, step: int) -> None:
+        """Memory is short: the state of this step is the last to leave."""
+        self._settle()
+        self._good = [each for each in self._good if each.step == step]
+
     def clear(self) -> None:
         """Forget all: it is another training from here on."""
         self._good, self._waiting, self._last_step, self._usual = [], None, None, None
         self._first = self.initial_step = None
-        self._lent.clear()
 
     def _known_budget(self) -> int:
         if self._budget is None:

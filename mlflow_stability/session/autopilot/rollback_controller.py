@@ -69,7 +69,6 @@ class StepOutcome:
 class _Return:
     """What is needed to go back, found before anything is changed."""
 
-    target: int
     parts: TrainingParts
     plan: RestorePlan
     easing: EasingPlan
@@ -213,13 +212,11 @@ class RollbackController:
         schedule = policy.restore_schedule
         choice = RestoreChoice(schedule, schedule, rng=policy.restore_rng, restart_averages=True)
         self._return = _Return(
-            decision.target,
             parts,
-            RestorePlan(copy, parts, choice),
+            RestorePlan(copy, parts, choice, lambda: snapshots.set_aside(parts, step, decision.target)),
             self._easing(decision, step, parts),
             time.perf_counter(),
         )
-        snapshots.set_aside(parts, step)
 
     def next_target(self, decision: Decision) -> int:
         """The state of this decision does not fit: forget it, and give the step of the next older one, or -1.
@@ -256,25 +253,20 @@ class RollbackController:
     def apply(self) -> None:
         """Set the training back, between two steps; where that breaks off, it is what it was before."""
         assert self._return is not None
-        self._snapshots.ring.lend(self._return.target)
         self._return.plan.apply()
 
     def undo(self) -> bool:
         """It did not work everywhere: make the training what it was before; whether it is that now."""
         if self._return is None:
             return True
-        if self._return.plan.undo():
-            return False
-        self._snapshots.ring.give_back(self._return.target)
-        return True
+        return not self._return.plan.undo()
 
     def rolled_back(self, decision: Decision, step: int, attempt: int) -> Finding:
         """It worked, in every process: gives the event that says so."""
         assert self._return is not None
         done, self._return = self._return, None
         self._snapshots.rolled_back(decision.target)
-        if done.plan.finish():
-            self._snapshots.ring.give_back(decision.target)
+        done.plan.finish()
         if self._policy.reset_momentum:
             for optimizer in done.parts.optimizers:
                 reset_momentum(optimizer)

@@ -8,7 +8,6 @@ else.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -48,7 +47,7 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.result import Finding
 
 ROOM = 2
-"""So many times the size of a state must be free for the present one to be set aside."""
+"""So many times the size of a state must be free for one to wait until another is written."""
 MOST_RATES = 64
 """The learning rates of so many states are remembered: of more than are kept in memory and on the disk."""
 WRITE_SECONDS = 60.0
@@ -96,7 +95,7 @@ class SnapshotManager:
         self.directory: Path | None = None
         """Where the checkpoints are; None before the first is due."""
         self.untracked: StateCopy | None = None
-        """What the training was before the rollback, until a step is healthy again; None where there was no room."""
+        """What the training was before the rollback, until a step is healthy again."""
         self._rates: dict[int, Rates] = {}
         self._early: tuple[StateCopy, float, float | None, bool, bool] | None = None
         """A copy that waits for what follows its step, its loss and metric; for the ring, for the disk?"""
@@ -298,12 +297,19 @@ class SnapshotManager:
         self.writes_together = holds_shards(parts) and (self._ranks is not None or self._alone)
         self._split = "" if self.writes_together else what_splits(parts)
 
-    def set_aside(self, parts: TrainingParts, step: int) -> None:
-        """Keep what the training is now, for going back may fail, or not help."""
+    def set_aside(self, parts: TrainingParts, step: int, target: int) -> StateCopy:
+        """Keep what the training is now, for going back may fail, or not help.
+
+        Where memory is short, other states than the target leave; MemoryError where even that is too little.
+        """
         self.untracked = None
-        if free_memory() > ROOM * bytes_of_state(parts) * self._ranks_here:
-            with contextlib.suppress(MemoryError, RuntimeError):  # torch has its own words for it; it is no condition
-                self.untracked = copy_state(parts, step, self._device_budget)
+        needed = bytes_of_state(parts) * self._ranks_here
+        if free_memory() < needed:
+            self.ring.keep_only(target)
+            if free_memory() < needed:
+                raise MemoryError("no memory to set the present state aside")
+        self.untracked = copy_state(parts, step, self._device_budget)
+        return self.untracked
 
     def state_of(self, step: int, parts: TrainingParts) -> StateCopy:
         """The state of a step, from memory or else from the disk; nobody else reads it now."""
