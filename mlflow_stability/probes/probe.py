@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 from torch.nn import Module
@@ -16,8 +17,7 @@ from mlflow_stability.vocabulary.measured import AttentionMap
 from mlflow_stability.vocabulary.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class StepView:
+class StepView(NamedTuple):
     """One optimizer of a capture."""
 
     optimizer: Optimizer
@@ -32,7 +32,7 @@ class StepView:
     """Where signals of the whole model belong: nothing is said unless several trainings run side by side."""
     norm: Tensor | float | None = None
     """Before a step: that of all gradients of this optimizer, unscaled; None: nobody took it."""
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = MappingProxyType({})
     """With which limits the script has clipped these gradients: ``max_norm``, ``clip_value``."""
     kept_for: int = 0
     """Before a step: in how many steps in a row gradients were added to those of the step before; 0: not for sure."""

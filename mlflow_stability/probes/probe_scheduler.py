@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -134,7 +134,7 @@ class ProbeScheduler:
             by_step = StepView(
                 optimizer, self.step, self._layers, unscale, False, place, norm=alone, limits=limits, kept_for=kept_for
             )
-            by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
+            by_own_step = by_step if self._own_step == self.step else by_step._replace(step=self._own_step)
             with self._walk.about(optimizer):
                 for each in self._due:
                     if each.before_step is not None and each.part not in self._guard.off:
@@ -168,7 +168,7 @@ class ProbeScheduler:
                 self._broken.taken(self.step)
         if self._due:
             by_step = StepView(optimizer, self.step, self._layers, unscale, skipped, place)
-            by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
+            by_own_step = by_step if self._own_step == self.step else by_step._replace(step=self._own_step)
             for each in reversed(self._due):  # as with brackets: who was first before the step is last after it
                 if each.after_step is not None and each.part not in self._guard.off:
                     try:
@@ -235,14 +235,18 @@ class ProbeScheduler:
         if step >= self._next_due or len(own_steps) > 1:
             # Steps of a training beside others are not those of the recording, by which probes were told to be asked.
             alone = len(own_steps) == 1
-            asked = [each for each in self._probes if step >= each.ask_at or not alone]
-            self._asked = [each for each in asked if each not in self._forward_probe]
-            return [
-                each
-                for each in asked
-                if (alone and each.is_periodic and each.ask_at == step)
-                or each.due(own_step if each.by_own_step else step)
-            ]
+            due: list[_GuardedProbe] = []
+            self._asked = []
+            for each in self._probes:
+                if alone and step < each.ask_at:
+                    continue
+                if each not in self._forward_probe:
+                    self._asked.append(each)
+                if (alone and each.is_periodic and each.ask_at == step) or each.due(
+                    own_step if each.by_own_step else step
+                ):
+                    due.append(each)
+            return due
         forward = self._forward
         if forward is None or not forward.busy:
             if forward is not None:

@@ -71,9 +71,18 @@ _ENDS: dict[tuple[Mark, Mark], int] = {
     (Mark.STEP_BEGAN, Mark.STEP_ENDED): 3,
 }
 """Which part ends with a mark, by the mark that came right before it and that mark."""
-_PART = tuple([tuple([_ENDS.get((before, mark), -1) for mark in Mark]) for before in Mark])
-"""The same as a table; -1: none."""
-_STEP_BEGAN, _STEP_ENDED, _CAPTURE_ENDED = map(int, (Mark.STEP_BEGAN, Mark.STEP_ENDED, Mark.CAPTURE_ENDED))
+_CAPTURE_ENDED = int(Mark.CAPTURE_ENDED)
+_NONE, _NO_MOMENT = -1, -2
+
+
+def _part(before: Mark, mark: Mark) -> int:
+    # Where a closure is evaluated again, that is the optimizer's own time.
+    again = before is Mark.STEP_BEGAN and mark not in (Mark.STEP_BEGAN, Mark.STEP_ENDED)
+    return _NO_MOMENT if again or mark is Mark.CAPTURE_ENDED else _ENDS.get((before, mark), _NONE)
+
+
+_PART = tuple([tuple([_part(before, mark) for mark in Mark]) for before in Mark])
+"""The part that ends with a mark, as a table; `_NONE`: none does. `_NO_MOMENT`: the mark is no moment of its own."""
 MOST_MOMENTS = 1024
 """Number of moments that wait until they are added up."""
 
@@ -106,20 +115,20 @@ class StepSplit:
     def add_up(self) -> None:
         """Add the moments so far to the parts that end with them."""
         moments, self.moments = self.moments, []
+        last, when, captures = self._last, self._when, self.captures
+        seconds, times, seen = self._seconds, self._times, self._seen
         for mark, moment in moments:
-            last = self._last
-            if mark == _CAPTURE_ENDED:
-                self.captures += 1
-            elif last == _STEP_BEGAN and mark not in (_STEP_ENDED, _STEP_BEGAN):
-                continue  # a closure is evaluated again: that is the optimizer's own time
-            else:
-                part = _PART[last][mark]
-                if part >= 0 and self._when is not None:
-                    self._seconds[part] += moment - self._when
-                    if self._seen[part] != self.captures:
-                        self._seen[part] = self.captures
-                        self._times[part] += 1
-                self._last, self._when = mark, moment
+            part = _PART[last][mark]
+            if part == _NO_MOMENT:
+                captures += mark == _CAPTURE_ENDED
+                continue
+            if part >= 0 and when is not None:
+                seconds[part] += moment - when
+                if seen[part] != captures:
+                    seen[part] = captures
+                    times[part] += 1
+            last, when = mark, moment
+        self._last, self._when, self.captures = last, when, captures
 
     def take(self) -> dict[str, float]:
         """The mean of each part over the captures in which it was seen; the next ones begin at zero."""

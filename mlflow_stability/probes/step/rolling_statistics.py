@@ -245,7 +245,7 @@ class _LossScale:
 def _mean_and_offsets(values: Sequence[float]) -> tuple[float, list[float]]:
     """Their mean, and by how much each is more."""
     mean = math.fsum(values) / len(values)  # `fmean` and `pvariance` take several times as long for the same
-    return mean, [each - mean for each in values]
+    return mean, list(map((-mean).__add__, values))
 
 
 def _mean_square(off: Sequence[float]) -> float:
