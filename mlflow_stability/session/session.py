@@ -282,21 +282,18 @@ class Session:
     def _new_meter(self) -> StepMeter:
         """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
         self._lifecycle = None
-        if not self.settings.uses_autopilot:
-            hooks = self._guard, self._recording_for, self._on_reading, self._scheduler_for
-            return StepMeter(*hooks, self._new_ranks(), self._objects)
-        from mlflow_stability.probes.step.autopilot_meter import AutopilotMeter
-        from mlflow_stability.session.autopilot import AutopilotLifecycle
+        if self.settings.uses_autopilot:
+            from mlflow_stability.session.autopilot import AutopilotLifecycle
 
-        self._lifecycle = AutopilotLifecycle(self.settings, self._guard, self._settle, self._binding.current_run_id)
-        return AutopilotMeter(
+            self._lifecycle = AutopilotLifecycle(self.settings, self._guard, self._settle, self._binding.current_run_id)
+        return StepMeter(
             self._guard,
             self._recording_for,
             self._on_reading,
-            self._lifecycle.control_for,
             self._scheduler_for,
             self._new_ranks(),
             self._objects,
+            None if self._lifecycle is None else self._lifecycle.control_for,
         )
 
     def _new_ranks(self) -> RankWatch:

@@ -16,6 +16,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.step.step_capture import Clip, StepCapture
+
 DEEPEST = 40
 """So many frames above the hook are looked at."""
 _NAME = "get_global_grad_norm"
@@ -36,6 +38,14 @@ class EngineNorms:
             known = weakref.ref(optimizer), None if engine is None else weakref.ref(engine)
             self._known[id(optimizer)] = known
         return None if known[1] is None else known[1]()
+
+
+def take_engine_norm(capture: StepCapture) -> None:
+    """Have a capture whose step is over know the norm that its engine took, unless the script took one itself."""
+    norm = None if capture.clips else norm_before_clipping(capture.engine)
+    if norm is not None:
+        capture.clips.append(Clip(norm, 2.0, frozenset(capture.gradients), None))
+    capture.copied = capture.copied or not capture.clips
 
 
 def norm_before_clipping(engine: Any) -> Tensor | float | None:

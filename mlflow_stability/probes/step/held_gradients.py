@@ -25,6 +25,7 @@ from torch.utils.weak import TensorWeakRef
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step.readback import Parcel, value_on_host
+from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.probes.tensors.gradient_norm import gradients_of, is_split, parameters_of, total_norm
 
 MOST = 16
@@ -120,6 +121,18 @@ class HeldGradients:
         """In how many steps in a row, up to the last, the gradients of the step before were added; 0: not for sure."""
         known = self.followed.get(id(optimizer))
         return 0 if known is None or known.kept_for < KEPT_FOR or not known.is_more_than_zero() else known.kept_for
+
+    def set_aside_discarded(self, capture: StepCapture) -> None:
+        """Set aside what the script has discarded since the backward pass before."""
+        left = self.left()
+        if left.nothing:
+            capture.set_aside(len(capture.losses), capture.micro_batches)
+            capture.discards.clear()
+        else:
+            for optimizer in left.emptied:
+                capture.discard(optimizer, parameters_of(optimizer))
+        if left.unsure:
+            capture.unsure = len(capture.losses)
 
     def left(self) -> Left:
         """Runs right before a further backward pass of the same step."""

@@ -32,7 +32,7 @@ from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.ranks.shards import whole_scalar
 from mlflow_stability.probes.ranks.sum_over_ranks import RankTable
 from mlflow_stability.probes.step.clipped_norm import ClippedNorm
-from mlflow_stability.probes.step.engine_norms import EngineNorms, norm_before_clipping
+from mlflow_stability.probes.step.engine_norms import EngineNorms, take_engine_norm
 from mlflow_stability.probes.step.held_gradients import DISCARDED, HeldGradients, Moment, SinceLastStep
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.step.readback import Readback, Reader, cpu_value
@@ -48,6 +48,7 @@ from mlflow_stability.probes.step.step_capture import (
     take_scale,
     taken,
 )
+from mlflow_stability.probes.step.step_control import ControlFor, StepControl
 from mlflow_stability.probes.step.step_count import StepCount
 from mlflow_stability.probes.step.step_order import StepOrder
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm, whole_gradients_of
@@ -71,11 +72,14 @@ class StepMeter:
         scheduler_for: SchedulerFor = lambda _: None,
         ranks: RankWatch | None = None,
         objects: ObjectMemory | None = None,
+        control_for: ControlFor | None = None,
     ) -> None:
-        self._guard = guard
+        self._guard, self._control_for = guard, control_for
+        self._control: StepControl | None = None
         self._owner_for, self._on_reading, self._scheduler_for = owner_for, on_reading, scheduler_for
         self._ranks = RankWatch(guard) if ranks is None else ranks
-        self._waits_for_ranks = False
+        # What is learnt of a step must be learnt everywhere before the next one, where somebody acts on it.
+        self._waits_for_ranks = control_for is not None
         self._scheduler: ProbeScheduler | NoProbes = NoProbes()
         self._swallowing = False
         self._since = SinceLastStep()
@@ -93,11 +97,12 @@ class StepMeter:
         self._ended_at: float | None = None
         self._skips = Skips({})
         self._held, self._engines, self._clipped_norm = HeldGradients(guard), EngineNorms(), ClippedNorm()
+        self._clipped_norm.is_on = control_for is None  # steps are skipped for what gradients hold, however it came
         self._scan = ObjectScan(Module, Optimizer, LRScheduler, GradScaler, memory=objects)
         self._take_engine = guard("norm before clipping", self._engine_found)
-        self._ask_engine = guard("norm before clipping", self._engine_asked)
+        self._ask_engine = guard("norm before clipping", take_engine_norm)
         self._take_losses = guard("loss", take_losses)
-        self._look_back = guard(DISCARDED, self._discarded)
+        self._look_back = guard(DISCARDED, self._held.set_aside_discarded)
         self._follow = guard(DISCARDED, self._held.before_step)
         self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
@@ -114,8 +119,11 @@ class StepMeter:
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
+        again = self._evaluating and self._evaluated
+        if self._control is not None and not again:
+            self._control.before_backward(tensors)
         self._since.in_backward = True
-        if self._evaluating and self._evaluated:
+        if again:
             return
         if self.capture.stepped and not self._evaluating:
             self._end_capture()
@@ -197,9 +205,13 @@ class StepMeter:
 
     def step_with_closure(self, optimizer: Optimizer) -> None:
         """Runs right before a step that was given a closure."""
+        if self._control is not None:
+            self._control.before_closure(optimizer)
 
-    def closure_begins(self, _optimizer: Optimizer, first: bool) -> None:
+    def closure_begins(self, optimizer: Optimizer, first: bool) -> None:
         """Runs before the closure of a step is evaluated."""
+        if self._control is not None:
+            self._control.closure_begins(optimizer)
         self._evaluating = 1
         self._evaluated = not first
         if first and self.capture.has_stepped:
@@ -208,8 +220,12 @@ class StepMeter:
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
         """Runs after it; the first evaluation completes the gradients."""
         self._evaluating = 0
-        if first and not failed:
+        if failed:
+            return
+        if first:
             self.before_step(optimizer)
+        elif self._control is not None:
+            self._control.evaluated_again(optimizer)
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
@@ -221,6 +237,8 @@ class StepMeter:
                 self._before_step(optimizer)
 
     def _before_step(self, optimizer: Optimizer) -> None:
+        if self._control is not None and self._control.was_rolled_back():
+            self._steps.begin_anew()
         stepped = self.capture.stepped
         if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self.capture)):
             self._end_capture()
@@ -230,6 +248,8 @@ class StepMeter:
             owner = self._owner_for(optimizer)
             announced = capture.micro_batches or capture.replays
             if owner is self._owner and not announced and self._is_late(optimizer):
+                if self._control is not None and self._last is not None:
+                    self._before_update(self._control, optimizer, self._last, None)
                 return
             capture.owner = owner
             if owner is not self._owner or not self._owner_is_met:
@@ -252,6 +272,7 @@ class StepMeter:
             self._take_engine(capture, optimizer, known)
         elif known.engine is not None:
             capture.engine = known.engine() or capture.engine
+        norms_before = len(capture.norms)
         if not self._ranks.is_split:  # else all processes take it together
             self._take_norm(whole_gradients_of(optimizer), unscale)
         groups, places = optimizer.param_groups, known.rate_places
@@ -266,6 +287,18 @@ class StepMeter:
         if self._ranks.is_on:
             step = 0 if capture.owner is None else self._scheduler.step
             self._ranks.before_step(capture, optimizer, unscale, step, self._waits_for_ranks)
+        if self._control is not None:
+            norm = capture.norms[-1] if len(capture.norms) > norms_before else None
+            self._before_update(self._control, optimizer, capture, norm if isinstance(norm, Tensor) else None)
+
+    def _before_update(
+        self, control: StepControl, optimizer: Optimizer, capture: StepCapture, norm: Tensor | None
+    ) -> None:
+        """Ask the autopilot: all is measured, and nothing used yet."""
+        if self._swallowing:
+            control.swallowed(optimizer, capture, capture.place)
+        else:
+            control.before_step(optimizer, capture, capture.place, norm, self._tracks.together(capture.track))
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
@@ -280,21 +313,28 @@ class StepMeter:
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""
+        control, skipped = self._control, self._swallowing
+        if control is not None:
+            skipped = control.step_ending(optimizer) or skipped
         capture, since = self.capture, self._since
         if since.made:
             since.made.clear()
         if not since.in_backward:
             since.nodes = torch_api.get_sequence_nr()
-        if not capture.stepped:
-            return
-        capture.ended.add(id(optimizer))
-        self._held.note(Moment.STEP_ENDED, optimizer)
-        self._scheduler.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, self._swallowing)
-        if self._ranks.is_on:
-            self._ranks.after_step(optimizer, self._swallowing)
-        # An engine can be asked only when its own step is over.
-        if capture.engine is None and self._order.is_complete(capture.track, capture.ended):
-            self._end_capture()
+        if capture.stepped:
+            capture.ended.add(id(optimizer))
+            self._held.note(Moment.STEP_ENDED, optimizer)
+            self._scheduler.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, skipped)
+            if self._ranks.is_on:
+                self._ranks.after_step(optimizer, skipped)
+            # An engine can be asked only when its own step is over.
+            if capture.engine is None and self._order.is_complete(capture.track, capture.ended):
+                self._end_capture()
+        if control is not None:
+            capture = self.capture
+            is_over = not capture.stepped or self._order.is_complete(capture.track, capture.ended)
+            with self._scan:  # before a state is copied, what was made since may be looked for
+                control.step_over(is_over, self._steps.is_whole)
 
     def _engine_found(self, capture: StepCapture, optimizer: Optimizer, known: KnownOptimizer) -> None:
         engine = self._engines.engine_of(optimizer)
@@ -303,13 +343,6 @@ class StepMeter:
         capture.copied = capture.copied or reaches is False
         if reaches:  # it is so from now on
             known.is_settled, known.engine = True, None if engine is None else weakref.ref(engine)
-
-    @staticmethod
-    def _engine_asked(capture: StepCapture) -> None:
-        norm = None if capture.clips else norm_before_clipping(capture.engine)
-        if norm is not None:
-            capture.clips.append(Clip(norm, 2.0, frozenset(capture.gradients), None))
-        capture.copied = capture.copied or not capture.clips
 
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Any, rates: dict[str, float]) -> None:
         """A whole capture at once, for a loop that no hook can see."""
@@ -334,8 +367,7 @@ class StepMeter:
         """Give out what is complete, and wait for what is on its way from the device."""
         if self.capture.has_stepped:
             self._end_capture()
-        self._readback.drain()
-        self._ranks.poll(RANKS_SECONDS)
+        self.settle()
 
     def close(self) -> None:
         """Give out all there is, and leave the models alone."""
@@ -346,6 +378,8 @@ class StepMeter:
     def uneven_inputs(self, begin: bool) -> None:
         """From now on some processes may run out of batches before others, or no more."""
         self._ranks.pause(begin)
+        if self._control is not None:
+            self._control.pause(begin)
 
     def leave_ranks(self) -> None:
         """What counts captures has failed here: the other processes go on without this one."""
@@ -360,21 +394,13 @@ class StepMeter:
         self._readback.drain()
         self._ranks.poll(RANKS_SECONDS)
 
-    def _discarded(self, capture: StepCapture) -> None:
-        """What the script has discarded since the backward pass before."""
-        left = self._held.left()
-        if left.nothing:
-            capture.set_aside(len(capture.losses), capture.micro_batches)
-            capture.discards.clear()
-        else:
-            for optimizer in left.emptied:
-                capture.discard(optimizer, parameters_of(optimizer))
-        if left.unsure:
-            capture.unsure = len(capture.losses)
-
     def _belongs_to(self, owner: Any) -> None:
         """A new owner's tracks, skips and times begin afresh."""
-        self.capture.owner, self._owner_is_met = owner, True
+        if self._control_for is not None and (owner is not self._owner or self._control is None):
+            self._control = self._control_for(owner)
+            if self._control is not None:
+                self._control.pause(self._ranks.paused)
+        self.capture.owner, self._owner_is_met = owner, self._control_for is None or self._control is not None
         if owner is not self._owner:
             self._owner, self._last, self._ended_at = owner, None, None
             self._skips = Skips({})
@@ -388,9 +414,7 @@ class StepMeter:
     def _meet(self, optimizer: Optimizer, track: int) -> KnownOptimizer:
         """An optimizer begins its step for the first time in this training."""
         track = self._tracks.join(optimizer, track)
-        dead = [key for key, each in self._known.items() if each.optimizer() is None]
-        for key in dead:
-            del self._known[key]
+        self._known = {key: each for key, each in self._known.items() if each.optimizer() is not None}
         known = KnownOptimizer(optimizer, track, self._tracks.track_place(track), self._tracks.group_place)
         self._known[id(optimizer)] = known
         self._ranks.meet(optimizer)
@@ -411,6 +435,8 @@ class StepMeter:
         return True
 
     def _end_capture(self) -> None:
+        if self._control is not None:
+            self._control.capture_ended()
         capture, self.capture = self.capture, StepCapture()
         self._last = capture
         if capture.engine is not None:
