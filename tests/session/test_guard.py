@@ -7,6 +7,7 @@ import signal
 import time
 import weakref
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -260,5 +261,74 @@ def test_what_passes_through_keeps_nothing_alive() -> None:
             guarded(thing)
         del caught, thing
         assert reference() is None
+    finally:
+        gc.enable()
+
+
+class Hook:
+    """The body of a hook, with a part in the middle that fails alone."""
+
+    def __init__(self, body: Callable[[], Any], strict: bool = False, forget: Callable[[], None] | None = None) -> None:
+        self.failures = Failures()
+        self.guard = PartGuard(strict, self.failures)
+        self.run = self.guard("step hooks", self.measure)
+        self._body, self._forget = body, forget
+
+    def measure(self) -> str:
+        if "norm" not in self.guard.off:
+            try:
+                self._body()
+            except BaseException as error:
+                self.guard.contain("norm", error, self._forget)
+        return "went on"
+
+
+def test_a_hook_goes_on_where_a_part_inside_it_fails() -> None:
+    hook = Hook(broken)
+    assert [hook.run(), hook.run()] == ["went on", "went on"]
+    assert hook.failures == [("norm", "ours")]
+    assert hook.guard.off == {"norm": "ValueError: ours"}
+
+
+def test_strict_raises_what_failed_inside_a_hook() -> None:
+    with pytest.raises(ValueError, match="ours"):
+        Hook(broken, strict=True).run()
+
+
+@pytest.mark.parametrize("body", [lambda: signal.raise_signal(signal.SIGINT), in_the_middle_of_a_file])
+def test_ctrl_c_inside_a_hook_passes_and_its_part_forgets(body: Callable[[], None]) -> None:
+    forgotten: list[str] = []
+    hook = Hook(body, forget=lambda: forgotten.append("norm"))
+    with pytest.raises(KeyboardInterrupt):
+        hook.run()
+    assert forgotten == ["norm"]
+    assert not hook.guard.off
+    assert not hook.failures
+
+
+def test_an_error_inside_a_hook_while_the_script_deals_with_ctrl_c_is_our_own() -> None:
+    hook = Hook(broken)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert hook.run() == "went on"
+    assert hook.guard.off == {"norm": "ValueError: ours"}
+
+
+def test_an_error_that_was_contained_keeps_nothing_alive() -> None:
+    class Thing:
+        pass
+
+    def body() -> None:
+        thing = Thing()
+        references.append(weakref.ref(thing))
+        broken()
+
+    references: list[weakref.ref[Thing]] = []
+    hook = Hook(body)
+    gc.disable()
+    try:
+        assert hook.run() == "went on"
+        assert references[0]() is None
     finally:
         gc.enable()
