@@ -32,7 +32,8 @@ def probe_scheduler_of(
     layers = settings.layers_every_n_steps
     facts = FactsProbe(recording)
     batches, broken = held_batches(settings, guard, recording)
-    listeners = [each for each in (batches, recording.before_forward) if each is not None]
+    capture = None if batches is None else batches.capture
+    listeners = [each for each in (capture, recording.before_forward) if each is not None]
     context = ProbeContext(settings, guard, lambda: pace.models, recording.say, recording.keep_attention)
     found = probes_for(context)
     inside = [each for each in found if isinstance(each, ForwardProbe)]

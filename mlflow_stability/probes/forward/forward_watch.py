@@ -89,7 +89,7 @@ class ForwardWatch:
         self._to_end: list[Callable[[], None]] = []
         """Who is to be told of the end of the pass that is open."""
         self._gave = _by_part("forward_gave", observers)
-        self._did_fail = _overriding("forward_failed", observers)
+        self._did_fail = _by_part("forward_failed", observers)
         self._evaluated = _overriding("evaluated", observers)
         self.gradients_begin = _by_part("gradients_begin", observers)
         """Who is to be told of the beginning of a backward pass."""
@@ -248,8 +248,12 @@ class ForwardWatch:
     def _give_up(self) -> None:
         """The pass that is open has not ended as it should, or will not be heard to end."""
         if self.opened:
-            for emit in self._did_fail:
-                emit()
+            for part, emit in self._did_fail:
+                try:
+                    if part not in self.guard.off:
+                        emit()
+                except BaseException as error:
+                    self.guard.contain(part, error)
             self.opened = 0
 
     def _fails(self, root: Module) -> None:

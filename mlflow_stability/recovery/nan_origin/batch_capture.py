@@ -117,6 +117,8 @@ class CapturedLoss:
 class BatchCapture(ForwardObserver):
     """A listener to forward passes that remembers those of the last step."""
 
+    part = "the broken batch"
+
     def __init__(
         self,
         most_bytes: int = MOST_BYTES,

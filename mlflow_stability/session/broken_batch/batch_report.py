@@ -25,7 +25,6 @@ from mlflow_stability.kinds.reported.batches import (
     first_and_broken,
 )
 from mlflow_stability.kinds.reported.nan_origin import TensorFacts
-from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.objects import models_of, names_of_modules
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.rerun import unwrapped
@@ -40,7 +39,7 @@ from mlflow_stability.recovery.nan_origin import (
 )
 from mlflow_stability.vocabulary.result import Finding, Severity
 
-PART = "the broken batch"
+PART = BatchCapture.part
 MOST_REPORTS = 10
 MOST_LOOKS = 20
 """So many broken steps are looked at: of one that a loss scaler throws away nothing is told."""
@@ -71,10 +70,8 @@ class BrokenBatch:
     """What the recording calls the module in which it began."""
 
 
-class BatchReport(ForwardObserver):
-    """The batches of one training, and what was told of those that broke; it listens to forward passes and steps."""
-
-    part = PART
+class BatchReport:
+    """The batches of one training, and what was told of those that broke; it listens to steps."""
 
     def __init__(
         self,
@@ -89,7 +86,8 @@ class BatchReport(ForwardObserver):
         """Whether other processes train with this one, whose batches are not seen here."""
         self._to_be_sent = to_be_sent
         """Has the files of the folder sent; None: they stay where they are."""
-        self._capture = BatchCapture(host_only=host_only)
+        self.capture = BatchCapture(host_only=host_only)
+        """Who remembers the batches: to be told of forward and backward passes by a `ForwardWatch`."""
         self._looks = self._reports = self._spikes = self._spike_bytes = 0
         self._seconds = 0.0
         self._batch_at = self._step_seconds = 0.0
@@ -103,13 +101,7 @@ class BatchReport(ForwardObserver):
         """The last of them that was said to be broken."""
         self._row_is_told = False
         """Whether it belongs to a row of broken steps of which the first was looked at."""
-        self.forward_began = self._capture.forward_began  # type: ignore[method-assign]
-        self.forward_gave = self._capture.forward_gave  # type: ignore[method-assign]
-        self.forward_failed: Callable[..., Any] = guard(PART, self._capture.forward_failed)
-        """Runs instead of that where the forward pass raised an exception."""
-        self.gradients_begin = self._capture.gradients_begin  # type: ignore[method-assign]
-        self.gradients_end = self._capture.gradients_end  # type: ignore[method-assign]
-        self.backward_began: Callable[..., Any] = guard(PART, self._capture.backward_began)
+        self.backward_began: Callable[..., Any] = guard(PART, self.capture.backward_began)
         """Runs before a backward pass."""
         self.judged: Callable[..., Any] = guard(PART, self._judged)
         """Runs before a step that is skipped, or of which only the device knows whether it is."""
@@ -123,13 +115,13 @@ class BatchReport(ForwardObserver):
     def before_steps(self) -> None:
         """Runs before the first step of each capture: what runs forward after it belongs to the next one."""
         self.batch_number += 1
-        self._capture.step = self.batch_number + 1
+        self.capture.step = self.batch_number + 1
         now = time.perf_counter()
         self._batch_at, self._step_seconds = now, now - self._batch_at if self._batch_at else 0.0
 
     def stop(self) -> None:
         """Hold no batch any more."""
-        self._capture.stop()
+        self.capture.stop()
         self._finding = None
 
     @property
@@ -139,27 +131,27 @@ class BatchReport(ForwardObserver):
 
     def inputs_of_step(self, batch_number: int | None = None) -> tuple[CapturedBatch, ...]:
         """What its passes were called with, without what came out; nothing where that is too large to be kept."""
-        passes = self._capture.passes(self.batch_number if batch_number is None else batch_number)
+        passes = self.capture.passes(self.batch_number if batch_number is None else batch_number)
         inputs = tuple(each.without_outputs() for each in passes)
         room = MOST_SPIKE_BYTES - self._spike_bytes
         return inputs if sum(each.bytes for each in inputs) <= room else ()
 
     def let_loss_go(self) -> None:
         """Runs before each step, once nobody needs its loss any more."""
-        self._capture.loss = None
+        self.capture.loss = None
 
     def _judged(self, skipped_by: str, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
         if skipped_by == "guard":
             self._look(self.batch_number, optimizers)
         elif flagged:
-            self._capture.steps_kept = 2  # only the device knows, and is asked when the next step is under way
+            self.capture.steps_kept = 2  # only the device knows, and is asked when the next step is under way
 
     def _look(self, batch_number: int, optimizers: Sequence[Optimizer]) -> None:
         if batch_number == self._looked:
             return
         in_row = self._row_is_told and batch_number == self._looked + 1
         self._looked, self._row_is_told = batch_number, in_row
-        passes = self._capture.passes(batch_number)
+        passes = self.capture.passes(batch_number)
         enough = self._looks >= MOST_LOOKS or self._reports >= MOST_REPORTS or self._seconds >= MOST_SECONDS
         if in_row or not passes or enough:
             return
@@ -172,7 +164,7 @@ class BatchReport(ForwardObserver):
             return
         began = time.perf_counter()
         longest = max(MOST_OF_ONE, MOST_STEPS_OF_ONE * self._step_seconds)
-        batch, replay = replay_step(passes, self._capture.loss, optimizers, min(longest, MOST_SECONDS - self._seconds))
+        batch, replay = replay_step(passes, self.capture.loss, optimizers, min(longest, MOST_SECONDS - self._seconds))
         self._finding = BrokenBatch(batch_number, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
         self._seconds += time.perf_counter() - began
 

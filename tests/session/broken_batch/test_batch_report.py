@@ -30,7 +30,7 @@ class Counting(nn.Module):
 
 def listening(model: nn.Module, report: BatchReport) -> BatchReport:
     """The report hears of the model's passes while the test goes on."""
-    watches.append(ForwardWatch(unguarded, [report]))
+    watches.append(ForwardWatch(unguarded, [report.capture]))
     watches[-1].before_step(SGD(model.parameters(), lr=0.1))
     return report
 
