@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 DICE = torch.Generator()
-COUNTS = {"calls": [0]}
-STREAM: Iterator[int] = iter(range(10**9))
-total = 0
+NOTED: list[Tensor] = []
 
 
 class SnapshotManager(nn.Module):
@@ -42,22 +40,9 @@ class GeneratorAtDepth(SnapshotManager):
         return torch.rand((), generator=self.noise["dice"][0])
 
 
-class NumpyGenerator(SnapshotManager):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dice = np.random.default_rng(3), np.random.RandomState(4)
-
-    def number(self) -> float:
-        return float(self.dice[0].random() + self.dice[1].rand())
-
-
-class PythonGenerator(SnapshotManager):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dice = random.Random(3)
-
-    def number(self) -> float:
-        return self.dice.random()
+class SharedGenerator(SnapshotManager):
+    def number(self) -> Tensor:
+        return torch.rand((), generator=DICE)
 
 
 class Slotted:
@@ -112,14 +97,6 @@ class LargeTensor(SnapshotManager):
         return self.large[7]
 
 
-class ModuleVariables(SnapshotManager):
-    def number(self) -> Tensor:
-        global total  # as scripts do
-        total += 1
-        COUNTS["calls"][0] += 1
-        return torch.rand((), generator=DICE) + COUNTS["calls"][0] + total
-
-
 class ClassAttribute(SnapshotManager):
     calls = 0
     seen: ClassVar[list[int]] = []
@@ -163,35 +140,66 @@ class Weights(SnapshotManager):
 
 
 class Streaming(SnapshotManager):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = iter(range(10**9))
+
     def number(self) -> float:
-        return float(next(STREAM))
+        return float(next(self.stream))
 
 
-class Writing(SnapshotManager):
+class NumpyGenerator(SnapshotManager):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = [np.random.default_rng(3)]
+
     def number(self) -> float:
-        with open("calls.txt", "a") as file:  # noqa: PTH123 # as scripts do
-            return float(file.write("x"))
+        return float(self.dice[0].random())
 
 
-KINDS: tuple[type[SnapshotManager], ...] = (
+class PythonGenerator(SnapshotManager):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = random.Random(3)
+
+    def number(self) -> float:
+        return self.dice.random()
+
+
+class Hooked(SnapshotManager):
+    """Its hook writes down what comes out, in a list of the script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear.register_forward_hook(lambda _module, _args, output: NOTED.append(output))
+
+    def number(self) -> float:
+        return float(len(NOTED))
+
+
+RESTORED: tuple[type[SnapshotManager], ...] = (
     GeneratorAtDepth,
-    NumpyGenerator,
-    PythonGenerator,
+    SharedGenerator,
     HelperObject,
     NestedTensors,
     LargeTensor,
-    ModuleVariables,
     ClassAttribute,
-    Closure,
     Weights,
 )
+NOT_RUN_AGAIN: dict[type[SnapshotManager], str] = {
+    Closure: "Closure.counts is a function with variables of its own (a closure)",
+    Streaming: "Streaming.stream is of type range_iterator, whose state cannot be put back",
+    NumpyGenerator: "NumpyGenerator.dice[0] is of type Generator, whose state cannot be put back",
+    PythonGenerator: "PythonGenerator.dice is of type Random, whose state cannot be put back",
+    Hooked: "a hook of Hooked.linear is a function of the script, which may write anything",
+}
 
 
 def made(kind: type[SnapshotManager]) -> SnapshotManager:
     """A model of this kind, the same each time."""
-    global total
     torch.manual_seed(0)
     DICE.manual_seed(5)
-    COUNTS["calls"][0] = total = ClassAttribute.calls = 0
+    NOTED.clear()
+    ClassAttribute.calls = 0
     ClassAttribute.seen.clear()
     return kind()

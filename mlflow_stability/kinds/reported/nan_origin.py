@@ -229,7 +229,8 @@ class NanOrigin(FindingType):
     What to try: keep the inputs of that operation within its range; inspect the saved batch.
 
     When it is wrong: computations outside the model are seen only through what they return, so the operation of a loss
-    function is inferred. A model with random generators of its own runs differently the second time.
+    function is inferred. A model that holds an iterator, a closure or another object that cannot be restored is not
+    run again.
 
     Reference: torch.autograd.detect_anomaly, which finds the operation of a backward pass by running it all slowly
     """

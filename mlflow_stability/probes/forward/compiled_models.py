@@ -16,7 +16,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch.nn import Module
@@ -24,7 +24,6 @@ from torch.nn import Module
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.probes.objects.module_names import WRAPPERS
-from mlflow_stability.probes.rerun.script_variables import names_in
 
 _REGION = "set_eval_frame"
 """What begins a compiled region."""
@@ -150,10 +149,16 @@ def _names_compiled_function(root: Module) -> bool:
                 return True
             if not _is_torchs(function):
                 waiting += _named_by(function)
-                for name in names_in(function) - named:
+                for name in _names_in(function.__code__) - named:
                     named.add(name)
                     waiting += methods.get(name, ())
     return False
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """What a function, and those that are defined in it, mention by name: variables and attributes alike."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _methods_of(kinds: Iterable[type]) -> dict[str, list[Any]]:
@@ -168,7 +173,7 @@ def _methods_of(kinds: Iterable[type]) -> dict[str, list[Any]]:
 
 def _named_by(function: FunctionType) -> Iterator[Any]:
     """What it names of its Python module and of those that this one knows, and what it encloses."""
-    names = names_in(function)
+    names = _names_in(function.__code__)
     inside = function.__globals__
     for value in [inside[name] for name in names & inside.keys()]:
         if isinstance(value, ModuleType):

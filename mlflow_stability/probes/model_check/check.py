@@ -24,8 +24,7 @@ from mlflow_stability.probes.model_check.batch_loss import LossFunction
 from mlflow_stability.probes.model_check.one_batch import BatchPass, run_batch
 from mlflow_stability.probes.model_check.settings import settings_found
 from mlflow_stability.probes.model_check.values import layers_of, optimizers_found, values_found
-from mlflow_stability.probes.objects.module_names import plain_name
-from mlflow_stability.probes.rerun.forward_rerun import unwrapped
+from mlflow_stability.probes.objects.module_names import plain_name, unwrapped
 from mlflow_stability.vocabulary.argument import shown, with_known_names
 from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, LayerCheck, ModelCheck, ModelFinding, Remedy, Severity
 

@@ -31,7 +31,7 @@ from mlflow_stability.probes.hooks import MODULE_CALLS, torch_api
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.model_check.batch_loss import BatchLoss, LossFunction, batch_of, loss_of
 from mlflow_stability.probes.model_check.values import fetched
-from mlflow_stability.probes.objects.module_names import plain_name
+from mlflow_stability.probes.objects.module_names import plain_name, unwrapped
 from mlflow_stability.probes.rerun.forward_rerun import (
     hooks_muted,
     is_ours,
@@ -39,9 +39,8 @@ from mlflow_stability.probes.rerun.forward_rerun import (
     mode_of_script,
     own_pass,
     random_numbers_kept,
-    unwrapped,
 )
-from mlflow_stability.probes.rerun.reachable_state import ReachableState
+from mlflow_stability.probes.rerun.writable_state import WritableState
 from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, TrackedWrites, WrittenTensors
 from mlflow_stability.probes.step.readback import Readback
 
@@ -82,7 +81,9 @@ def run_batch(model: Module, given: Any, function: LossFunction | None) -> Batch
         return found
     device = next((each.device for each in parameters.values()), torch.device("cpu"))
     batch = batch_of(_moved(given, device))
-    state = ReachableState(inner, (*batch.args, function, batch.target), batch.kwargs, with_hooks=True)
+    # Of a loss function whose attributes can be seen, they are restored; any other was given to be called.
+    loss_module = function if isinstance(function, Module) else None
+    state = WritableState(inner, (*batch.args, loss_module, batch.target), batch.kwargs, with_hooks=True)
     mode = mode_of_script()
     if mode or state.refusal:
         found.reason = f"{mode} is active" if mode else f"it might change the model: {state.refusal}"

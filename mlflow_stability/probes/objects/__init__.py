@@ -13,7 +13,7 @@ from mlflow_stability.probes.objects.model_discovery import (
     remembered,
     schedules_of,
 )
-from mlflow_stability.probes.objects.module_names import names_of_modules, plain_name
+from mlflow_stability.probes.objects.module_names import names_of_modules, plain_name, unwrapped
 from mlflow_stability.probes.objects.object_memory import Kind, ObjectMemory
 from mlflow_stability.probes.objects.optimizer_state import ZERO, holder_of_state, state_of
 
@@ -34,4 +34,5 @@ __all__ = [
     "remembered",
     "schedules_of",
     "state_of",
+    "unwrapped",
 ]

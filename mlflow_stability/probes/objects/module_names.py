@@ -20,6 +20,16 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
+def unwrapped(module: Module) -> Module:
+    """Return the model inside of wrappers: it runs without a compiler or collectives."""
+    for _ in range(len(WRAPPERS) + 1):
+        inner = next((module._modules[name] for name in WRAPPERS if set(module._modules) == {name}), None)
+        if inner is None:
+            return module
+        module = inner
+    return module
+
+
 def owners_of_parameters(models: Sequence[Module]) -> dict[int, str]:
     """Each parameter, by identity, and the name of the module that owns it; in the order of the models.
 
@@ -66,5 +76,5 @@ def _module_names(model: Module) -> list[str]:
 
 def _innermost_class(model: Module) -> str:
     """The class of the model itself, not of what was wrapped around it."""
-    unwrapped = [type(module) for name, module in Module.named_modules(model) if not plain_name(name)]
-    return unwrapped[-1].__name__
+    classes = [type(module) for name, module in Module.named_modules(model) if not plain_name(name)]
+    return classes[-1].__name__

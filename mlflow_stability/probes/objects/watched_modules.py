@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.nn import Module
 
-from mlflow_stability.probes.objects.module_names import plain_name
-from mlflow_stability.probes.rerun.forward_rerun import unwrapped
+from mlflow_stability.probes.objects.module_names import plain_name, unwrapped
 
 
 class WatchedModules:

@@ -19,9 +19,9 @@ import torch
 from torch.nn import Module
 
 from mlflow_stability.probes.objects.model_discovery import parameters_in
+from mlflow_stability.probes.objects.module_names import unwrapped
 from mlflow_stability.probes.performance.batch_shape import BatchShape, ShapeKey, shape_key
 from mlflow_stability.probes.performance.flop_count import COMPILED, FlopCounter, refusal
-from mlflow_stability.probes.rerun.forward_rerun import unwrapped
 
 MOST_COUNTS = 4
 """So many shapes are counted; batches that are padded to the longest have a new one each time."""

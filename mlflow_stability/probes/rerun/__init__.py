@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mlflow_stability.probes.rerun.forward_rerun import kept, mode_of_script, random_numbers_kept, unwrapped
-from mlflow_stability.probes.rerun.reachable_state import ReachableState
+from mlflow_stability.probes.rerun.forward_rerun import kept, mode_of_script, random_numbers_kept
+from mlflow_stability.probes.rerun.writable_state import WritableState
 from mlflow_stability.probes.rerun.written_tensors import (
-    MOST_SECONDS,
+    MAX_SECONDS,
     NotRunAgain,
     WrittenTensors,
     storage_of,
@@ -13,14 +13,13 @@ from mlflow_stability.probes.rerun.written_tensors import (
 )
 
 __all__ = [
-    "MOST_SECONDS",
+    "MAX_SECONDS",
     "NotRunAgain",
-    "ReachableState",
+    "WritableState",
     "WrittenTensors",
     "kept",
     "mode_of_script",
     "random_numbers_kept",
     "storage_of",
-    "unwrapped",
     "version_of",
 ]

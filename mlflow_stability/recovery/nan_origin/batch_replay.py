@@ -1,10 +1,10 @@
 """Runs the batch that broke through the model once more, to tell data and numerics from hardware.
 
 In: a captured batch. Out: whether it breaks again, and where the first number that is not finite was born: forward
-first, and backward where the forward pass is sound. Guarantees: nothing of the training is other than before: weights
-and buffers have stand-ins, random numbers are those of the first time and are put back after, and so is what else the
-run could change; where something cannot be, nothing is run. It ends after a time. The script's hooks run once more.
-That it was the device is said only where nothing that could differ from the first time was found.
+first, and backward where the forward pass is sound. Guarantees: weights and buffers have stand-ins, random numbers are
+those of the first time and are put back after, and so is whatever the attributes of the model and of its hooks lead to;
+where that cannot be put back, nothing is run. It ends after a time. The hooks run once more. That it was the device is
+said only where this run changed nothing, as a model does that keeps state between calls.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.forward import compiled
 from mlflow_stability.probes.hooks import raised_by_script, torch_api
+from mlflow_stability.probes.objects import unwrapped
 from mlflow_stability.probes.rerun import (
-    MOST_SECONDS,
+    MAX_SECONDS,
     NotRunAgain,
-    ReachableState,
+    WritableState,
     WrittenTensors,
     kept,
     mode_of_script,
     random_numbers_kept,
-    unwrapped,
 )
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, sound
@@ -51,7 +51,7 @@ def replay_step(
     passes: Sequence[CapturedBatch],
     loss: CapturedLoss | None = None,
     optimizers: Sequence[Optimizer] = (),
-    seconds: float = MOST_SECONDS,
+    seconds: float = MAX_SECONDS,
 ) -> tuple[CapturedBatch, Replay]:
     """Run the pass of a step again that broke; where that cannot be seen, the last ones until one breaks.
 
@@ -77,7 +77,7 @@ def replay_batch(
     batch: CapturedBatch,
     loss: CapturedLoss | None = None,
     optimizers: Sequence[Optimizer] = (),
-    seconds: float = MOST_SECONDS,
+    seconds: float = MAX_SECONDS,
 ) -> Replay:
     """Run the passes of a captured batch again. Weights should be those from before the broken step.
 
@@ -87,7 +87,7 @@ def replay_batch(
     if root is None or batch.was_changed:
         return _not_run("the model is gone" if root is None else "the script changed it in place")
     model, before = unwrapped(root), sys.exc_info()[1]
-    state = ReachableState(model, batch.args, batch.kwargs, with_hooks=True)
+    state = WritableState(model, batch.args, batch.kwargs, with_hooks=True)
     mode = mode_of_script()
     if state.refusal or mode:
         return _not_run(state.refusal or f"{mode} is active and would see it run twice")
@@ -108,7 +108,7 @@ def replay_batch(
     if found.conclusion != "hardware":
         return found
     eager = NOT_COMPILED if compiled(root) != "no" else ""
-    doubt = MOVED_ON if drawn or written.moved or state.remembers else eager
+    doubt = MOVED_ON if drawn or written.moved else eager
     return found if not doubt else _other_numbers(found, doubt)
 
 

@@ -25,9 +25,8 @@ from mlflow_stability.kinds.reported.batches import (
     first_and_broken,
 )
 from mlflow_stability.kinds.reported.nan_origin import TensorFacts
-from mlflow_stability.probes.objects import models_of, names_of_modules
+from mlflow_stability.probes.objects import models_of, names_of_modules, unwrapped
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.rerun import unwrapped
 from mlflow_stability.recovery.nan_origin import (
     BatchCapture,
     CapturedBatch,

@@ -57,7 +57,7 @@ def test_a_compiled_flex_attention_is_computed_in_blocks(monkeypatch: pytest.Mon
     monkeypatch.setattr(attention_numbers, "BLOCK_ON_CPU", 4 * LENGTH * 20)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         probe.open(model, 1, lambda: True)
-        output = run_again(model, (query, key), {}, "cpu", (False, torch.float32))
+        output = run_again(model, (query, key), {})
         probe.close(True)
     (block,) = probe.blocks()
     assert isinstance(block.values, Tensor)

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import spectral_norm
 
 from mlflow_stability.probes.rerun.forward_rerun import hooks_muted, kept, random_numbers_kept, run_again, unwrapped
-from mlflow_stability.probes.rerun.reachable_state import ReachableState
+from mlflow_stability.probes.rerun.writable_state import WritableState
 from mlflow_stability.probes.rerun.written_tensors import WrittenTensors
-
-F32 = (False, torch.float32)
 
 
 class Keeper(nn.Module):
@@ -61,7 +59,7 @@ def test_a_second_run_leaves_buffers_attributes_and_random_numbers_as_they_were(
     dice = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
     with random_numbers_kept([torch.device("cpu")]):
-        outputs = run_again(model, (inputs,), {}, "cpu", F32)
+        outputs = run_again(model, (inputs,), {})
     assert not outputs.requires_grad
     assert picture(model) == before
     assert torch.equal(dice[0], torch.get_rng_state())
@@ -76,7 +74,7 @@ def test_everything_is_put_back_when_the_run_fails() -> None:
     model = Keeper()
     before = picture(model)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        run_again(model, (torch.ones(4, 5),), {}, "cpu", F32)
+        run_again(model, (torch.ones(4, 5),), {})
     assert picture(model) == before
 
 
@@ -84,7 +82,7 @@ def test_contents_that_were_changed_in_place_are_put_back_into_the_same_containe
     model = Keeper()
     model.losses.append(torch.ones(()))
     losses, cache = model.losses, model.cache
-    with kept(ReachableState(model, (), {}, with_hooks=True), WrittenTensors()):
+    with kept(WritableState(model, (), {}, with_hooks=True), WrittenTensors()):
         model.losses[0] = torch.zeros(())
         model.cache.update(x=torch.zeros(()))
         model.losses = []

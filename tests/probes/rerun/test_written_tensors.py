@@ -54,7 +54,7 @@ def test_whatever_writes_to_a_tensor_is_undone(write: Callable[[Tensor], None]) 
 
 
 def test_what_the_run_has_made_itself_is_neither_copied_nor_a_change() -> None:
-    written = WrittenTensors(most_bytes=0)
+    written = WrittenTensors(max_bytes=0)
     with TrackedWrites(written):
         torch.zeros(1000).add_(1).t().mul_(2)
     assert not written.moved
@@ -85,11 +85,11 @@ def test_a_view_that_was_there_before_is_not_made_a_part_of_a_graph() -> None:
 
 def test_more_than_fits_is_not_written_to() -> None:
     tensor = torch.zeros(1000)
-    with pytest.raises(NotRunAgain, match="too large"), TrackedWrites(WrittenTensors(most_bytes=100)):
+    with pytest.raises(NotRunAgain, match="too large"), TrackedWrites(WrittenTensors(max_bytes=100)):
         tensor.add_(1)
     assert not tensor.any()
 
 
 def test_a_run_ends_after_its_time() -> None:
-    with pytest.raises(NotRunAgain, match="more than"), TrackedWrites(WrittenTensors(seconds=0.0)):
+    with pytest.raises(NotRunAgain, match="more than"), TrackedWrites(WrittenTensors(max_seconds=0.0)):
         torch.ones(2)
