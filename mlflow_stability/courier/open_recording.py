@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow_stability.courier.pictures import AttentionPictures, FigureStream
+from mlflow_stability.courier.journal_reader import JournalReader
+from mlflow_stability.courier.pictures import AttentionPictures, FigureSink
 from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.process.training_process import TrainingProcess
+from mlflow_stability.courier.process.training_state import TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run import (
     RunTags,
@@ -28,38 +30,24 @@ from mlflow_stability.courier.run import (
     status_to_set,
     waits_for_process,
 )
+from mlflow_stability.courier.sinks.event_sink import EventSink
+from mlflow_stability.courier.sinks.fact_sink import FactSink, ask_git
+from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
+from mlflow_stability.courier.sinks.missing_points import MissingPoints
+from mlflow_stability.courier.sinks.part_sink import PartSink
+from mlflow_stability.courier.sinks.sink import Backoff, Stream
 from mlflow_stability.courier.streams.attention_stream import AttentionStream
 from mlflow_stability.courier.streams.batch_stream import BatchStream
 from mlflow_stability.courier.streams.checkpoint_stream import CheckpointStream
-from mlflow_stability.courier.streams.event_stream import EventStream
-from mlflow_stability.courier.streams.facts_stream import FactsStream, ask_git
 from mlflow_stability.courier.streams.layer_stream import LayerStream
-from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricStream
-from mlflow_stability.courier.streams.missing_points import MissingPointStream
-from mlflow_stability.courier.streams.part_stream import PartStream
-from mlflow_stability.courier.streams.stream import Backoff, DataStream, Stream
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
-from mlflow_stability.journal.follower import is_deleted, size_of
-from mlflow_stability.journal.last_words import closing_in, read_last_words
+from mlflow_stability.journal.follower import size_of
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write import REPORT_FOLDER, SystemMetrics
 from mlflow_stability.vocabulary.run import Closing, Opening
 
-_Stream = TypeVar("_Stream", bound=DataStream)
+_Stream = TypeVar("_Stream", bound=Stream)
 _logger = logging.getLogger("mlflow_stability.courier")
-_WORDS: dict[type[Stream], str] = {
-    AttentionPictures: "attention pictures",
-    AttentionStream: "attention maps",
-    BatchStream: "batches",
-    CheckpointStream: "checkpoints",
-    EventStream: "findings",
-    FactsStream: "parameters",
-    FigureStream: "pictures",
-    LayerStream: "layers",
-    MetricStream: "metrics",
-    PartStream: "full record",
-}
-"""What each stream carries, for people who wait for it."""
 
 
 class OpenRecording:
@@ -71,6 +59,7 @@ class OpenRecording:
         delivered: Delivered,
         uri: str,
         process: TrainingProcess,
+        reader: JournalReader,
         awaits: Callable[[], bool] = lambda: False,
         ranks: RankProcesses | None = None,
     ) -> None:
@@ -79,18 +68,18 @@ class OpenRecording:
         finally:  # where the store is away, too: when it is back the code may be another
             ask_git(delivered, opening)
         self._asked = opening.log_every_n_steps
-        self.metrics = MetricStream(delivered, self.writer, DeliveryPace(uri), self._asked, opening.layer_metrics)
+        self.metrics = MetricSink(delivered, self.writer, DeliveryPace(uri), self._asked, opening.layer_metrics)
         self._machine = SystemMetrics(self.writer.run_id, uri) if opening.system_metrics else None
-        half = DeliveryPace(uri, share=0.5)  # nobody waits for it, and others write into the same store
-        self._missing = MissingPointStream(delivered, self.writer, half, self._asked, opening.layer_metrics)
-        self.parts = PartStream(delivered, self.writer, opening.time)
-        self.events = EventStream(delivered, self.writer)
-        facts = FactsStream(delivered, self.writer, self.events)
+        self._missing: MissingPoints | None = None
+        self.parts = PartSink(delivered, self.writer, opening.time)
+        self.events = EventSink(delivered, self.writer)
+        facts = FactSink(delivered, self.writer)
+        figures = FigureSink(delivered, self.writer)
         layers = LayerStream(delivered, self.writer, opening.time, opening.layer_metrics)
         attention = AttentionStream(delivered, self.writer)
-        self._streams: list[DataStream] = [self.events, facts, self.metrics, self.parts, layers, attention]
+        self._streams: list[Stream] = [self.events, facts, self.metrics, self.parts, layers, attention]
         self._attention = AttentionPictures(delivered, self.writer, process.alive)
-        self._pictures: list[Stream] = [FigureStream(delivered, self.writer), self._attention]
+        self._pictures: list[Stream] = [figures, self._attention]
         self._checkpoints: CheckpointStream | None = None
         self._batches: BatchStream | None = None
         self._board = RunTags(self.writer, delivered.number or 0, place, installed_version())
@@ -98,18 +87,19 @@ class OpenRecording:
         self._delivered = delivered
         self._opening = opening
         self._process = process
+        self._reader = reader
         self._ranks = ranks
         self._awaits = awaits
         """Whether the end of the training should wait for something that does not go into the run."""
-        every: list[Stream | RunTags] = [*self._streams, *self._pictures, self._missing, self._board]
-        self._patience = {each: Backoff() for each in every}
-        self._last_words: dict[str, Any] = {}
+        self._patience: dict[object, Backoff] = {}
+        self._last_words: Mapping[str, Any] = {}
         self._told = False
         """The run has ended, and nothing but pictures can be left."""
         self.concluded = False
         """Whether its end and its outcome are in the run."""
         self.finished = False
         """Nothing is left to do."""
+        reader.add(self.events, facts, self.metrics, self.parts, figures)
 
     @property
     def troubles(self) -> list[Backoff]:
@@ -126,41 +116,39 @@ class OpenRecording:
         """What has not arrived yet, once nothing more is recorded."""
         if not self.over or self._delivered.complete:
             return []
-        waiting = [_WORDS[type(each)] for each in (*self._streams, *self._pictures) if not each.done]
+        waiting = [each.words for each in (*self._streams, *self._pictures) if not each.done]
         return waiting or ["report"]
 
     @property
     def flushed(self) -> bool:
-        """Whether all that was recorded before the last `flush` has arrived."""
+        """Whether all that was recorded before the last `hurry` has arrived."""
         return not self.over and not any(each.hurried for each in self._streams)
 
-    def flush(self) -> None:
+    def hurry(self) -> None:
         """Deliver at once what was recorded so far."""
         for each in self._streams:
             each.hurried = True
 
-    def advance(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+    def flush(self, state: TrainingState) -> bool:
         """One bite of each stream, and the end when it has come; False if there was nothing to do."""
-        deleted = is_deleted(self._delivered.folder)
-        if not deleted:
-            self._last_words = read_last_words(self._delivered.folder)
-        over = not alive or self.over
-        if not over and not deleted and not self._opening.interactive:
+        self._last_words = state.last_words
+        over = not state.alive or self.over
+        if not over and not state.journal_deleted and not self._opening.interactive:
             self.events.look_for_stall()
         moved = False
         for stream in self._streams:
             if not (over and stream.done):
-                moved |= self._try(stream, partial(stream.advance, over))
+                moved |= self._try(stream, partial(stream.flush, over))
         moved |= self._take_files_along()
         if over and self._machine is not None:
             self._machine.finish()
             self._machine = None
         arrived = over and all(stream.done for stream in self._streams)
         if arrived and not self.concluded:
-            moved |= self._try(self._board, partial(self._conclude, alive, killed_for_memory))
+            moved |= self._try(self._board, partial(self._conclude, state))
         for picture in self._pictures:  # they come when all the rest is there
             if not (arrived and picture.done):
-                moved |= self._try(picture, partial(picture.advance, arrived))
+                moved |= self._try(picture, partial(picture.flush, arrived))
         left = [picture for picture in self._pictures if not picture.done]
         if (
             self.concluded
@@ -168,10 +156,10 @@ class OpenRecording:
             and not self._awaits()
             and (not left or (left == [self._attention] and not self._attention.awaited))
         ):
-            moved |= self._try(self._board, partial(self._end, alive, killed_for_memory))
-        if (self._told or self._delivered.complete) and not self._missing.done:  # the training waits no longer
-            moved |= self._try(self._missing, partial(self._fill, alive, killed_for_memory))
-        self.finished = self._told and not left and self._missing.done
+            moved |= self._try(self._board, partial(self._end, state))
+        if (self._told or self._delivered.complete) and not self.filled:  # the training waits no longer
+            moved |= self._try(self._missing_points(), partial(self._fill, state))
+        self.finished = self._told and not left and self.filled
         if not self.concluded and not self._delivered.complete and self._board.due():
             self._try(self._board, self._show)
         return moved
@@ -188,40 +176,42 @@ class OpenRecording:
 
     def _also(self, stream: _Stream) -> _Stream:
         self._streams.append(stream)
-        self._patience[stream] = Backoff()
         return stream
 
     @property
     def filled(self) -> bool:
         """Whether the metrics have all points that were asked for."""
-        return self._missing.done
+        return self._missing is not None and self._missing.done
 
     def seconds_to_wait(self) -> float:
         """When to come back for what waits only for its turn."""
-        return min(self.metrics.seconds_to_wait(), self._missing.seconds_to_wait())
+        sink = self.metrics if self._missing is None or self._missing.done else self._missing
+        failed = sink in self._patience and self._patience[sink].error
+        return float("inf") if failed else sink.seconds_to_wait()
 
     def waiting_bytes(self) -> int:
         """How much of the journal has not arrived everywhere."""
-        reached = min(self.metrics.reached, self.parts.reached, self.events.reached)
+        reached = min(self.metrics.reached, self.parts.reached, self.events.until)
         return max(0, size_of(self._delivered.folder) - reached)
 
     def _show(self) -> None:
         self._board.show(self.events.story, self.metrics.every, self._asked, self._last_words)
 
-    def _said(self, alive: bool) -> Closing | None:
+    def _said(self, state: TrainingState) -> Closing | None:
         """How the training said that it ended."""
         story = self.events.story
-        return story.closing or closing_in(self._last_words) or (None if alive else story.returned)
+        return story.closing or state.closing or (None if state.alive else story.returned)
 
-    def _closing(self, alive: bool, killed_for_memory: Callable[[], bool]) -> Closing:
+    def _closing(self, state: TrainingState) -> Closing:
         """How it ended."""
         story = self.events.story
-        deleted = is_deleted(self._delivered.folder)
-        return self._said(alive) or silent_end(killed_for_memory(), story.last_step, story.last_time, deleted)
+        return self._said(state) or silent_end(
+            state.killed_for_memory(), story.last_step, story.last_time, state.journal_deleted
+        )
 
-    def _conclude(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+    def _conclude(self, state: TrainingState) -> bool:
         """All numbers have arrived: write how the process ended, and the outcome of the training."""
-        closing = self._closing(alive, killed_for_memory)
+        closing = self._closing(state)
         ranks, self._ranks = self._ranks, None
         ended = [] if ranks is None else ranks.first_end()
         died = rank_died(closing, self.events.story, ended, restarts=bool(self._opening.job))
@@ -238,12 +228,12 @@ class OpenRecording:
         self.concluded = True
         return True
 
-    def _end(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+    def _end(self, state: TrainingState) -> bool:
         """Everything has arrived: end the run, as soon as that is certain."""
-        story, said = self.events.story, self._said(alive)
-        closing = self._closing(alive, killed_for_memory)
+        story, said = self.events.story, self._said(state)
+        closing = self._closing(state)
         own = self._opening.run_id is None or self._opening.resumed
-        process_first = alive and waits_for_process(closing, own)
+        process_first = state.alive and waits_for_process(closing, own)
         if not process_first:
             status = status_to_set(closing, said is not None, own, self.writer.status(), self._board.others_live())
             if status is not None:
@@ -257,11 +247,22 @@ class OpenRecording:
         self._told = True
         return True
 
-    def _fill(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+    def _missing_points(self) -> MissingPoints:
+        """What takes all of the journal once more, where points were left out."""
+        if self._missing is None:
+            half = DeliveryPace(self._uri, share=0.5)  # nobody waits for it, and others write into the same store
+            layers = self._opening.layer_metrics
+            self._missing = MissingPoints(self._delivered, self.writer, half, self._asked, layers)
+            if not self._missing.done:
+                self._reader.add(self._missing)
+        return self._missing
+
+    def _fill(self, state: TrainingState) -> bool:
         """Send what a slow store was spared, and then say at which interval its points are now."""
-        more = self._missing.advance(over=True)
-        if self._missing.done and self.metrics.every != self._asked:
-            closing = self._closing(alive, killed_for_memory)
+        missing = self._missing_points()
+        more = not missing.done and missing.flush()
+        if missing.done and self.metrics.every != self._asked:
+            closing = self._closing(state)
             self._board.close(self.events.story, self._asked, self._asked, self._last_words, closing)
         return more
 
@@ -296,8 +297,8 @@ class OpenRecording:
             error,
         )
 
-    def _try(self, what: Stream | RunTags, act: Callable[[], bool | None]) -> bool:
-        patience = self._patience[what]
+    def _try(self, what: object, act: Callable[[], bool | None]) -> bool:
+        patience = self._patience.setdefault(what, Backoff())
         now = time.monotonic()
         if not patience.ready(now):
             return False

@@ -11,17 +11,21 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mlflow_stability.alerts.message import RunLink
+from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.open_recording import OpenRecording
-from mlflow_stability.courier.outlets import OutletPlan, Outlets, TrainingState
+from mlflow_stability.courier.outlets import OutletPlan, Outlets
 from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.process.training_process import TrainingProcess
+from mlflow_stability.courier.process.training_state import TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run import EarlierRecordings
-from mlflow_stability.courier.streams.stream import Backoff
+from mlflow_stability.courier.sinks.sink import Backoff
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.journal.follower import opening_if_readable, opening_of, size_of
+from mlflow_stability.journal.follower import is_deleted, opening_if_readable, opening_of, size_of
+from mlflow_stability.journal.last_words import read_last_words
 from mlflow_stability.tracking.store import tracking_uri_for
 from mlflow_stability.tracking.store.run_page import run_page
 
@@ -50,6 +54,8 @@ class Recording:
         self._given_uri = tracking_uri
         self._delivered = Delivered.read(folder)
         self._patience = Backoff()
+        self._reader = JournalReader(folder)
+        self._last_words: dict[str, Any] = {}
         self._open: OpenRecording | None = None
         self._plan = plan
         self._ranks = ranks
@@ -131,26 +137,34 @@ class Recording:
         """Do a bite of work; False if there was nothing to do. `alive`: training may still append."""
         if self.gone or self.kept:
             return False
-        moved = self._advance_outlets(alive, killed_for_memory)
+        state = self._state(alive, killed_for_memory)
+        moved = self._reader.advance()
+        moved |= self._flush_outlets(state)
         if self._open is None:
             return self._begin(alive) or moved
         if self._flush_asked:
             self._flush_asked = False
-            self._open.flush()
-        moved |= self._open.advance(alive, killed_for_memory)
+            self._open.hurry()
+        moved |= self._open.flush(state)
         if self._open.finished and (self._outlets is None or self._outlets.done):
             self._remove_if_over(self._open.over)
         return moved
 
-    def _advance_outlets(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+    def _state(self, alive: bool, killed_for_memory: Callable[[], bool]) -> TrainingState:
+        deleted = is_deleted(self.folder)
+        if not deleted:
+            self._last_words = read_last_words(self.folder)
+        stalled = self._open.events.story.stalled if self._open else None
+        return TrainingState(alive, killed_for_memory, self._last_words, deleted, stalled)
+
+    def _flush_outlets(self, state: TrainingState) -> bool:
         """They do not wait for the store: what they have to say matters most while it is away."""
         if self._outlets is None and self._plan.settings:
             opening = opening_if_readable(self.folder)
-            self._outlets = None if opening is None else Outlets(self._plan, self._delivered, opening)
-        if self._outlets is None:
-            return False
-        stalled = self._open.events.story.stalled if self._open else None
-        return self._outlets.advance(TrainingState(alive, killed_for_memory, stalled))
+            if opening is not None:
+                self._outlets = Outlets(self._plan, self._delivered, opening)
+                self._reader.add(*self._outlets.sinks)
+        return self._outlets is not None and self._outlets.flush(state)
 
     def _awaits_outlets(self) -> bool:
         return self._outlets is not None and self._outlets.awaited
@@ -168,7 +182,9 @@ class Recording:
             if self._delivered.number is None and self._earlier.awaited(opening, uri, self._not_concluded()):
                 return False
             self._before = ()
-            self._open = OpenRecording(opening, self._delivered, uri, self._process, self._awaits_outlets, self._ranks)
+            self._open = OpenRecording(
+                opening, self._delivered, uri, self._process, self._reader, self._awaits_outlets, self._ranks
+            )
             if self._outlets is not None:
                 self._outlets.link(partial(_link, self._open.writer.run_id, uri))
         except StabilityError as error:

@@ -1,8 +1,8 @@
-"""Reads a journal while it is being written, from any position on.
+"""Reads a journal while it is being written.
 
-In: a journal's path and the position up to which it was read. Out: the records behind it, each with the position after
-it. Guarantees: a line that is not whole yet is left for later, one that never will be is passed over and counted, and
-nothing torn is ever given out as data; a journal that was deleted ends with what was read of it.
+In: a journal's path. Out: its records, each with the position after it. Guarantees: a line that is not whole yet is
+left for later, one that never will be is passed over and counted, and nothing torn is ever given out as data; a journal
+that was deleted ends with what was read of it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,26 @@ class Entry:
 
 
 class JournalFollower:
-    """Reader of one journal. Reading always begins at the first line, for that is where names are; `read` then gives
-    only what lies behind `start`.
-    """
+    """Reader of one journal. It begins at the first line, for that is where names are."""
 
-    def __init__(self, path: Path, start: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.position = 0
         """The position up to which lines were read."""
         self.broken_lines = 0
-        self._start = start
         self._layouts: dict[int, tuple[Signal, ...]] = {}
 
-    def read(self, limit: int = 100_000) -> list[Entry]:
-        """The next records, at most `limit`; an empty list when there are none yet, or the journal was deleted."""
+    def fork(self) -> JournalFollower:
+        """Another follower, at the same place."""
+        other = JournalFollower(self.path)
+        other.position, other._layouts = self.position, dict(self._layouts)
+        return other
+
+    def read(self, limit: int = 100_000, until: int | None = None) -> list[Entry]:
+        """The next records, at most `limit`, of lines that begin before the position `until`.
+
+        Returns an empty list when there are none yet, or the journal was deleted.
+        """
         found: list[Entry] = []
         try:
             file = self.path.open("rb")
@@ -57,16 +63,15 @@ class JournalFollower:
             return found
         with file:
             file.seek(self.position)
-            for entry in self._entries(file):
-                if entry.end > self._start:
-                    found.append(entry)
-                    if len(found) >= limit:
-                        break
+            for entry in self._entries(file, until):
+                found.append(entry)
+                if len(found) >= limit:
+                    break
         return found
 
-    def _entries(self, file: BinaryIO) -> Iterator[Entry]:
+    def _entries(self, file: BinaryIO, until: int | None) -> Iterator[Entry]:
         for line in file:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") or (until is not None and self.position >= until):
                 return
             self.position += len(line)
             if line == b"\n":  # closes off a torn line

@@ -7,6 +7,7 @@ not be told: at which step recording stopped and why, and how the training ended
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def read_last_words(folder: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def closing_in(last_words: dict[str, Any]) -> Closing | None:
+def closing_in(last_words: Mapping[str, Any]) -> Closing | None:
     """The closing that found no room in the journal."""
     said = last_words.get("closing")
     return Closing(**{each.name: said[each.name] for each in fields(Closing) if each.name in said}) if said else None

@@ -436,9 +436,9 @@ import sys
 from pathlib import Path
 
 sys.path.append(sys.argv[2])
-from courier.staging import Training
+from courier.staging import Fed, Training
 
-from mlflow_stability.courier.pictures.figure_stream import FigureStream
+from mlflow_stability.courier.pictures.figure_sink import FigureSink
 from mlflow_stability.courier.progress.delivered import Delivered
 from mlflow_stability.vocabulary import Signal, StepReading
 
@@ -454,10 +454,9 @@ training = Training(Path(sys.argv[1]), "sqlite:///never-opened.db")
 signals = (Signal("loss"), Signal("adam_rms", "a"), Signal("adam_rms", "b"))
 for step in range(20):
     training.journal.append(StepReading(step, signals, (1.0 / (step + 1), 1.0, 2.0), 0, float(step)))
-stream = FigureStream(Delivered(training.journal.folder), Store())
+fed = Fed(training.journal, FigureSink(Delivered(training.journal.folder), Store()))
 assert "matplotlib" not in sys.modules
-while not stream.done:
-    stream.advance(over=True)
+fed.drive()
 training.end()
 """
     done = run_in(package, "-c", code, str(package / "journal"), str(ROOT / "tests"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow_stability
+from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.journal.layout import COURIER_LOG, TRAINING
 from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.journal.writer import JournalWriter
@@ -80,6 +81,27 @@ class Training:
                 stderr=log,
                 start_new_session=True,
             )
+
+
+class Fed:
+    """Sinks and the reader that feeds them."""
+
+    def __init__(self, journal: JournalWriter, *sinks: Any) -> None:
+        self.sinks = sinks
+        self.reader = JournalReader(journal.folder)
+        self.reader.add(*sinks)
+
+    def advance(self, over: bool) -> bool:
+        """What the courier does again and again."""
+        moved = self.reader.advance()
+        for sink in self.sinks:
+            moved |= sink.flush(over)
+        return moved
+
+    def drive(self) -> None:
+        """To the end."""
+        while not all(sink.done for sink in self.sinks):
+            self.advance(over=True)
 
 
 def reading(step: int) -> StepReading:

@@ -49,12 +49,14 @@ def test_folders_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
     assert modes == [0o700, 0o600, 0o600]
 
 
-def test_reading_goes_on_from_any_place(tmp_path: Path) -> None:
+def test_reading_stops_at_any_place_and_a_fork_goes_on_from_it(tmp_path: Path) -> None:
     path, said = a_journal(tmp_path / "r")
-    entries = JournalFollower(path).read()
-    for number, entry in enumerate(entries):
-        rest = JournalFollower(path, start=entry.end).read()
-        assert [each.record for each in rest] == said[number + 1 :]
+    ends = [entry.end for entry in JournalFollower(path).read()]
+    for number, end in enumerate(ends, 1):
+        follower = JournalFollower(path)
+        before = follower.read(until=end)
+        after = follower.fork().read()
+        assert ([each.record for each in before], [each.record for each in after]) == (said[:number], said[number:])
 
 
 def test_reading_in_small_portions_gives_the_same(tmp_path: Path) -> None:

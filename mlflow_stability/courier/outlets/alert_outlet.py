@@ -1,6 +1,6 @@
 """Alerts of one recording: events of the journal, conditions on its signals, a stall, and how the training ended.
 
-In: the journal; the state of the training. Out: messages over the channels that were asked for. Guarantees: a new
+In: records; the state of the training. Out: messages over the channels that were asked for. Guarantees: a new
 courier goes on where the one before it was killed; messages carry a link to the run, except where the tracking server
 does not answer for a while; no address is written anywhere.
 """
@@ -17,8 +17,9 @@ from mlflow_stability.alerts.ending import ending_event
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.outlet_settings import ChannelSettings
 from mlflow_stability.alerts.router import AlertRouter
-from mlflow_stability.courier.outlets.outlet import JournalReader, OutletPlan, TrainingState
+from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan
 from mlflow_stability.courier.outlets.sender import ChannelSender
+from mlflow_stability.courier.process.training_state import TrainingState
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.run import silent_end
 from mlflow_stability.journal.layout import ALERTS
@@ -36,40 +37,35 @@ GIVE_UP_SECONDS = 600.0
 _KEEP_EVERY = 5.0
 
 
-class AlertOutlet:
+class AlertOutlet(Outlet):
     """The alerts of one recording."""
 
     def __init__(self, plan: OutletPlan, delivered: Delivered, opening: Opening) -> None:
-        self.done = False
-        self.awaited = True
+        self._page = delivered.folder / ALERTS
+        page = read_page(self._page)
+        super().__init__(plan, page.get("until", 0))
         self.link: RunLink | None = None
         """The run, as soon as it is known."""
         self._delivered = delivered
         self._opening = opening
         self._began = time.monotonic()
         self._over_since: float | None = None
-        self._page = delivered.folder / ALERTS
-        page = read_page(self._page)
         self._routers: dict[str, AlertRouter] = {}
         self._senders: dict[str, ChannelSender] = {}
         for channel in plan.settings.channels:
-            self._add(channel, plan, page.get("channels", {}).get(channel.key, {}))
+            self._add(channel, page.get("channels", {}).get(channel.key, {}))
         self._last_step, self._last_time = page.get("last_step", 0), page.get("last_time", 0.0)
         self._ended, self._stalled_at = page.get("ended", False), page.get("stalled_at", 0.0)
-        self._journal = JournalReader(delivered.folder, page.get("until", 0))
         self._kept_at = 0.0
 
-    def advance(self, state: TrainingState) -> bool:
-        """Read on, and send what is due."""
+    def _flush(self, state: TrainingState) -> bool:
+        """Send what is due."""
         now = time.time()
-        for record in self._journal.read():
-            self._hear(record, now)
-        more = self._journal.more
         self._look_at(state, now)
         over = self._over_since is not None
         waits_for_link = self.link is None and time.monotonic() - self._began < LINK_SECONDS
         if not waits_for_link:
-            self._route(now, over and not more)
+            self._route(now, over and not self.more)
         moved = False
         for sender in self._senders.values():
             moved |= sender.advance(time.monotonic())
@@ -77,21 +73,21 @@ class AlertOutlet:
             self._keep()
         if self._over_since is not None:
             since = time.monotonic() - self._over_since
-            left = more or waits_for_link or any(each.pending for each in self._senders.values())
+            left = self.more or waits_for_link or any(each.pending for each in self._senders.values())
             self.awaited = left and since < AWAITED_SECONDS
             self.done = not left or since > GIVE_UP_SECONDS
-        return more or moved
+        return moved
 
-    def _add(self, channel: ChannelSettings, plan: OutletPlan, saved: dict[str, Any]) -> None:
-        opened = partial(open_channel, channel.address, plan.settings.console, plan.say)
+    def _add(self, channel: ChannelSettings, saved: dict[str, Any]) -> None:
+        opened = partial(open_channel, channel.address, self._plan.settings.console, self._plan.say)
         router = AlertRouter(channel.rules, channel.severity, channel.cooldown)
         router.resume(saved.get("router", {}))
-        sender = ChannelSender(channel.key, opened, plan.say, self._keep)
+        sender = ChannelSender(channel.key, opened, self._plan.say, self._keep)
         sender.resume(saved)
         self._routers[channel.key], self._senders[channel.key] = router, sender
 
-    def _hear(self, record: Record, now: float) -> None:
-        offset = self._delivered.offset
+    def _take(self, record: Record) -> None:
+        offset, now = self._delivered.offset, time.time()
         if isinstance(record, StepReading):
             self._last_step, self._last_time = record.step + offset, record.time
             for router in self._routers.values():
@@ -105,14 +101,13 @@ class AlertOutlet:
         if state.stalled is not None and state.stalled.time != self._stalled_at:
             self._stalled_at = state.stalled.time
             self._tell(state.stalled, now)
-        if self._over_since is not None or not self._journal.is_over(state):
+        if self._over_since is not None or not self.is_over(state):
             return
         self._over_since = time.monotonic()
         if not self._ended:
             self._ended = True
-            deleted = self._journal.deleted
-            silent = silent_end(state.killed_for_memory(), self._last_step, self._last_time, deleted)
-            closing = self._journal.closing or self._journal.returned or silent
+            silent = silent_end(state.killed_for_memory(), self._last_step, self._last_time, state.journal_deleted)
+            closing = self.closing or state.closing or self.returned or silent
             event = ending_event(closing, self._last_step, self._last_time or now)
             if event is not None:
                 self._tell(event, now)
@@ -139,7 +134,7 @@ class AlertOutlet:
         write_page(
             self._page,
             {
-                "until": self._journal.until,
+                "until": self.until,
                 "last_step": self._last_step,
                 "last_time": self._last_time,
                 "ended": self._ended,

@@ -1,6 +1,6 @@
 """Metrics of one recording for Prometheus and OpenTelemetry: what they are now, not what they were.
 
-The journal is read from its beginning, so that counters of a courier that was restarted go on where they were.
+Records are taken from the first one on, so that counters of a courier that was restarted go on where they were.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import time
 
 from mlflow_stability.alerts.metrics import OTEL, RunMetrics
 from mlflow_stability.alerts.metrics.otel_exporter import OtelExporter
-from mlflow_stability.courier.outlets.outlet import JournalReader, OutletPlan, TrainingState
+from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan
+from mlflow_stability.courier.process.training_state import TrainingState
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.journal.record import Record
 
 RUN_SECONDS = 30.0
 """For so long metrics wait for the id of their run: with another label they would be other series."""
@@ -19,13 +21,12 @@ AWAITED_SECONDS = 5.0
 _GIVE_UP_SECONDS = 30.0
 
 
-class MetricsOutlet:
+class MetricsOutlet(Outlet):
     """The metrics of one recording."""
 
     def __init__(self, plan: OutletPlan, delivered: Delivered) -> None:
-        self.done = False
+        super().__init__(plan)
         self._delivered = delivered
-        self._journal = JournalReader(delivered.folder)
         self._metrics = RunMetrics()
         self._prometheus = plan.prometheus
         self._otel: OtelExporter | None = None
@@ -37,8 +38,16 @@ class MetricsOutlet:
                 self._otel = OtelExporter(mirror.target, self._metrics, plan.say)
         self.awaited = self._otel is not None
 
-    def advance(self, state: TrainingState) -> bool:
-        """Read on; at the end send what is left and close."""
+    @property
+    def full(self) -> bool:
+        """Whether nothing is taken: before the run is known, and in the end."""
+        return self.done or not self._is_served
+
+    def _take(self, record: Record) -> None:
+        self._metrics.take(record)
+
+    def _flush(self, state: TrainingState) -> bool:
+        """Serve the metrics; at the end send what is left and close."""
         self._metrics.run_id = self._delivered.run_id or ""
         if not self._is_served:
             if not self._metrics.run_id and time.monotonic() - self._began < RUN_SECONDS:
@@ -46,17 +55,15 @@ class MetricsOutlet:
             self._is_served = True
             if self._prometheus is not None:
                 self._prometheus.serve(self._metrics)
-        for record in self._journal.read():
-            self._metrics.take(record)
         if self._prometheus is not None:
             self._prometheus.keep_listening()
-        if self._over_since is None and self._journal.is_over(state):
+        if self._over_since is None and self.is_over(state):
             self._over_since = time.monotonic()
             if self._otel is not None:
                 self._otel.close()
         if self._over_since is not None:
             self._end(time.monotonic() - self._over_since)
-        return self._journal.more
+        return False
 
     def _end(self, since: float) -> None:
         sent = self._otel is None or self._otel.is_closed

@@ -1,15 +1,17 @@
 """The scalars of one recording in another tool: the points that MLflow's charts get, under the same keys.
 
-In: the journal, from the position up to which it was mirrored. Out: points, on a thread of its own: some tools take
+In: records, from the position up to which they were mirrored. Out: points, on a thread of its own: some tools take
 seconds to begin. Guarantees: neither the run nor the training waits for a mirror; one that fails is reported once and
 tried again; a new courier goes on where the one before it was killed.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mlflow_stability.alerts.message import RunLink
@@ -17,10 +19,12 @@ from mlflow_stability.alerts.metrics import TENSORBOARD, Mirror
 from mlflow_stability.alerts.metrics.scalar_writer import MirroredRun, Scalar, ScalarWriter
 from mlflow_stability.alerts.metrics.tensorboard_writer import TensorBoardWriter
 from mlflow_stability.alerts.metrics.wandb_writer import WandbWriter
-from mlflow_stability.courier.outlets.outlet import JournalReader, OutletPlan, TrainingState
+from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan
+from mlflow_stability.courier.process.training_state import TrainingState
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
-from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricStream
+from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.journal.layout import mirror_page
+from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.write import Point
 from mlflow_stability.vocabulary.run import Opening
@@ -30,81 +34,117 @@ RUN_SECONDS = 30.0
 AWAITED_SECONDS = 10.0
 """For so long the end of the training waits for a mirror."""
 GIVE_UP_SECONDS = 600.0
+_FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
 
 
-class MirrorOutlet:
+class MirrorOutlet(Outlet):
     """One recording, in one tool."""
 
     def __init__(self, plan: OutletPlan, mirror: Mirror, delivered: Delivered, opening: Opening) -> None:
-        self.done = False
-        self.awaited = True
         self.link: RunLink | None = None
         """The run, as soon as it is known."""
-        self._mirror, self._plan, self._opening = mirror, plan, opening
-        self._delivered = delivered
-        self._journal = JournalReader(delivered.folder)
+        self._mirror, self._opening = mirror, opening
+        self._progress = _Progress(delivered, mirror)
+        every, layers = opening.log_every_n_steps, opening.layer_metrics
+        self._metrics = MetricSink(self._progress, self, DeliveryPace(""), every, layers)
+        super().__init__(plan, self._metrics.until)
+        self._writer: ScalarWriter | None = None
         self._began = time.monotonic()
-        self._over = threading.Event()
         self._over_since: float | None = None
-        self._thread: threading.Thread | None = None
+        self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """Whether the training is over, for each time that points are to be sent."""
+        self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._busy = False
+        """The thread has the points: nothing can be taken."""
+        self._thread = threading.Thread(target=self._work, name=f"mirror to {mirror.tool}", daemon=True)
         self._reported = False
+        self._delay = _FIRST_DELAY
+        self._again_at = 0.0
 
-    def advance(self, state: TrainingState) -> bool:
-        """See that the thread runs, and tell it when the training is over."""
-        known = self.link is not None or time.monotonic() - self._began > RUN_SECONDS
-        if self._thread is None and known:
-            self._thread = threading.Thread(target=self._work, name=f"mirror to {self._mirror.tool}", daemon=True)
-            self._thread.start()
-        if self._over_since is None:
-            self._journal.read()  # only to know when it ends
-            if self._journal.is_over(state):
-                self._over_since = time.monotonic()
-                self._over.set()
+    @property
+    def full(self) -> bool:
+        """Whether points wait to be sent, or are being sent."""
+        return self.done or self._busy or self._metrics.full
+
+    def log(self, points: Sequence[Point], section: str) -> None:
+        """Write points under the keys that MLflow has for them."""
+        if self._writer is None:
+            link = self.link or RunLink(self._opening.run_id or self._opening.recording)
+            run = MirroredRun(link.run_id, link.name, self._opening.directory)
+            kind = TensorBoardWriter if self._mirror.tool == TENSORBOARD else WandbWriter
+            self._writer = kind(self._mirror.target, run, self._progress.of_writer)
+            self._progress.saved = self._writer.saved
+        self._writer.write(
+            [Scalar(metric_key(each.signal, section), each.step, each.value, each.time) for each in points]
+        )
+
+    def _take(self, record: Record) -> None:
+        self._metrics.until = self.until
+        self._metrics.take(record)
+
+    def _flush(self, state: TrainingState) -> bool:
+        """Give the thread what there is to send, where it is idle; see whether all was written."""
+        now = time.monotonic()
+        if self._busy:
+            self._look_for_result(now)
+        if self._over_since is None and self.is_over(state):
+            self._over_since = now
+        over = self._over_since is not None
+        known = self.link is not None or now - self._began > RUN_SECONDS
+        due = known and now >= self._again_at and (not self.more or self._metrics.full)
+        if due and not self._busy and not self._metrics.done:
+            self._metrics.until, self._metrics.more, self._busy = self.until, self.more, True
+            if not self._thread.ident:
+                self._thread.start()
+            self._jobs.put(over)
         if self._over_since is not None:
-            since = time.monotonic() - self._over_since
-            written = self._thread is not None and not self._thread.is_alive()
+            since = now - self._over_since
+            written = self._metrics.done and not self._busy
             self.awaited = not written and since < AWAITED_SECONDS
             self.done = written or since > GIVE_UP_SECONDS
-        return self._journal.more
+        return False
+
+    def _look_for_result(self, now: float) -> None:
+        try:
+            error = self._results.get_nowait()
+        except queue.Empty:
+            return
+        self._busy = False
+        if error is None:
+            self._delay = _FIRST_DELAY
+            return
+        self._again_at, self._delay = now + self._delay, min(_LONGEST_DELAY, self._delay * 2)
+        if not self._reported:
+            self._reported = True
+            self._plan.say(
+                f"Mirroring to {self._mirror.tool} failed ({type(error).__name__}: {error}). Training and its "
+                "run are not affected; it is tried again."
+            )
 
     def _work(self) -> None:
-        delay = 1.0
-        while not self.done:
-            try:
-                self._mirror_all()
-            except Exception as error:  # whatever the tool raises; the next attempt goes on behind what was kept
-                if not self._reported:
-                    self._reported = True
-                    self._plan.say(
-                        f"Mirroring to {self._mirror.tool} failed ({type(error).__name__}: {error}). Training and its "
-                        "run are not affected; it is tried again."
-                    )
-                time.sleep(delay)
-                delay = min(_LONGEST_DELAY, delay * 2)
-            else:
-                return
+        """Send what there is whenever `_flush` asks for it, until all has arrived."""
+        while not self._send_all(self._jobs.get()):
+            pass
 
-    def _mirror_all(self) -> None:
-        progress = _Progress(self._delivered, self._mirror)
-        link = self.link or RunLink(self._opening.run_id or self._opening.recording)
-        run = MirroredRun(link.run_id, link.name, self._opening.directory)
-        kind = TensorBoardWriter if self._mirror.tool == TENSORBOARD else WandbWriter
-        writer: ScalarWriter = kind(self._mirror.target, run, progress.of_writer)
-        progress.saved = writer.saved
+    def _send_all(self, over: bool) -> bool:
+        error = None
         try:
-            stream = MetricStream(
-                progress,
-                _Points(writer),
-                DeliveryPace(""),
-                self._opening.log_every_n_steps,
-                self._opening.layer_metrics,
-            )
-            while not stream.done:
-                over = self._over.is_set()
-                if not stream.advance(over) and not over:
-                    self._over.wait(0.5)
-        finally:
+            while self._metrics.flush(over):
+                pass
+            if self._metrics.done:
+                self._close()
+        except Exception as raised:  # whatever the tool raises; the next attempt goes on behind what was kept
+            error = raised
+            self._metrics.send_again()
+            with suppress(Exception):
+                self._close()
+        self._results.put(error)
+        return self._metrics.done
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
             writer.close()
 
 
@@ -112,7 +152,6 @@ class _Progress:
     """How far a mirror is, kept as the delivery of metrics keeps it."""
 
     def __init__(self, delivered: Delivered, mirror: Mirror) -> None:
-        self.folder = delivered.folder
         self._delivered = delivered
         self._page = mirror_page(delivered.folder, mirror.key)
         page = read_page(self._page)
@@ -133,18 +172,5 @@ class _Progress:
 
     def save(self) -> None:
         """Keep it."""
-        writer = dict(self.saved())
-        write_page(self._page, {"until": self.metrics_until, "thinning": self.thinning, "writer": writer})
-
-
-class _Points:
-    """Writes points under the keys that MLflow has for them."""
-
-    def __init__(self, writer: ScalarWriter) -> None:
-        self._writer = writer
-
-    def log(self, points: Sequence[Point], section: str) -> None:
-        """Write some."""
-        self._writer.write(
-            [Scalar(metric_key(each.signal, section), each.step, each.value, each.time) for each in points]
-        )
+        self.of_writer = dict(self.saved())
+        write_page(self._page, {"until": self.metrics_until, "thinning": self.thinning, "writer": self.of_writer})

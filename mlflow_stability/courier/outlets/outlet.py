@@ -1,26 +1,23 @@
-"""What an outlet is, and what it is told about the training.
+"""What an outlet is: a sink beside the run, for people and for other tools.
 
 Outlets do not need the tracking server: alerts are most welcome while it is away.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
 
 from mlflow_stability.alerts.metrics import PrometheusExporter
 from mlflow_stability.alerts.outlet_settings import OutletSettings
-from mlflow_stability.journal.follower import JournalFollower, is_deleted
-from mlflow_stability.journal.last_words import closing_in, read_last_words
+from mlflow_stability.courier.process.training_state import TrainingState
+from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.journal.record import Record
-from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Returned
 
-_READ_AT_ONCE = 500
+_logger = logging.getLogger("mlflow_stability.courier")
 
 
 def _say_nothing(_: str) -> None:
@@ -44,71 +41,62 @@ def outlet_plan(settings: OutletSettings, say: Callable[[str], None]) -> OutletP
     return OutletPlan(settings, say, None if port is None else PrometheusExporter(port, say))
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingState:
-    """The training at this moment."""
+class Outlet(Sink):
+    """A sink beside the run. An error switches it off: the run is what matters."""
 
-    alive: bool
-    killed_for_memory: Callable[[], bool]
-    stalled: Finding | None = None
-    """Set while it hangs."""
-
-
-class JournalReader:
-    """Reads a journal for an outlet, and tells when nothing more will come."""
-
-    def __init__(self, folder: Path, start: int = 0) -> None:
+    def __init__(self, plan: OutletPlan, until: int = 0) -> None:
+        super().__init__(until)
+        self.done = False
+        """Nothing is left to send, or it was given up."""
+        self.awaited = True
+        """The end of the training should wait for it a little."""
         self.closing: Closing | None = None
-        """How the training said that it ended."""
+        """How the training ended, as its journal says."""
         self.returned: Closing | None = None
         """How it ended if no other step comes."""
-        self.until = start
-        """The position up to which it was read."""
-        self._folder = folder
-        self._follower = JournalFollower(folder / JOURNAL, start)
-        self._more = True
-
-    def read(self) -> list[Record]:
-        """The next records."""
-        entries = self._follower.read(_READ_AT_ONCE)
-        self._more = len(entries) >= _READ_AT_ONCE
-        for entry in entries:
-            record = entry.record
-            self.until = entry.end
-            if isinstance(record, StepReading):
-                self.returned = None
-            elif isinstance(record, Returned):
-                self.returned = Closing(record.outcome, record.detail, record.step, record.time)
-            elif isinstance(record, Closing):
-                self.closing = record
-        return [entry.record for entry in entries]
+        self._plan = plan
 
     @property
-    def deleted(self) -> bool:
-        """Whether the journal is gone before it said how the training ended."""
-        return is_deleted(self._folder)
+    def full(self) -> bool:
+        """Whether nothing more is taken for the moment."""
+        return self.done
 
-    @property
-    def more(self) -> bool:
-        """Whether there is more to read at once."""
-        return self._more
+    def take(self, record: Record) -> None:
+        """Take a record, and note how the training ended."""
+        if isinstance(record, StepReading):
+            self.returned = None
+        elif isinstance(record, Returned):
+            self.returned = Closing(**asdict(record))
+        elif isinstance(record, Closing):
+            self.closing = record
+        try:
+            self._take(record)
+        except Exception as error:  # whatever it is, everything else is delivered
+            self._switch_off(error)
+
+    def flush(self, state: TrainingState) -> bool:
+        """Do what is due; True if there is more to do at once. Waits for no network, and never raises."""
+        try:
+            return not self.done and self._flush(state)
+        except Exception as error:
+            self._switch_off(error)
+            return False
 
     def is_over(self, state: TrainingState) -> bool:
-        """Whether everything was read that will ever come."""
-        if self._more:
-            return False
-        if self.closing is None:
-            self.closing = closing_in(read_last_words(self._folder))
-        return self.closing is not None or not state.alive
+        """Whether everything was taken that will ever come."""
+        return not self.more and (self.closing is not None or state.closing is not None or not state.alive)
 
+    def _take(self, record: Record) -> None:
+        raise NotImplementedError
 
-class Outlet(Protocol):
-    """One way out of the journal, beside the run."""
+    def _flush(self, state: TrainingState) -> bool:
+        raise NotImplementedError
 
-    done: bool
-    """Nothing is left to send, or it was given up."""
-    awaited: bool
-    """The end of the training should wait for it a little."""
-
-    def advance(self, state: TrainingState) -> bool:
-        """Do a bite of work; True if there is more to do at once. Never waits for a network, never raises for one."""
+    def _switch_off(self, error: Exception) -> None:
+        self.done, self.awaited = True, False
+        name = type(self).__name__
+        _logger.error("%s failed", name, exc_info=error)
+        self._plan.say(
+            f"{name} failed ({type(error).__name__}) and is switched off; the courier's log has the traceback. "
+            "Training and its run are not affected."
+        )

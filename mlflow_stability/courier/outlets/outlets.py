@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from mlflow_stability.alerts.message import RunLink
@@ -10,61 +9,51 @@ from mlflow_stability.alerts.metrics import OTEL
 from mlflow_stability.courier.outlets.alert_outlet import AlertOutlet
 from mlflow_stability.courier.outlets.metrics_outlet import MetricsOutlet
 from mlflow_stability.courier.outlets.mirror_outlet import MirrorOutlet
-from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan, TrainingState
+from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan
+from mlflow_stability.courier.process.training_state import TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.journal.layout import ALERTS, mirror_page
 from mlflow_stability.vocabulary.run import Opening
 
-_logger = logging.getLogger("mlflow_stability.courier")
-
 
 class Outlets:
-    """All of them, each on its own: one that fails is switched off and holds nothing up."""
+    """All of them, each on its own: one that fails holds no other up."""
 
     def __init__(self, plan: OutletPlan, delivered: Delivered, opening: Opening) -> None:
-        self._plan = plan
-        self._open: list[Outlet] = []
+        self.sinks: list[Outlet] = []
+        """Those that were asked for, to be fed with the journal."""
         begun = not plan.settings.is_left_behind or (delivered.folder / ALERTS).exists()
         if plan.settings.channels and begun:
-            self._open.append(AlertOutlet(plan, delivered, opening))
+            self.sinks.append(AlertOutlet(plan, delivered, opening))
         exports = any(each.tool == OTEL for each in plan.settings.mirrors)
         if (plan.prometheus is not None or exports) and not plan.settings.is_left_behind:
-            self._open.append(MetricsOutlet(plan, delivered))
+            self.sinks.append(MetricsOutlet(plan, delivered))
         for mirror in plan.settings.mirrors:
             begun = not plan.settings.is_left_behind or mirror_page(delivered.folder, mirror.key).exists()
             if mirror.tool != OTEL and begun:
-                self._open.append(MirrorOutlet(plan, mirror, delivered, opening))
+                self.sinks.append(MirrorOutlet(plan, mirror, delivered, opening))
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to do."""
-        return all(each.done for each in self._open)
+        return all(each.done for each in self.sinks)
 
     @property
     def awaited(self) -> bool:
         """Whether the end of the training should wait a little."""
-        return any(each.awaited and not each.done for each in self._open)
+        return any(each.awaited and not each.done for each in self.sinks)
 
     def link(self, found: Callable[[], RunLink]) -> None:
         """The run is known; `found` asks the tracking server what it is called and where it is."""
-        waiting = [each for each in self._open if isinstance(each, AlertOutlet | MirrorOutlet) and each.link is None]
+        waiting = [each for each in self.sinks if isinstance(each, AlertOutlet | MirrorOutlet) and each.link is None]
         if waiting:
             run = found()
             for each in waiting:
                 each.link = run
 
-    def advance(self, state: TrainingState) -> bool:
-        """A bite of work for each; False if there was nothing to do."""
+    def flush(self, state: TrainingState) -> bool:
+        """What is due of each; False if there was nothing to do."""
         moved = False
-        for each in list(self._open):
-            if not each.done:
-                try:
-                    moved |= each.advance(state)
-                except Exception as error:  # the run is what matters: it is delivered whatever happens here
-                    _logger.exception("%s failed", type(each).__name__)
-                    self._open.remove(each)
-                    self._plan.say(
-                        f"{type(each).__name__} failed ({type(error).__name__}) and is switched off; the courier's log "
-                        "has the traceback. Training and its run are not affected."
-                    )
+        for each in self.sinks:
+            moved |= each.flush(state)
         return moved

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from mlflow_stability.courier.pictures.attention_pictures import AttentionPictures
-from mlflow_stability.courier.pictures.figure_stream import FigureStream
+from mlflow_stability.courier.pictures.figure_sink import FigureSink
 
-__all__ = ["AttentionPictures", "FigureStream"]
+__all__ = ["AttentionPictures", "FigureSink"]

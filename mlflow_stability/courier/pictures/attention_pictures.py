@@ -97,11 +97,12 @@ class _Drawn:
 class AttentionPictures:
     """The pictures of the attention of one recording."""
 
+    words = "attention pictures"
+
     def __init__(self, delivered: Delivered, writer: RunWriter, alive: Callable[[], bool] = lambda: False) -> None:
         """`alive`: whether the training's process is there, which may train again after this recording."""
         self.done = False
-        self.reached = 1 << 62
-        """Nothing of the journal waits for them."""
+        self.hurried = False
         self.awaited = not delivered.complete
         """Whether the end of the training should wait for them."""
         self._delivered = delivered
@@ -125,7 +126,7 @@ class AttentionPictures:
         self._left_out: dict[int, int] = {}
         """By step, how many pictures were given up."""
 
-    def advance(self, over: bool) -> bool:
+    def flush(self, over: bool) -> bool:
         """Draw one picture and send it, where it is time to. `over`: no more maps will come."""
         now = time.monotonic()
         if over and self._over_since is None:

@@ -53,10 +53,10 @@ class PictureData:
         self._first = self._last = 0
         self._outcome = ""
 
-    def hear(self, record: Record) -> None:
+    def take(self, record: Record) -> None:
         """Take a record in."""
         if isinstance(record, StepReading):
-            self._hear_step(record)
+            self._take_step(record)
         elif isinstance(record, Finding):
             self._marks.hear(record, record.step + self._offset)
         elif isinstance(record, Closing):
@@ -85,7 +85,7 @@ class PictureData:
         steps = f"steps {self._first:,} to {self._last:,}" if self.readings else "no steps yet"
         return f"run {run_id} · {steps} · {self._outcome or 'in progress'}"
 
-    def _hear_step(self, reading: StepReading) -> None:
+    def _take_step(self, reading: StepReading) -> None:
         step = reading.step + self._offset
         self._first = self._first if self.readings else step
         self._last = step

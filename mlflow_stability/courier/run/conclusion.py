@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlflow_stability.analysis.diagnose import concluded, in_place
-from mlflow_stability.courier.streams.run_summary import events_in_words
+from mlflow_stability.courier.sinks.run_summary import events_in_words
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.diagnosis.verdict import end_on_purpose, ended_by_autopilot, reason_of_end, training_outcome
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mlflow_stability.courier.streams.run_summary import RunSummary, events_in_words
+from mlflow_stability.courier.sinks.run_summary import RunSummary, events_in_words
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking.write import section_of
 from mlflow_stability.vocabulary.result import Severity

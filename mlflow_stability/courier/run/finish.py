@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from mlflow_stability.courier.process.rank_processes import RankEnd
-from mlflow_stability.courier.streams.run_summary import RunSummary
+from mlflow_stability.courier.sinks.run_summary import RunSummary
 from mlflow_stability.kinds.reported.ranks import RankDied, RankDiedFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing

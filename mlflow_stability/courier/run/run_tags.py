@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability.courier.run.description import live_description
-from mlflow_stability.courier.streams.run_summary import RunSummary, events_in_words
+from mlflow_stability.courier.sinks.run_summary import RunSummary, events_in_words
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.artifacts import DATA_FOLDER, README, bookkeeping_name
@@ -50,7 +50,7 @@ class RunTags:
         """Whether it is time for another look."""
         return time.monotonic() - self._sent_at >= _INTERVAL
 
-    def show(self, story: RunSummary, every: int, asked: int, last_words: dict[str, Any]) -> None:
+    def show(self, story: RunSummary, every: int, asked: int, last_words: Mapping[str, Any]) -> None:
         """Bring the tags up to date; `every` and `asked`: how many steps are between points, and should be."""
         self._send({tag_names.VERDICT: tag_names.RUNNING, **self._tags(story, "live")})
         now = time.monotonic()
@@ -59,7 +59,7 @@ class RunTags:
             self._keep(self._bookkeeping(story, every, asked, last_words))
             self.describe(live_description(story, self._findings(story)))
 
-    def close(self, story: RunSummary, every: int, asked: int, last_words: dict[str, Any], closing: Closing) -> None:
+    def close(self, story: RunSummary, every: int, asked: int, last_words: Mapping[str, Any], closing: Closing) -> None:
         """Say how the process ended."""
         self._keep(
             {
@@ -110,7 +110,7 @@ class RunTags:
             tag_name(self._place.id): self._place.text(),
         }
 
-    def _bookkeeping(self, story: RunSummary, every: int, asked: int, last_words: dict[str, Any]) -> dict[str, Any]:
+    def _bookkeeping(self, story: RunSummary, every: int, asked: int, last_words: Mapping[str, Any]) -> dict[str, Any]:
         """What the recording knows of itself that is not worth a tag."""
         missing = [story.missing] if story.missing else []
         if last_words.get("stopped_at") is not None:

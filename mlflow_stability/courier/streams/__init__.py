@@ -1,1 +1,1 @@
-"""One stream for each kind of data that goes from a journal into a run."""
+"""One stream for each kind of file that lies beside a journal and goes into the run."""

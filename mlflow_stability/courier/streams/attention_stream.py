@@ -150,17 +150,17 @@ _logger = logging.getLogger("mlflow_stability.courier")
 class AttentionStream:
     """The attention maps of one recording."""
 
+    words = "attention maps"
+
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
         self.done = False
         self.hurried = False
-        self.reached = 1 << 62
-        """Nothing of the journal waits for maps."""
         self._delivered = delivered
         self._writer = writer
         self._rounds = RoundReader(delivered.folder, "maps", THINNING)
         self._refused = False
 
-    def advance(self, over: bool) -> bool:
+    def flush(self, over: bool) -> bool:
         """Send the maps of the next step, where there are any."""
         found = self._rounds.next(over, time.time())
         if found is None:

@@ -26,11 +26,11 @@ _FILE = re.compile(r"batch-(\d+)\.pt")
 class BatchStream:
     """The kept batches of one recording."""
 
+    words = "batches"
+
     def __init__(self, directory: Path, writer: RunWriter, number: int, offset: int) -> None:
         self.done = False
         self.hurried = False
-        self.reached = 1 << 62
-        """Nothing of the journal waits for batches."""
         self.refused = ""
         """Why the store does not take one; empty while it takes all."""
         self._directory = directory
@@ -42,7 +42,7 @@ class BatchStream:
         """What was sent, or cannot be."""
         self._looked_at = -INTERVAL
 
-    def advance(self, over: bool) -> bool:
+    def flush(self, over: bool) -> bool:
         """Send one file, where there is one to send."""
         if not (over or self.hurried) and time.monotonic() - self._looked_at < INTERVAL:
             return False

@@ -25,11 +25,11 @@ INTERVAL = 10.0
 class CheckpointStream:
     """The checkpoints of one recording."""
 
+    words = "checkpoints"
+
     def __init__(self, directory: Path, checkpoints: RunCheckpoints) -> None:
         self.done = False
         self.hurried = False
-        self.reached = 1 << 62
-        """Nothing of the journal waits for checkpoints."""
         self.refused = ""
         """Why the store does not take or delete them; empty while it does."""
         self._directory = directory
@@ -37,7 +37,7 @@ class CheckpointStream:
         self._sent: set[str] | None = None
         self._looked_at = 0.0
 
-    def advance(self, over: bool) -> bool:
+    def flush(self, over: bool) -> bool:
         """Send one checkpoint, or remove one, where there is one to send or to remove."""
         if not (over or self.hurried) and time.monotonic() - self._looked_at < INTERVAL:
             return False

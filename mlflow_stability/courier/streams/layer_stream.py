@@ -36,11 +36,11 @@ _logger = logging.getLogger("mlflow_stability.courier")
 class LayerStream:
     """The tables of layers of one recording."""
 
+    words = "layers"
+
     def __init__(self, delivered: Delivered, writer: RunWriter, started: float, metrics: LayerMetrics = "") -> None:
         self.done = False
         self.hurried = False
-        self.reached = 1 << 62
-        """Nothing of the journal waits for tables."""
         self._delivered = delivered
         self._writer = writer
         self._started = started
@@ -49,7 +49,7 @@ class LayerStream:
         self._until = int(read_page(self._page).get("until", -1))
         self._looked_at = time.time()
 
-    def advance(self, over: bool) -> bool:
+    def flush(self, over: bool) -> bool:
         """Send a part, where it is time to and there is something to send."""
         now = time.time()
         hurry = over or self.hurried

@@ -39,7 +39,7 @@ def pictures_of(
 
 def to_the_end(pictures: AttentionPictures) -> None:
     while not pictures.done:
-        pictures.advance(over=True)
+        pictures.flush(over=True)
 
 
 def test_the_last_round_is_drawn_before_what_is_left_of_earlier_ones(
@@ -51,7 +51,7 @@ def test_the_last_round_is_drawn_before_what_is_left_of_earlier_ones(
     shelf = Shelf()
     pictures = pictures_of(tmp_path, shelf)
     for _ in range(2):  # while the training goes on: two layers of the first round
-        pictures.advance(over=False)
+        pictures.flush(over=False)
         clock.now += 600
     to_the_end(pictures)
     assert [step for _, step in shelf.charted] == [10, 10, 50, 50, 50, 10, 25, 25, 25]
@@ -67,11 +67,11 @@ def test_the_end_of_the_training_waits_for_pictures_a_few_seconds_and_no_longer(
     keep(tmp_path, [10, 500], layers=3)
     shelf = Shelf()
     pictures = pictures_of(tmp_path, shelf)
-    pictures.advance(over=False)
-    pictures.advance(over=True)
+    pictures.flush(over=False)
+    pictures.flush(over=True)
     assert pictures.awaited
     clock.now += 11
-    pictures.advance(over=True)
+    pictures.flush(over=True)
     assert not pictures.awaited
     assert shelf.tags[0].startswith("4 being drawn.")
     to_the_end(pictures)
@@ -95,11 +95,11 @@ def test_a_process_that_may_train_again_is_disturbed_by_a_twentieth_of_a_core_at
     shelf, lives = Shelf(), [True]
     pictures = pictures_of(alone, shelf, lambda: lives[0])
     for _ in range(5):
-        pictures.advance(over=True)
+        pictures.flush(over=True)
     assert len(shelf.pictures) == 2  # within the seconds that were waited
     clock.now += 120
     for _ in range(5):
-        pictures.advance(over=True)
+        pictures.flush(over=True)
     assert len(shelf.pictures) == 3
     lives[0] = False
     to_the_end(pictures)
@@ -134,7 +134,7 @@ def test_an_outage_costs_no_picture_however_long_it_is(tmp_path: Path, monkeypat
     shelf.trouble = TrackingError("away")
     for _ in range(2):
         with pytest.raises(TrackingError):
-            pictures.advance(over=True)
+            pictures.flush(over=True)
         clock.now += 3600
     shelf.trouble = None
     to_the_end(pictures)
@@ -156,7 +156,7 @@ def test_a_round_that_could_not_be_begun_for_an_outage_is_begun_again(
     shelf.steps = away  # type: ignore[method-assign]
     for over in (False, True):
         with pytest.raises(TrackingError):
-            pictures.advance(over=over)
+            pictures.flush(over=over)
     shelf.steps = steps  # type: ignore[method-assign]
     to_the_end(pictures)
     assert len(shelf.pictures) == 2
@@ -170,9 +170,9 @@ def test_a_courier_that_comes_after_the_end_draws_the_rest_and_says_so(
     keep(tmp_path, [10, 500], layers=2)
     shelf = Shelf()
     first = pictures_of(tmp_path, shelf)
-    first.advance(over=True)
+    first.flush(over=True)
     clock.now += 11
-    first.advance(over=True)
+    first.flush(over=True)
     second = pictures_of(tmp_path, shelf, complete=True)
     assert not second.awaited
     to_the_end(second)

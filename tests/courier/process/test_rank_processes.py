@@ -12,7 +12,7 @@ from waiting import wait_until
 
 from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.run.finish import rank_died
-from mlflow_stability.courier.streams.run_summary import RunSummary
+from mlflow_stability.courier.sinks.run_summary import RunSummary
 from mlflow_stability.journal.layout import RankProcess, name_ranks, ranks_of_session
 from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.vocabulary.result.severity import Severity

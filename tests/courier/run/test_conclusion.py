@@ -16,7 +16,7 @@ from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.run import run_tags
 from mlflow_stability.courier.run.conclusion import conclusion_of
 from mlflow_stability.courier.run.description import live_description
-from mlflow_stability.courier.streams.run_summary import RunSummary
+from mlflow_stability.courier.sinks.run_summary import RunSummary
 from mlflow_stability.recovery.rollback_events import give_up_event
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.tracking.read.run_reader import RunReader
@@ -125,7 +125,7 @@ def test_a_killed_process_does_not_hide_what_became_of_its_training(root: Path, 
 
 def test_while_it_trains_the_description_tells_step_state_and_newest_values() -> None:
     story = RunSummary(0)
-    story.hear(StepReading(4200, SIGNALS, (0.5, 1.25, 0.01, 1.0), 0, 1.0))
+    story.take(StepReading(4200, SIGNALS, (0.5, 1.25, 0.01, 1.0), 0, 1.0))
     assert live_description(story, Counter()).splitlines()[:3] == [
         "### Training stability: running, step 4,200, healthy",
         "",
@@ -134,7 +134,7 @@ def test_while_it_trains_the_description_tells_step_state_and_newest_values() ->
     event = at_step(
         4100, "loss_spike", Severity.WARNING, "loss 7 at step 4100.", remedies=read_remedies(("Inspect the batch.",))
     )
-    story.hear(event)
+    story.take(event)
     said = live_description(story, story.findings())
     assert said.startswith("### Training stability: running, step 4,200, 1 warning\n")
     assert "loss\\_spike" in said or "loss_spike" in said

@@ -84,7 +84,7 @@ def both(folder: Path, shelf: Shelf, **delivered: int) -> Both:
 def drive(streams: Both) -> None:
     for stream in streams:
         while not stream.done:
-            stream.advance(over=True)
+            stream.flush(over=True)
 
 
 def keep(folder: Path, steps: range | list[int], layers: int = 1, attempt: int = 0) -> list[AttentionMap]:
@@ -125,13 +125,13 @@ def test_a_map_stays_until_it_is_both_sent_and_drawn(tmp_path: Path) -> None:
     keep(tmp_path, [10, 500])
     maps, pictures = both(tmp_path, Shelf())
     while not maps.done:
-        maps.advance(over=True)
+        maps.flush(over=True)
     assert len(attention_map_files(tmp_path)) == 2
-    pictures.advance(over=True)
+    pictures.flush(over=True)
     assert len(attention_map_files(tmp_path)) == 2
     assert not pictures.done
     while not pictures.done:
-        pictures.advance(over=True)
+        pictures.flush(over=True)
     assert attention_map_files(tmp_path) == []
 
 
@@ -139,9 +139,9 @@ def test_while_training_goes_on_the_newest_round_waits_until_it_is_whole(tmp_pat
     keep(tmp_path, [10])
     shelf = Shelf()
     streams = both(tmp_path, shelf)
-    assert not any(stream.advance(over=False) for stream in streams)
+    assert not any(stream.flush(over=False) for stream in streams)
     age(tmp_path)
-    assert all(stream.advance(over=False) for stream in streams)
+    assert all(stream.flush(over=False) for stream in streams)
     assert (shelf.steps_of_maps, shelf.charted) == ([10], [("stability/attention/L00_h.0", 10)])
     assert not any(stream.done for stream in streams)
 
@@ -150,12 +150,12 @@ def test_drawing_makes_a_pause_while_training_goes_on(tmp_path: Path, monkeypatc
     keep(tmp_path, [10, 500, 1000])
     shelf = Shelf()
     _, pictures = both(tmp_path, shelf)
-    assert pictures.advance(over=False)
-    assert not pictures.advance(over=False)
+    assert pictures.flush(over=False)
+    assert not pictures.flush(over=False)
     assert len(shelf.pictures) == 1
     later = time.monotonic() + 600
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    pictures.advance(over=False)
+    pictures.flush(over=False)
     assert len(shelf.pictures) == 2
 
 
@@ -244,7 +244,7 @@ def test_nothing_is_lost_while_the_store_is_away(tmp_path: Path) -> None:
     for stream in streams:
         for _ in range(2):
             with pytest.raises(TrackingError):
-                stream.advance(over=True)
+                stream.flush(over=True)
     shelf.trouble = None
     drive(streams)
     assert shelf.steps_of_maps == [10, 500]

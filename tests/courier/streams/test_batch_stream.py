@@ -29,7 +29,7 @@ def keep(directory: Path, step: int, content: bytes = b"tensors") -> Path:
 
 
 def drive(stream: BatchStream) -> None:
-    while stream.advance(over=True) or not stream.done:
+    while stream.flush(over=True) or not stream.done:
         pass
 
 
@@ -52,10 +52,10 @@ def test_what_comes_while_training_goes_on_is_sent_before_its_end(
 ) -> None:
     stream = BatchStream(tmp_path / "kept", writer, number=1, offset=0)
     keep(tmp_path / "kept", 7)
-    assert stream.advance(over=False)
+    assert stream.flush(over=False)
     keep(tmp_path / "kept", 9)
-    assert stream.advance(over=False)
-    assert not stream.advance(over=False)
+    assert stream.flush(over=False)
+    assert not stream.flush(over=False)
     assert not stream.done
     assert len(sent(sqlite_uri, writer.run_id)) == 2
 

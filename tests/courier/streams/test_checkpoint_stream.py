@@ -34,7 +34,7 @@ def run(sqlite_uri: str) -> RunCheckpoints:
 
 
 def drive(stream: CheckpointStream) -> None:
-    while stream.advance(over=True) or not stream.done:
+    while stream.flush(over=True) or not stream.done:
         pass
 
 
@@ -43,7 +43,7 @@ def test_only_what_has_proved_itself_is_sent_and_the_newest_first(run: RunCheckp
     keep(tmp_path / "kept", 1000)
     keep(tmp_path / "kept", 1500, good=False)
     stream = CheckpointStream(tmp_path / "kept", run)
-    assert stream.advance(over=False)
+    assert stream.flush(over=False)
     assert run.names() == ["rollback_ckpt-001000-1.0000"]
     drive(stream)
     assert run.names() == ["rollback_ckpt-000500-1.0000", "rollback_ckpt-001000-1.0000"]

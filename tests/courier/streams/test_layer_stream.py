@@ -44,7 +44,7 @@ def stream_of(folder: Path, shelf: Shelf, **delivered: int) -> LayerStream:
 
 def drive(stream: LayerStream) -> None:
     while not stream.done:
-        stream.advance(over=True)
+        stream.flush(over=True)
 
 
 def keep(folder: Path, steps: range) -> list[LayerTable]:
@@ -90,11 +90,11 @@ def test_while_training_goes_on_the_newest_step_waits_for_its_second_table(
     stream = stream_of(tmp_path, shelf)
     keep(tmp_path, range(100, 200, 100))
     write_layer_table(tmp_path, bare(200, "gradient"))
-    assert not stream.advance(over=False)
+    assert not stream.flush(over=False)
     assert shelf.parts == {}
     later = time.time() + 61
     monkeypatch.setattr(time, "time", lambda: later)
-    stream.advance(over=False)
+    stream.flush(over=False)
     assert shelf.steps == [100, 100]
     write_layer_table(tmp_path, bare(200, "weight"))
     drive(stream)
@@ -124,7 +124,7 @@ def test_nothing_is_lost_while_the_store_is_away(tmp_path: Path) -> None:
     shelf.away = True
     stream = stream_of(tmp_path, shelf)
     with pytest.raises(TrackingError):
-        stream.advance(over=True)
+        stream.flush(over=True)
     assert not stream.done
     shelf.away = False
     drive(stream)

@@ -144,7 +144,7 @@ def test_what_was_uploaded_as_it_is_is_fetched_where_the_folder_is_gone(
     client = MlflowClient(sqlite_uri)
     run_id = client.create_run("0").info.run_id
     stream = CheckpointStream(tmp_path / "c", RunCheckpoints(client, run_id))
-    while stream.advance(over=True):
+    while stream.flush(over=True):
         pass
     assert stream.done
     uploaded = client.list_artifacts(run_id, f"stability/checkpoints/{folder.name}")

@@ -1,6 +1,6 @@
 """Carries pictures of a recording into its run: how healthy it is, and how its layers are.
 
-In: the journal, from its first line, and the tables of layers beside it. Out: PNG files among the run's artifacts,
+In: all records, and the tables of layers beside it. Out: PNG files among the run's artifacts,
 every ten minutes and at the end. Guarantees: what draws is loaded when the first picture is drawn, and never before; a
 picture that cannot be drawn is told of once in the courier's log and given up, and nothing else waits for it; one that
 cannot be sent is not drawn again, but sent when the store is back.
@@ -17,19 +17,18 @@ from pathlib import Path
 
 from mlflow_stability.courier.pictures.picture_data import PictureData
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.figures.layers import LayerGrid
 from mlflow_stability.figures.run_figure import RunFigure, run_figures
 from mlflow_stability.figures.run_page import DashboardData
-from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import picture_name
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write import RunWriter
 from mlflow_stability.vocabulary.measured import LayerTable
 
 INTERVAL = 600.0
-_READ_AT_ONCE = 500
 _logger = logging.getLogger("mlflow_stability.courier")
 
 
@@ -67,32 +66,43 @@ class _Known:
         return [each for each in files if each.what == what and each.has_histograms]
 
 
-class FigureStream:
+class FigureSink(Sink):
     """The pictures of one recording."""
 
+    words = "pictures"
+
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
+        super().__init__()
         self.done = False
-        self.reached = 0
-        """The position up to which the journal was heard."""
+        self.hurried = False
         self._delivered = delivered
         self._writer = writer
-        self._follower = JournalFollower(delivered.folder / JOURNAL)
         self._data = PictureData(delivered.offset)
         self._due_at = time.monotonic() + INTERVAL
         self._to_draw: deque[RunFigure] = deque()
         self._drawn: tuple[RunFigure, bytes] | None = None
         """A picture that has not arrived yet."""
         self._given_up: set[str] = set()
-        self._deaf = False
-        """The journal could not be understood."""
+        self._off = False
+        """A record could not be taken: nothing is drawn."""
         self._ending = False
 
-    def advance(self, over: bool) -> bool:
-        """Hear on; draw one picture and send it, where it is time to. `over`: hear the rest, and draw all of them.
+    def take(self, record: Record) -> None:
+        """Keep what pictures are drawn from."""
+        if self._off:
+            return
+        try:
+            self._data.take(record)
+        except Exception as error:  # whatever it is, it must not hold the delivery up
+            self._off = True
+            self._note(f"Pictures of recording {self._delivered.recording} not drawn", error)
+
+    def flush(self, over: bool) -> bool:
+        """Draw one picture and send it, where it is time to. `over`: draw all of them.
 
         The end of training waits for the last pictures: say `over` when everything else has arrived.
         """
-        more = not self._deaf and self._read()
+        more = self.more and not self._off
         if not more and ((over and not self._ending) or time.monotonic() >= self._due_at):
             self._to_draw = deque(self._pictures())
             self._ending = over
@@ -101,23 +111,11 @@ class FigureStream:
             self._draw(self._to_draw.popleft())
         self._send()
         self.done = self._ending and not self._to_draw
-        return more or bool(self._to_draw)
-
-    def _read(self) -> bool:
-        try:
-            entries = self._follower.read(_READ_AT_ONCE)
-            for entry in entries:
-                self._data.hear(entry.record)
-                self.reached = entry.end
-        except Exception as error:  # whatever it is, it must not hold the delivery up
-            self._deaf = True
-            self._note(f"Pictures of recording {self._delivered.recording} not drawn", error)
-            return False
-        return len(entries) >= _READ_AT_ONCE
+        return bool(self._to_draw)
 
     def _pictures(self) -> list[RunFigure]:
         """Those for which there is something to draw."""
-        if self._deaf or not self._data.readings:
+        if self._off or not self._data.readings:
             return []
         known = _Known(self._data, self._writer.run_id, self._delivered.folder)
         return [each for each in run_figures() if each.name not in self._given_up and each.there(known)]

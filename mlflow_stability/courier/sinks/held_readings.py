@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
+from mlflow_stability.journal.record import Record
+from mlflow_stability.tracking.write import is_of_the_script
 from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Finding
 
 HELD_READINGS = 128
 """So many readings are held: events come up to half as many later."""
 
 
 class HeldReadings:
-    """The newest readings of one recording, and where each begins in the journal."""
+    """The newest measured steps of one recording, and where each begins in the journal."""
 
     def __init__(self) -> None:
         self._held: deque[tuple[StepReading, int]] = deque()
@@ -36,19 +40,18 @@ class HeldReadings:
         """Where the oldest one begins; None where nothing is held."""
         return self._held[0][1] if self._held else None
 
-    def add(self, reading: StepReading, begins: int) -> None:
-        """Hold this one too."""
-        self._held.append((reading, begins))
+    def take(self, record: Record, begins: int) -> None:
+        """Hold a measured step, or mark the step of an event."""
+        if isinstance(record, StepReading):
+            if not is_of_the_script(record):
+                self._held.append((record, begins))
+        elif isinstance(record, Finding) and self._held and record.step >= self.oldest.step:
+            self._marked.add(record.step)
 
-    def mark(self, step: int) -> None:
-        """An event happened at this step."""
-        if self._held and step >= self.oldest.step:
-            self._marked.add(step)
-
-    def pop(self) -> tuple[StepReading, int, bool]:
-        """The oldest reading, where it begins, and whether an event happened at its step."""
-        reading, begins = self._held.popleft()
+    def pop(self, offset: int) -> tuple[StepReading, bool]:
+        """The oldest reading, its step as the run counts it, and whether an event happened at its step."""
+        reading, _ = self._held.popleft()
         marked = reading.step in self._marked
         if not self._held or self._held[0][0].step != reading.step:
             self._marked.discard(reading.step)
-        return reading, begins, marked
+        return replace(reading, step=reading.step + offset), marked

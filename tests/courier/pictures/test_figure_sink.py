@@ -7,16 +7,17 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from courier.staging import Training
+from courier.staging import Fed, Training
 from figures.layers import gpt_layers, normal, table
 from mlflow import MlflowClient
 
-from mlflow_stability.courier.pictures import figure_stream, picture_data
-from mlflow_stability.courier.pictures.figure_stream import FigureStream
+from mlflow_stability.courier.pictures import figure_sink, picture_data
+from mlflow_stability.courier.pictures.figure_sink import FigureSink
 from mlflow_stability.courier.pictures.picture_data import PictureData
 from mlflow_stability.courier.progress.delivered import Delivered
 from mlflow_stability.errors import TrackingError
@@ -71,15 +72,14 @@ def journal(training: Training, steps: int, layers: int = 0, every: int = 10) ->
             write_layer_table(training.journal.folder, table(step, gpt_layers(layers), [normal()]))
 
 
-def drive(stream: FigureStream) -> None:
-    while not stream.done:
-        stream.advance(over=True)
+def fed(training: Training, shelf: Any, **delivered: Any) -> Fed:
+    return Fed(training.journal, FigureSink(Delivered(training.journal.folder, **delivered), shelf))
 
 
 def test_every_picture_is_drawn_at_the_end(training: Training) -> None:
     journal(training, 50, layers=12)
     shelf = Shelf()
-    drive(FigureStream(Delivered(training.journal.folder), shelf))
+    fed(training, shelf).drive()
     assert shelf.sent == ALL
     assert list(shelf.files) == ["stability/dashboard.png", *(f"stability/layers/{name}" for name in ALL[1:])]
     assert all(content.startswith(b"\x89PNG") for content in shelf.files.values())
@@ -88,7 +88,7 @@ def test_every_picture_is_drawn_at_the_end(training: Training) -> None:
 def test_only_what_there_is_is_drawn(training: Training) -> None:
     journal(training, 5)
     shelf = Shelf()
-    drive(FigureStream(Delivered(training.journal.folder), shelf))
+    fed(training, shelf).drive()
     assert shelf.sent == ["dashboard.png"]
 
 
@@ -100,37 +100,37 @@ def test_weights_activations_and_sparse_codes_have_their_pictures(training: Trai
         training.journal.append(StepReading(step, WHOLE + of_modules + of_codes, values, 0, float(step)))
     write_layer_table(training.journal.folder, table(3, gpt_layers(4), [normal()], "weight"))
     shelf = Shelf()
-    drive(FigureStream(Delivered(training.journal.folder), shelf))
+    fed(training, shelf).drive()
     assert shelf.sent[1:] == ["weight_histogram.png", "activation_rms.png", "activation_dead.png", "duty_cycles.png"]
     assert "stability/representations/duty_cycles.png" in shelf.files
 
 
 def test_a_recording_without_a_step_has_no_picture(training: Training) -> None:
     shelf = Shelf()
-    drive(FigureStream(Delivered(training.journal.folder), shelf))
+    fed(training, shelf).drive()
     assert shelf.sent == []
 
 
 def test_pictures_come_in_the_middle_of_a_training_too(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     journal(training, 5)
     shelf = Shelf()
-    stream = FigureStream(Delivered(training.journal.folder), shelf)
-    while stream.advance(over=False):
+    figures = fed(training, shelf)
+    while figures.advance(over=False):
         pass
     assert shelf.sent == []
-    later = time.monotonic() + figure_stream.INTERVAL
+    later = time.monotonic() + figure_sink.INTERVAL
     monkeypatch.setattr(time, "monotonic", lambda: later)
     for _ in range(5):
-        stream.advance(over=False)
+        figures.advance(over=False)
     assert shelf.sent == ["dashboard.png"]
-    drive(stream)
+    figures.drive()
     assert shelf.sent == ["dashboard.png", "dashboard.png"]
 
 
 def test_the_second_recording_of_a_run_does_not_replace_the_pictures_of_the_first(training: Training) -> None:
     journal(training, 5)
     shelf = Shelf()
-    drive(FigureStream(Delivered(training.journal.folder, number=1), shelf))
+    fed(training, shelf, number=1).drive()
     assert shelf.sent == ["dashboard-2.png"]
 
 
@@ -144,7 +144,7 @@ def test_a_picture_that_cannot_be_drawn_is_told_of_once_and_the_others_are_drawn
     monkeypatch.setattr("mlflow_stability.figures.layers.layer_heatmap.layer_heatmap", broken)
     shelf = Shelf()
     with caplog.at_level(logging.WARNING):
-        drive(FigureStream(Delivered(training.journal.folder), shelf))
+        fed(training, shelf).drive()
     assert shelf.sent == ["dashboard.png", "gradient_histogram.png"]
     assert sum("Picture grad_norm.png not drawn: ZeroDivisionError" in line for line in caplog.messages) == 1
 
@@ -153,11 +153,11 @@ def test_a_journal_that_is_misunderstood_costs_the_pictures_alone(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal(training, 5)
-    monkeypatch.setattr(PictureData, "hear", lambda *_: 1 / 0)
+    monkeypatch.setattr(PictureData, "take", lambda *_: 1 / 0)
     shelf = Shelf()
-    stream = FigureStream(Delivered(training.journal.folder), shelf)
+    figures = fed(training, shelf)
     with caplog.at_level(logging.WARNING):
-        drive(stream)
+        figures.drive()
     assert shelf.sent == []
     assert len(caplog.messages) == 1
 
@@ -168,15 +168,15 @@ def test_a_picture_is_not_drawn_again_because_the_store_is_away(
     journal(training, 5)
     shelf, drawn = Shelf(), []
     shelf.trouble = TrackingError("away")
-    stream = FigureStream(Delivered(training.journal.folder), shelf)
-    draw = FigureStream._draw
-    monkeypatch.setattr(FigureStream, "_draw", lambda self, one: drawn.append(one.name) or draw(self, one))
+    figures = fed(training, shelf)
+    draw = FigureSink._draw
+    monkeypatch.setattr(FigureSink, "_draw", lambda self, one: drawn.append(one.name) or draw(self, one))
     for _ in range(3):
         with pytest.raises(TrackingError):
-            stream.advance(over=True)
-    assert not stream.done
+            figures.advance(over=True)
+    assert not figures.sinks[0].done
     shelf.trouble = None
-    drive(stream)
+    figures.drive()
     assert drawn == ["dashboard"]
     assert shelf.sent == ["dashboard.png"]
 
@@ -185,7 +185,7 @@ def test_a_store_that_refuses_a_picture_is_not_asked_again(training: Training) -
     journal(training, 5)
     shelf = Shelf()
     shelf.trouble = RefusedError("no pictures here")
-    drive(FigureStream(Delivered(training.journal.folder), shelf))
+    fed(training, shelf).drive()
     assert shelf.sent == []
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_table_costs_its_picture_alone(training: Training) -> None:
     for file in (training.journal.folder / "layers").iterdir():
         file.write_bytes(b"torn")
     shelf = Shelf()
-    drive(FigureStream(Delivered(training.journal.folder), shelf))
+    fed(training, shelf).drive()
     assert shelf.sent == ALL[:-1]
 
 
@@ -202,7 +202,7 @@ def test_pictures_arrive_in_a_real_run(training: Training, sqlite_uri: str) -> N
     journal(training, 50, layers=2)
     client = MlflowClient(tracking_uri=sqlite_uri)
     run_id = str(client.create_run("0").info.run_id)
-    drive(FigureStream(Delivered(training.journal.folder), RunWriter(client, run_id)))
+    fed(training, RunWriter(client, run_id)).drive()
     assert "stability/dashboard.png" in [each.path for each in client.list_artifacts(run_id, "stability")]
     assert len(client.list_artifacts(run_id, "stability/layers")) == 4
 
@@ -215,11 +215,11 @@ def test_what_is_kept_stays_below_twenty_megabytes_with_a_thousand_layers() -> N
     often = (*WHOLE[:3], Signal("val_loss"), Signal("update_ratio"), Signal("grad_norm_clipped"), *groups)
     rarely = often + measured
     few, many = (1.0,) * len(often), (1.0,) * len(rarely)
-    data.hear(StepReading(1, rarely, many, 0, 0.0))
+    data.take(StepReading(1, rarely, many, 0, 0.0))
     before = psutil.Process().memory_info().rss
     for step in range(2, 30_001):
         with_layers = step % 60 == 0
-        data.hear(StepReading(step, rarely if with_layers else often, many if with_layers else few, 0, 0.0))
+        data.take(StepReading(step, rarely if with_layers else often, many if with_layers else few, 0, 0.0))
     assert psutil.Process().memory_info().rss - before < 20e6
     board = data.board("x")
     assert board.left_out == {"learning_rate": 36 + 1 - 2}
@@ -228,10 +228,10 @@ def test_what_is_kept_stays_below_twenty_megabytes_with_a_thousand_layers() -> N
 
 def test_steps_and_events_are_shown_as_the_run_counts_them() -> None:
     data = PictureData(1000)
-    data.hear(StepReading(1, WHOLE, (1.0, math.nan, 1e-3, 1e-4), 0, 0.0))
-    data.hear(Finding.at(RollbackFacts("back", 1, 2, 1, 0.1, 1), 2, Severity.INFO))
-    data.hear(StepReading(3, WHOLE, (1.0, 2.0, 1e-3, 1e-4), 1, 0.0))
-    data.hear(Closing("finished"))
+    data.take(StepReading(1, WHOLE, (1.0, math.nan, 1e-3, 1e-4), 0, 0.0))
+    data.take(Finding.at(RollbackFacts("back", 1, 2, 1, 0.1, 1), 2, Severity.INFO))
+    data.take(StepReading(3, WHOLE, (1.0, 2.0, 1e-3, 1e-4), 1, 0.0))
+    data.take(Closing("finished"))
     board = data.board("3f2a9c")
     assert board.subtitle == "run 3f2a9c · steps 1,001 to 1,003 · finished"
     (norm,) = board.of("grad_norm")
@@ -242,7 +242,7 @@ def test_steps_and_events_are_shown_as_the_run_counts_them() -> None:
 def test_layers_measured_in_turns_come_in_the_order_of_the_model() -> None:
     data, layers = PictureData(0), gpt_layers(6)
     turned = tuple(Signal("update_ratio", layer) for layer in layers[::-2])
-    data.hear(StepReading(1, turned, (1.0,) * 3, 0, 0.0))
-    data.hear(StepReading(2, tuple(Signal("param_norm", layer) for layer in layers), (1.0,) * 6, 0, 0.0))
+    data.take(StepReading(1, turned, (1.0,) * 3, 0, 0.0))
+    data.take(StepReading(2, tuple(Signal("param_norm", layer) for layer in layers), (1.0,) * 6, 0, 0.0))
     assert list(data.grid("update_ratio").layers) == [layer for layer in layers if layer in layers[::-2]]
     assert np.isfinite(data.grid("param_norm").values).all()

@@ -11,13 +11,13 @@ from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Returned
+from mlflow_stability.vocabulary.run import Closing, Gap, Note, Returned
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
 from mlflow_stability.vocabulary.text import counted
 
 
 class RunSummary:
-    """Told record by record; steps are those that the run counts."""
+    """Made record by record; steps are those that the run counts."""
 
     def __init__(self, offset: int) -> None:
         self.first_step = 0
@@ -29,8 +29,6 @@ class RunSummary:
         self.events: Counter[str] = Counter()
         self.stalled: Finding | None = None
         """Set while the training hangs."""
-        self.facts: dict[str, str] = {}
-        """What the run should know about itself: its parameters, by key."""
         self.rollbacks = 0
         self.last_reading: StepReading | None = None
         """The newest step of the main training."""
@@ -51,7 +49,7 @@ class RunSummary:
         """Where it keeps the batches of broken steps, once it has said so: only if they are to be sent."""
         return self._folder(BATCHES_FOLDER)
 
-    def hear(self, record: Record) -> None:
+    def take(self, record: Record) -> None:
         """Take a record in."""
         if isinstance(record, StepReading):
             self.last_step = record.step + self._offset
@@ -69,8 +67,6 @@ class RunSummary:
                 self.worst_event = record
         elif isinstance(record, Note):
             self.notes[record.key] = record.value
-        elif isinstance(record, Fact):
-            self.facts.setdefault(record.key, record.value)
         elif isinstance(record, Gap):
             self._gaps.append(record)
         elif isinstance(record, Returned):

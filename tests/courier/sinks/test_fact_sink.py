@@ -18,7 +18,7 @@ from mlflow.entities import Run
 
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.process.environment import ask_for_short_requests
-from mlflow_stability.courier.streams.facts_stream import MOST_LINES, git_state
+from mlflow_stability.courier.sinks.fact_sink import MOST_LINES, git_state
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary import Closing, Fact

@@ -3,13 +3,13 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from courier.staging import Training
+from courier.staging import Fed, Training
 from findings import at_step
 from waiting import wait_until
 
 from mlflow_stability.courier.progress.delivered import Delivered
-from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricStream
-from mlflow_stability.courier.streams.part_stream import PartStream
+from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
+from mlflow_stability.courier.sinks.part_sink import PartSink
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.vocabulary import Severity, Signal, StepReading
 
@@ -50,12 +50,13 @@ def journal(training, steps, rate=50.0):
 @pytest.mark.slow
 def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
     shelf, delivered = Shelf(seconds_per_point=0.0002), Delivered(training.journal.folder)
-    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
+    fed = Fed(training.journal, sink)
     journal(training, 6000)  # 2500 points a second come in, 200 can be sent beside a living training
 
     def thinned():
-        stream.advance(over=False)
-        return stream.every >= 16
+        fed.advance(over=False)
+        return sink.every >= 16
 
     wait_until(thinned)
 
@@ -63,45 +64,44 @@ def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
 @pytest.mark.slow
 def test_a_store_that_was_away_but_is_fast_enough_gets_all_points(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
-    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
+    fed = Fed(training.journal, sink)
     journal(training, 3000)
     began = time.monotonic()
     while time.monotonic() - began < 3:
-        stream.advance(over=False)
-    assert stream.every == 10
+        fed.advance(over=False)
+    assert sink.every == 10
 
 
 @pytest.mark.slow
 def test_memory_stays_bounded_however_long_the_store_is_away(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     shelf.broken = True
-    streams = [
-        MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), 1),
-        PartStream(delivered, shelf, time.time()),
-    ]
+    metrics = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), 1)
+    parts = PartSink(delivered, shelf, time.time())
+    fed = Fed(training.journal, metrics, parts)
     journal(training, 24_000)  # more than a million values
     process = psutil.Process()
     before = process.memory_info().rss
     for _ in range(200):
-        for stream in streams:
+        fed.reader.advance()
+        for sink in (metrics, parts):
             with suppress(TrackingError):
-                stream.advance(over=False)
+                sink.flush(over=False)
     assert process.memory_info().rss - before < 150e6
     shelf.broken = False
-    while not all(stream.done for stream in streams):
-        for stream in streams:
-            stream.advance(over=True)
-    assert len({point.step for point in shelf.points}) >= 24_000 / streams[0].every
+    fed.drive()
+    assert len({point.step for point in shelf.points}) >= 24_000 / metrics.every
     assert delivered.parts_until == delivered.metrics_until == training.journal.bytes_written
     assert len(shelf.files) == len(set(shelf.files)) == 2
 
 
 def test_steps_are_sent_as_the_run_counts_them(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder, offset=1000)
-    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
+    fed = Fed(training.journal, sink)
     journal(training, 20)
-    while not stream.done:
-        stream.advance(over=True)
+    fed.drive()
     assert {point.step for point in shelf.points} == {1001, 1010, 1020}
 
 
@@ -110,12 +110,12 @@ def test_the_last_step_of_each_of_two_trainings_side_by_side_arrives(training):
     layouts = (Signal("loss"),), (Signal("loss", "track_1"),)
     for step in range(1, 38):
         training.journal.append(StepReading(step, layouts[step % 2], (float(step),), 0, time.time()))
-    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
-    stream.advance(over=False)
-    again = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
-    for each in (stream, again):
-        while not each.done:
-            each.advance(over=True)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
+    fed = Fed(training.journal, sink)
+    fed.advance(over=False)
+    again = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
+    fed.drive()
+    Fed(training.journal, again).drive()
     last = {signal: max(each.step for each in shelf.points if each.signal == signal) for (signal,) in layouts}
     assert last == {Signal("loss"): 36, Signal("loss", "track_1"): 37}
 
@@ -123,35 +123,35 @@ def test_the_last_step_of_each_of_two_trainings_side_by_side_arrives(training):
 @pytest.mark.parametrize("later", [0, 30])
 def test_the_step_of_an_event_is_kept_however_soon_after_it_the_event_was_found(training, later):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
-    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=1000)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1000)
+    fed = Fed(training.journal, sink)
     for step in range(1, 101):
         training.journal.append(StepReading(step, SIGNALS[:1], (float(step),), 0, time.time()))
         if step == 50 + later:
             training.journal.append(at_step(50, "loss_spike", Severity.WARNING, "high"))
-    while not stream.done:
-        stream.advance(over=True)
+    fed.drive()
     assert [point.step for point in shelf.points if point.signal == SIGNALS[0]] == [1, 50, 100]
 
 
 def test_readings_that_are_held_for_their_events_are_sent_after_a_restart_too(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     journal(training, 40, rate=1e6)
-    MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=1).advance(over=False)
-    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
-    while not stream.done:
-        stream.advance(over=True)
+    Fed(training.journal, MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)).advance(over=False)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
+    fed = Fed(training.journal, sink)
+    fed.drive()
     assert sorted({point.step for point in shelf.points}) == list(range(1, 41))
 
 
 def test_what_somebody_waits_for_is_sent_at_once_and_the_end_still_has_the_last_step(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
-    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
+    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
+    fed = Fed(training.journal, sink)
     journal(training, 25)
-    stream.hurried = True
-    while stream.hurried:
-        stream.advance(over=False)
+    sink.hurried = True
+    while sink.hurried:
+        fed.advance(over=False)
     assert max(point.step for point in shelf.points) == 20
-    assert delivered.metrics_until == stream.reached
-    while not stream.done:
-        stream.advance(over=True)
+    assert delivered.metrics_until == sink.reached
+    fed.drive()
     assert max(point.step for point in shelf.points) == 25

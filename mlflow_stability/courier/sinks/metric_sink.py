@@ -1,6 +1,6 @@
 """Delivers thinned points of a journal to MLflow's metric tables, at a bounded rate.
 
-In: the journal, from the position up to which metrics were delivered. Out: metrics. Guarantees: after a kill the same
+In: records, from the position up to which metrics were delivered. Out: metrics. Guarantees: after a kill the same
 points are sent again, which the store recognises; memory is bounded; where the store is too slow, fewer points are
 chosen, and the run says so.
 
@@ -14,18 +14,15 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mlflow_stability.courier.streams.held_readings import HeldReadings
+from mlflow_stability.courier.sinks.held_readings import HeldReadings
+from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.journal.follower import JournalFollower
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.store import is_sqlite
-from mlflow_stability.tracking.write import LayerMetrics, Point, SingleValues, Thinner, is_of_the_script
-from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.tracking.write import LayerMetrics, Point, SingleValues, Thinner
 
 _SMALLEST_BATCH = 10
 # One in twenty-five of the script's own calls then meets one of ours, so that its 95th percentile stays what it was.
@@ -74,7 +71,6 @@ class DeliveryPace:
         return self._rate * self._share * seconds
 
 
-_READ_AT_ONCE = 500
 _GATHER_SECONDS = 1.0  # few points wait this long for company
 HELD_SECONDS = 2.0
 """For so long at most a reading is held for the events of its step."""
@@ -85,7 +81,6 @@ _MOST_OF_CAPACITY = 0.5  # the share of what the store can take that new points 
 class Progress(Protocol):
     """How far the delivery is."""
 
-    folder: Path
     metrics_until: int
     thinning: dict[str, Any]
 
@@ -117,18 +112,20 @@ class PointBatch:
     thinning: dict[str, Any]
 
 
-class MetricStream:
+class MetricSink(Sink):
     """The metrics of one recording."""
+
+    words = "metrics"
 
     def __init__(
         self, delivered: Progress, writer: PointWriter, pace: DeliveryPace, every: int, layers: LayerMetrics = ""
     ) -> None:
+        super().__init__(delivered.metrics_until)
         self.done = False
         self.hurried = False
         self._delivered = delivered
         self._writer = writer
         self._pace = pace
-        self._follower = JournalFollower(delivered.folder / JOURNAL, delivered.metrics_until)
         self._thinner = Thinner.resumed(delivered.thinning, layers) if delivered.thinning else Thinner(every, layers)
         self._single_values = SingleValues(delivered.thinning)
         self._batches: deque[PointBatch] = deque()
@@ -139,81 +136,78 @@ class MetricStream:
         self._held = HeldReadings()
         self._raised: list[list[int]] = list(delivered.thinning.get("raised", ()))
         """Where in the journal fewer points were chosen, and at which interval from there on."""
-        self._read_until = self._safe_until = delivered.metrics_until
         self._adapted_at = 0.0
 
     @property
     def reached(self) -> int:
         """The position up to which no point waits; what is only held back for company does not count."""
-        return self._read_until if not self._batches else self._delivered.metrics_until
+        return self.until if not self._batches else self._delivered.metrics_until
 
     @property
     def every(self) -> int:
         """Every how many steps a point is chosen at the moment."""
         return self._thinner.every
 
-    def advance(self, over: bool) -> bool:
-        """Read, choose, and send one request if it is time to."""
-        full = self._waiting >= self._pace.points_in(2 * _BACKLOG_SECONDS)
-        more = full or self._read(over)
+    @property
+    def full(self) -> bool:
+        """Whether more points wait than the store can take in a while."""
+        return self._waiting >= self._pace.points_in(2 * _BACKLOG_SECONDS)
+
+    def take(self, record: Record) -> None:
+        """Hold a step until its events are known, and choose from the oldest one held."""
+        self._held.take(record, self.until)
+        if self._held.full:
+            self._release()
+
+    def flush(self, over: bool) -> bool:
+        """Choose what is due, and send one request if it is time to."""
+        full = self.full
+        hurry = over or self.hurried
+        if not full:
+            self._choose(over, hurry)
         if not over:
             self._adapt()
-        hurry = over or self.hurried
         if self._batches and self._pace.wait(time.monotonic(), hurry) <= 0:
             self._send(self._batches[0])
         elif full:
             return False
-        arrived = not more and not self._batches
+        arrived = not full and not self.more and not self._batches
         self.done = over and arrived
         self.hurried = self.hurried and not arrived
-        return more or (hurry and bool(self._batches))
+        return full or (hurry and bool(self._batches))
 
     def seconds_to_wait(self) -> float:
         """When to come back for points that wait only for their turn."""
         return self._pace.wait(time.monotonic(), hurry=False) if self._batches else float("inf")
 
-    def _read(self, over: bool) -> bool:
-        entries = self._follower.read(_READ_AT_ONCE)
-        for entry in entries:
-            if isinstance(entry.record, StepReading):
-                if not is_of_the_script(entry.record):
-                    self._held.add(entry.record, self._read_until)
-                    if self._held.full:
-                        self._release()
-            elif isinstance(entry.record, Finding):
-                self._held.mark(entry.record.step)
-            self._read_until = entry.end
-        more = len(entries) >= _READ_AT_ONCE
-        hurry = over or self.hurried
-        while self._held and not more and (hurry or time.time() - self._held.oldest.time > HELD_SECONDS):
+    def send_again(self) -> None:
+        """Begin the request that failed anew, where it is not known how much of it has arrived."""
+        self._sent_of_first = 0
+
+    def _choose(self, over: bool, hurry: bool) -> None:
+        """Choose from readings that were held long enough; at the end from all."""
+        while self._held and not self.more and (hurry or time.time() - self._held.oldest.time > HELD_SECONDS):
             self._release()
-        if not self._held:
-            self._safe_until = self._read_until
-        if over and not more:
+        if over and not self.more:
             self._open += self._charted(self._thinner.rest())
-            self._safe_until = self._read_until
             self._seal()
         elif self._open and (self.hurried or time.monotonic() - self._open_since >= _GATHER_SECONDS):
             self._seal()
-        return more
 
     def _release(self) -> None:
         """Choose from the oldest held reading, now that all is known of its step."""
-        held, _, marked = self._held.pop()
         if not self._open:
             self._open_since = time.monotonic()
-        counted = replace(held, step=held.step + self._delivered.offset)
-        self._open += self._charted(self._thinner.points(counted, marked))
-        begins = self._held.begins
-        self._safe_until = self._read_until if begins is None else begins
+        self._open += self._charted(self._thinner.points(*self._held.pop(self._delivered.offset)))
         if len(self._open) >= self._pace.batch:
             self._seal()
 
     def _seal(self) -> None:
         """Make a batch of what was chosen up to here."""
+        chosen_until = self.until if self._held.begins is None else self._held.begins
         behind = self._batches[-1].until if self._batches else self._delivered.metrics_until
-        if self._safe_until > behind or self._open:
-            self._batches.append(PointBatch(self._open, self._safe_until, self._saved()))
+        if chosen_until > behind or self._open:
+            self._batches.append(PointBatch(self._open, chosen_until, self._saved()))
             self._waiting += len(self._open)
             self._open = []
 

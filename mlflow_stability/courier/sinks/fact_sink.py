@@ -1,6 +1,6 @@
 """Delivers facts about the training and the git state of its code.
 
-In: facts from the journal; the working directory of the training. Out: those that people choose as parameters of the
+In: facts in the journal; the working directory of the training. Out: those that people choose as parameters of the
 run, all of them in `stability/data/environment.json`; ``git.commit``, ``git.branch``, ``git.dirty``, ``git.diff`` (a
 summary), ``git.untracked`` (Python files). Guarantees: git is asked once, writes nothing, runs no watcher and no diff
 tool, and is waited for a few seconds at most; values that the store refuses are logged once and block nothing.
@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.streams.event_stream import EventStream
+from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.errors import TrackingError
+from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import DATA_FOLDER
 from mlflow_stability.tracking.write import RunWriter, is_chosen
-from mlflow_stability.vocabulary.run import Opening
+from mlflow_stability.vocabulary.run import Fact, Opening
 
 SECONDS = 5.0
 """For how long one question may take: work trees on network file systems can be slow."""
@@ -86,34 +87,36 @@ ASK_WITHIN = 600.0
 """For how many seconds after the beginning of a recording the code on the disk is taken for the one that runs."""
 
 
-class FactsStream:
+class FactSink(Sink):
     """The facts of one recording."""
 
-    def __init__(self, delivered: Delivered, writer: RunWriter, events: EventStream) -> None:
+    words = "parameters"
+
+    def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
+        super().__init__()
         self.done = False
         self.hurried = False
         self._delivered = delivered
         self._writer = writer
         self._params = writer.params(delivered.number or 0)
-        self._events = events
-        self._sent: dict[str, str] = {}
+        self._facts = dict(delivered.git or {})
+        self._sent: set[str] = set()
 
-    @property
-    def reached(self) -> int:
-        """The position in the journal up to which facts were heard: the events' own."""
-        return self._events.reached
+    def take(self, record: Record) -> None:
+        """Keep a fact; the first one of its name counts, and what git says before all."""
+        if isinstance(record, Fact):
+            self._facts.setdefault(record.key, record.value)
 
-    def advance(self, over: bool) -> bool:
+    def flush(self, over: bool) -> bool:
         """Send what is new, if anything is."""
-        facts = {**self._events.story.facts, **(self._delivered.git or {})}
-        new = {key: value for key, value in facts.items() if key not in self._sent}
+        new = {key: value for key, value in self._facts.items() if key not in self._sent}
         if new:
             self._params.write({key: value for key, value in new.items() if is_chosen(key, value)})
             self._writer.refused.update(self._params.refused)
-            self._upload(facts)
-            self._sent |= new
-        self.done = over and self._events.done
-        self.hurried = self._events.hurried
+            self._upload(self._facts)
+            self._sent |= new.keys()
+        self.done = over and not self.more
+        self.hurried = self.hurried and self.more
         return False
 
     def _upload(self, facts: dict[str, str]) -> None:

@@ -1,8 +1,8 @@
 """Delivers the events of a recording, and detects a training that hangs.
 
-In: the journal, from its first line. Out: event files, one line for each event, reset, gap and note; the summary that
+In: all records. Out: event files, one line for each event, reset, gap and note; the summary that
 the run's tags are made from; a `stall` event while no step comes, and one at INFO when it continued or ended.
-Guarantees: a new courier knows all that the one before knew; at most one file's lines are in memory; one long
+Guarantees: a new courier knows all that the one before knew; little more than one file's lines is in memory; one long
 evaluation an epoch is reported once; a changed wall clock or a suspended machine is not a stall.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.streams.run_summary import RunSummary
+from mlflow_stability.courier.sinks.run_summary import RunSummary
+from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.journal.follower import JournalFollower
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
 from mlflow_stability.tracking.write import RunWriter
@@ -96,110 +96,103 @@ class StallWatch:
         return Finding.at(facts, step, severity, remedies=Stall.remedies if severity > Severity.INFO else (), time=time)
 
 
-_READ_AT_ONCE = 500
 _INTERVAL = 10.0
 
 
-class EventStream:
+class EventSink(Sink):
     """The events of one recording."""
 
+    words = "findings"
+
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
+        super().__init__()
         self.done = False
         self.hurried = False
         self.story = RunSummary(delivered.offset)
         self.concluded = False
-        self.reached = 0
-        """The position up to which the journal was heard."""
         self._stalls = StallWatch()
-        self._all_heard_at: float | None = None
-        """When the end of the journal was seen last; steps may have come since then."""
         self._delivered = delivered
         self._writer = writer
-        self._follower = JournalFollower(delivered.folder / JOURNAL)
         self._file = 0
-        self._lines = [line_of(Fact(key, value)) for key, value in (delivered.git or {}).items()]
-        self._changed = bool(self._lines)
+        """The number of the first of the files below."""
+        self._files = deque([[line_of(Fact(key, value)) for key, value in (delivered.git or {}).items()]])
+        """The lines of each file that has not arrived whole; only the last one takes more."""
+        self._changed = bool(self._files[0])
         self._sent_at = 0.0
 
     @property
-    def broken_lines(self) -> int:
-        """How many lines of the journal were torn."""
-        return self._follower.broken_lines
+    def full(self) -> bool:
+        """Whether a file has all its lines, and waits to be sent."""
+        return len(self._files) > 1
 
-    def advance(self, over: bool) -> bool:
-        """Hear on, and send the file when it has changed."""
-        full = len(self._lines) >= LINES_PER_FILE
-        more = not full and self._read()
+    def take(self, record: Record) -> None:
+        """Add a record to the story, and a line for it to the file."""
+        self.story.take(record)
+        offset = self._delivered.offset
+        if isinstance(record, StepReading):
+            heard_at = time.monotonic() - self._late(record)
+            pause = self._stalls.heard(record.step, record.time, _took(record), heard_at)
+            if pause is not None:
+                self._write(pause.shifted(offset))
+        elif not isinstance(record, Returned):
+            if isinstance(record, Closing):
+                ended = self._stalls.ended(record.time, time.monotonic() - self._late(record))
+                if ended:
+                    self._write(ended.shifted(offset))
+            self._write(_counted(record, offset))
+
+    def flush(self, over: bool) -> bool:
+        """Send a file that is full, or one that has changed when it is due."""
+        full = self.full
         hurry = over or self.hurried
-        if full or (self._changed and not more and (hurry or time.monotonic() - self._sent_at >= _INTERVAL)):
+        due = self._changed and not self.more and (hurry or time.monotonic() - self._sent_at >= _INTERVAL)
+        if full or due:
             self._send()
         if full:
             self._next_file()
-        arrived = not full and not more and not self._changed
+        arrived = not full and not self.more and not self._changed
         self.done = over and arrived
         self.hurried = self.hurried and not arrived
-        return full or more
+        return full
 
     def conclude(self, closing: Closing) -> None:
         """Add how it ended, where the journal has no line that says so."""
         if not self.concluded:
             self.concluded = True
-            self._lines.append(line_of(closing))
-            self._changed, self.done = True, False
+            self._write(closing)
 
     def add(self, event: Finding) -> None:
         """Add what the courier has found itself; its step is as the run counts."""
-        self.story.hear(event)
-        self._lines.append(line_of(event))
-        self._changed, self.done = True, False
+        self.story.take(event)
+        self._write(event)
 
     def look_for_stall(self) -> None:
         """See whether steps still come; while none does, the run says so."""
-        if self._all_heard_at is None:
+        if self.end_seen_at is None:
             return
-        stall = self._stalls.look(self._all_heard_at)
+        stall = self._stalls.look(self.end_seen_at)
         if stall != self.story.stalled:
             self.story.stalled = stall
             self._changed = True
 
-    def _read(self) -> bool:
-        limit = min(_READ_AT_ONCE, LINES_PER_FILE - len(self._lines))
-        now = time.monotonic()
-        entries = self._follower.read(limit)
-        for entry in entries:
-            self.story.hear(entry.record)
-            self.reached = entry.end
-            if isinstance(entry.record, StepReading):
-                pause = self._stalls.heard(
-                    entry.record.step, entry.record.time, _took(entry.record), now - self._late(entry.record)
-                )
-                if pause is not None:
-                    self._lines.append(line_of(_counted(pause, self._delivered.offset)))
-                    self._changed = True
-            elif not isinstance(entry.record, Returned):
-                ended = isinstance(entry.record, Closing) and self._stalls.ended(
-                    entry.record.time, now - self._late(entry.record)
-                )
-                if ended:
-                    self._lines.append(line_of(_counted(ended, self._delivered.offset)))
-                self._lines.append(line_of(_counted(entry.record, self._delivered.offset)))
-                self._changed = True
-        if len(entries) < limit:
-            self._all_heard_at = now
-        return len(entries) >= limit
+    def _write(self, said: Said) -> None:
+        self._files[-1].append(line_of(said))
+        if len(self._files[-1]) >= LINES_PER_FILE:
+            self._files.append([])
+        self._changed, self.done = True, False
 
     def _late(self, reading: StepReading | Closing) -> float:
         """How long ago a step ended, of those that were there before this courier: only the wall clock tells."""
-        return max(0.0, time.time() - reading.time) if self._all_heard_at is None else 0.0
+        return max(0.0, time.time() - reading.time) if self.end_seen_at is None else 0.0
 
     def _send(self) -> None:
         if self._file >= self._delivered.events_files:
             number, stalled = self._delivered.number or 0, self.story.stalled
-            now = [] if stalled is None else [line_of(_counted(stalled, self._delivered.offset))]
+            now = [] if stalled is None or self.full else [line_of(_counted(stalled, self._delivered.offset))]
             try:
                 with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
                     file = Path(room, events_name(number, self._file))
-                    file.write_text("".join([*self._lines, *now]), encoding="utf-8")
+                    file.write_text("".join([*self._files[0], *now]), encoding="utf-8")
                     self._writer.upload(file, EVENTS_FOLDER)
             except OSError as error:
                 raise TrackingError(f"Could not write the event file: {error}") from error
@@ -208,7 +201,8 @@ class EventStream:
 
     def _next_file(self) -> None:
         self._file += 1
-        self._lines = []
+        self._files.popleft()
+        self._changed = bool(self._files[0]) or self.story.stalled is not None
         if self._file > self._delivered.events_files:
             self._delivered.events_files = self._file
             self._delivered.save()

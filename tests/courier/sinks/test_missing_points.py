@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.courier.session_delivery import SessionDelivery
-from mlflow_stability.courier.streams import metric_stream
+from mlflow_stability.courier.sinks import metric_sink
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.vocabulary import Closing, Signal, StepReading
 
@@ -49,7 +49,7 @@ def follow(session, until, most=90.0):
 @pytest.fixture
 def training(tmp_path, sqlite_uri, monkeypatch):
     ask_for_short_requests()
-    monkeypatch.setattr(metric_stream, "_SQLITE_SHARE", 0.1)  # so that its speed is known in seconds
+    monkeypatch.setattr(metric_sink, "_SQLITE_SHARE", 0.1)  # so that its speed is known in seconds
     impatient = f"{sqlite_uri}?timeout=0.2"
     training = Training(tmp_path / ".mlflow-stability", impatient, log_every_n_steps=ASKED)
     yield training

@@ -1,0 +1,94 @@
+"""The one reader of a recording's journal: decodes each record once, for all sinks that take it.
+
+In: a recording's folder; sinks, each with the position up to which it has taken records. Out: the records behind that
+position, to each sink in order and once. Guarantees: a sink that is full neither delays the others nor fills the
+memory. It gets a cursor of its own, which reads on when there is room again and ends when it has caught up.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow_stability.courier.sinks.sink import Sink
+from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.writer import NAME as JOURNAL
+
+READ_AT_ONCE = 500
+"""Records between two looks at whether a sink is full."""
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Sinks that are at the same place of the journal."""
+
+    follower: JournalFollower
+    sinks: list[Sink]
+
+    @property
+    def position(self) -> int:
+        return self.follower.position
+
+    def read(self, until: int | None) -> bool:
+        """Give the next records to the sinks; whether there may be more of them."""
+        entries = self.follower.read(READ_AT_ONCE, until)
+        for entry in entries:
+            for sink in self.sinks:
+                if entry.end > sink.until:
+                    sink.take(entry.record)
+                    sink.until = entry.end
+        return len(entries) >= READ_AT_ONCE
+
+
+class JournalReader:
+    """Feeds the sinks of one recording."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / JOURNAL
+        self._cursors: list[_Cursor] = []
+
+    def add(self, *sinks: Sink) -> None:
+        """Feed these sinks too. Names are at the beginning of a journal, so a new cursor begins there."""
+        if sinks:
+            self._cursors.append(_Cursor(JournalFollower(self._file), list(sinks)))
+
+    def advance(self) -> bool:
+        """Give each sink that is not full a portion of records; True if there is more to read at once."""
+        now = time.monotonic()
+        self._part_with_full_sinks()
+        ahead: _Cursor | None = None
+        more = False
+        for cursor in self._cursors:
+            if cursor.sinks[0].full:
+                more |= ahead is None
+            elif ahead is None:
+                more = cursor.read(None)
+            else:  # to where the next one is, and not beyond it: there they become one
+                cursor.read(ahead.position)
+            ahead = cursor
+        for cursor in self._cursors:
+            for sink in cursor.sinks:
+                sink.more = more or cursor.position < self._cursors[0].position
+                if not sink.more:
+                    sink.end_seen_at = now
+        self._unite()
+        return any(sink.more and not sink.full for cursor in self._cursors for sink in cursor.sinks)
+
+    def _part_with_full_sinks(self) -> None:
+        """Make cursors whose sinks are all full or all not full; the first is the one that is furthest."""
+        for cursor in list(self._cursors):
+            full = [sink for sink in cursor.sinks if sink.full]
+            if full and len(full) < len(cursor.sinks):
+                cursor.sinks = [sink for sink in cursor.sinks if sink not in full]
+                self._cursors.append(_Cursor(cursor.follower.fork(), full))
+        self._cursors.sort(key=lambda cursor: (cursor.position, not cursor.sinks[0].full), reverse=True)
+
+    def _unite(self) -> None:
+        """Make one of cursors that are at the same place."""
+        united: dict[int, _Cursor] = {}
+        for cursor in self._cursors:
+            known = united.setdefault(cursor.position, cursor)
+            if known is not cursor:
+                known.sinks += cursor.sinks
+        self._cursors = list(united.values())
