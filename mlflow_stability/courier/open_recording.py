@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.pictures import AttentionPictures, FigureSink
 from mlflow_stability.courier.process.rank_processes import RankProcesses
-from mlflow_stability.courier.process.training_process import TrainingProcess
-from mlflow_stability.courier.process.training_state import TrainingState
+from mlflow_stability.courier.process.training_process import TrainingProcess, TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run import (
     RunTags,

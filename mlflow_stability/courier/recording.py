@@ -18,8 +18,7 @@ from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.open_recording import OpenRecording
 from mlflow_stability.courier.outlets import OutletPlan, Outlets
 from mlflow_stability.courier.process.rank_processes import RankProcesses
-from mlflow_stability.courier.process.training_process import TrainingProcess
-from mlflow_stability.courier.process.training_state import TrainingState
+from mlflow_stability.courier.process.training_process import TrainingProcess, TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run import EarlierRecordings
 from mlflow_stability.courier.sinks.sink import Backoff

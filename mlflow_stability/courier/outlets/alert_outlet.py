@@ -19,7 +19,7 @@ from mlflow_stability.alerts.outlet_settings import ChannelSettings
 from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan
 from mlflow_stability.courier.outlets.sender import ChannelSender
-from mlflow_stability.courier.process.training_state import TrainingState
+from mlflow_stability.courier.process.training_process import TrainingState
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.run import silent_end
 from mlflow_stability.journal.layout import ALERTS

@@ -10,7 +10,7 @@ import time
 from mlflow_stability.alerts.metrics import OTEL, RunMetrics
 from mlflow_stability.alerts.metrics.otel_exporter import OtelExporter
 from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan
-from mlflow_stability.courier.process.training_state import TrainingState
+from mlflow_stability.courier.process.training_process import TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.journal.record import Record
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from mlflow_stability.alerts.metrics import PrometheusExporter
 from mlflow_stability.alerts.outlet_settings import OutletSettings
-from mlflow_stability.courier.process.training_state import TrainingState
+from mlflow_stability.courier.process.training_process import TrainingState
 from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured import StepReading

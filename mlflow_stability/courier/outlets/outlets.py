@@ -10,7 +10,7 @@ from mlflow_stability.courier.outlets.alert_outlet import AlertOutlet
 from mlflow_stability.courier.outlets.metrics_outlet import MetricsOutlet
 from mlflow_stability.courier.outlets.mirror_outlet import MirrorOutlet
 from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan
-from mlflow_stability.courier.process.training_state import TrainingState
+from mlflow_stability.courier.process.training_process import TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.journal.layout import ALERTS, mirror_page
 from mlflow_stability.vocabulary.run import Opening

@@ -7,11 +7,14 @@ while it writes; when it is silent, all that it wrote is delivered, and its jour
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from mlflow_stability.journal.last_words import closing_in
 from mlflow_stability.journal.layout import TRAINING, recording_folders
 from mlflow_stability.journal.process_identity import (
     ProcessIdentity,
@@ -21,7 +24,8 @@ from mlflow_stability.journal.process_identity import (
     life_of,
 )
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.vocabulary.run import Opening
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Closing, Opening
 
 _SILENT_SECONDS = 60.0
 
@@ -64,6 +68,25 @@ class TrainingProcess:
 
     def _last_written(self) -> float:
         return max((_changed(folder / JOURNAL) for folder in recording_folders(self.folder)), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """What is known of a training at one moment; its journal is read after that was asked."""
+
+    alive: bool
+    """It may still append to its journal."""
+    killed_for_memory: Callable[[], bool]
+    last_words: Mapping[str, Any] = field(default_factory=dict)
+    """What it could not write into its journal."""
+    journal_deleted: bool = False
+    stalled: Finding | None = None
+    """Set while it hangs."""
+
+    @property
+    def closing(self) -> Closing | None:
+        """How it said that it ended, where the journal had no room for that."""
+        return closing_in(self.last_words)
 
 
 def process_of(folder: Path, opening: Opening | None) -> TrainingProcess:

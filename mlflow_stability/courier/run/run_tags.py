@@ -8,17 +8,17 @@ a minute; what programs and the curious may want beside it in `recording-000.jso
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlflow_stability.courier.run.description import live_description
 from mlflow_stability.courier.sinks.run_summary import RunSummary, events_in_words
-from mlflow_stability.errors import TrackingError
+from mlflow_stability.courier.upload import upload_file
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.artifacts import DATA_FOLDER, README, bookkeeping_name
 from mlflow_stability.tracking.write import RecordingTag, RunWriter, recordings_in, tag_name
@@ -132,17 +132,10 @@ class RunTags:
     def _keep(self, said: dict[str, Any]) -> None:
         if said == self._kept:
             return
-        try:
-            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                if not self._kept:
-                    readme = Path(room, "README.md")
-                    readme.write_text(README, encoding="utf-8")
-                    self._writer.upload(readme, DATA_FOLDER)
-                file = Path(room, bookkeeping_name(self._number))
-                file.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-                self._writer.upload(file, DATA_FOLDER)
-        except OSError as error:
-            raise TrackingError(f"Could not write {bookkeeping_name(self._number)}: {error}") from error
+        files = {} if self._kept else {"README.md": README}
+        files[bookkeeping_name(self._number)] = json.dumps(said, indent=1, ensure_ascii=False) + "\n"
+        for name, text in files.items():
+            upload_file(self._writer, DATA_FOLDER, name, partial(Path.write_text, data=text, encoding="utf-8"))
         self._kept = said
 
     def _send(self, tags: dict[str, str]) -> None:

@@ -8,17 +8,15 @@ evaluation an epoch is reported once; a changed wall clock or a suspended machin
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.run_summary import RunSummary
 from mlflow_stability.courier.sinks.sink import Sink
-from mlflow_stability.errors import TrackingError
+from mlflow_stability.courier.upload import upload_file
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
@@ -189,13 +187,9 @@ class EventSink(Sink):
         if self._file >= self._delivered.events_files:
             number, stalled = self._delivered.number or 0, self.story.stalled
             now = [] if stalled is None or self.full else [line_of(_counted(stalled, self._delivered.offset))]
-            try:
-                with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                    file = Path(room, events_name(number, self._file))
-                    file.write_text("".join([*self._files[0], *now]), encoding="utf-8")
-                    self._writer.upload(file, EVENTS_FOLDER)
-            except OSError as error:
-                raise TrackingError(f"Could not write the event file: {error}") from error
+            text = "".join([*self._files[0], *now])
+            name = events_name(number, self._file)
+            upload_file(self._writer, EVENTS_FOLDER, name, lambda file: file.write_text(text, encoding="utf-8"))
         self._changed = False
         self._sent_at = time.monotonic()
 

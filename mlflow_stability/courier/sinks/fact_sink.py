@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import Sink
-from mlflow_stability.errors import TrackingError
+from mlflow_stability.courier.upload import upload_file
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import DATA_FOLDER
 from mlflow_stability.tracking.write import RunWriter, is_chosen
@@ -113,22 +112,17 @@ class FactSink(Sink):
         if new:
             self._params.write({key: value for key, value in new.items() if is_chosen(key, value)})
             self._writer.refused.update(self._params.refused)
-            self._upload(self._facts)
+            self._upload()
             self._sent |= new.keys()
         self.done = over and not self.more
         self.hurried = self.hurried and self.more
         return False
 
-    def _upload(self, facts: dict[str, str]) -> None:
+    def _upload(self) -> None:
         number = self._delivered.number or 0
         name = f"environment_{number + 1}.json" if number else "environment.json"
-        try:
-            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                file = Path(room, name)
-                file.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-                self._writer.upload(file, DATA_FOLDER)
-        except OSError as error:
-            raise TrackingError(f"Could not write {name}: {error}") from error
+        text = json.dumps(self._facts, indent=1, ensure_ascii=False) + "\n"
+        upload_file(self._writer, DATA_FOLDER, name, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def ask_git(delivered: Delivered, opening: Opening) -> None:

@@ -30,6 +30,13 @@ _SQLITE_SHARE = 0.04
 _KNOWN_AFTER = 3  # requests
 
 
+class PointWriter(Protocol):
+    """The way of points into a run."""
+
+    def log(self, points: Sequence[Point], section: str) -> None:
+        """Send some; a `StabilityError` if they were not taken."""
+
+
 class DeliveryPace:
     """The rhythm of one recording's metrics."""
 
@@ -48,18 +55,21 @@ class DeliveryPace:
         """Seconds until the next request may go; in a hurry, when training waits or has ended, none."""
         return 0.0 if hurry else max(0.0, self._free_at - now)
 
-    def sent(self, points: int, took: float, now: float) -> None:
-        """A request went well."""
-        rate = points / max(took, 1e-4)
-        if points >= self.batch // 2:  # small ones say nothing about what is possible
-            self._rate += 0.3 * (rate - self._rate)
+    def send(self, writer: PointWriter, points: Sequence[Point], section: str) -> None:
+        """Send a request and learn from it how much the store can take."""
+        began = time.monotonic()
+        try:
+            writer.log(points, section)
+        except StabilityError:
+            self.batch = max(_SMALLEST_BATCH, self.batch // 2)  # perhaps it was too much at once
+            raise
+        now = time.monotonic()
+        took = now - began
+        if len(points) >= self.batch // 2:  # small ones say nothing about what is possible
+            self._rate += 0.3 * (len(points) / max(took, 1e-4) - self._rate)
             self._measured += 1
         self._free_at = now + took * (1 / self._share - 1)
         self.batch = min(self._largest, self.batch * 2)
-
-    def failed(self) -> None:
-        """A request did not get through: perhaps it was too much at once."""
-        self.batch = max(_SMALLEST_BATCH, self.batch // 2)
 
     @property
     def is_known(self) -> bool:
@@ -94,13 +104,6 @@ class Progress(Protocol):
 
     def save(self) -> None:
         """Keep it."""
-
-
-class PointWriter(Protocol):
-    """The way of points into a run."""
-
-    def log(self, points: Sequence[Point], section: str) -> None:
-        """Send some; a `StabilityError` if they were not taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +225,7 @@ class MetricSink(Sink):
         """One request; the position in the journal moves on when all of the batch has arrived."""
         points = batch.points[self._sent_of_first : self._sent_of_first + self._pace.batch]
         if points:
-            began = time.monotonic()
-            try:
-                self._writer.log(points, self._delivered.section)
-            except StabilityError:
-                self._pace.failed()
-                raise
-            now = time.monotonic()
-            self._pace.sent(len(points), now - began, now)
+            self._pace.send(self._writer, points, self._delivered.section)
             self._sent_of_first += len(points)
         if self._sent_of_first >= len(batch.points):
             self._batches.popleft()

@@ -17,7 +17,6 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.held_readings import HeldReadings
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, PointWriter
 from mlflow_stability.courier.sinks.sink import Sink
-from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.write import LayerMetrics, Point, SingleValues, Thinner, is_extreme
 from mlflow_stability.vocabulary.measured import Signal
@@ -65,7 +64,10 @@ class MissingPoints(Sink):
             self._add(self._asked.rest(), self._made.rest())
         if not (self.full or self._all_found) or self.seconds_to_wait() > 0:
             return False
-        self._send()
+        points = self._points[: self._pace.batch]
+        if points:
+            self._pace.send(self._writer, points, self._delivered.section)
+            del self._points[: len(points)]
         if self._all_found and not self._points:
             self.done = True
             self._delivered.filled_until = self._delivered.metrics_until
@@ -75,20 +77,6 @@ class MissingPoints(Sink):
     def seconds_to_wait(self) -> float:
         """When to come back for points that wait for their turn."""
         return self._pace.wait(time.monotonic(), hurry=False)
-
-    def _send(self) -> None:
-        points = self._points[: self._pace.batch]
-        if not points:
-            return
-        began = time.monotonic()
-        try:
-            self._writer.log(points, self._delivered.section)
-        except StabilityError:
-            self._pace.failed()
-            raise
-        now = time.monotonic()
-        self._pace.sent(len(points), now - began, now)
-        del self._points[: len(points)]
 
     def _release(self) -> None:
         while self._raised and (self._held.begins or 0) >= self._raised[0][0]:

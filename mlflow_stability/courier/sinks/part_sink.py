@@ -7,13 +7,11 @@ that a long run does not end as thousands of files. Guarantees: a part that is s
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import Sink
-from mlflow_stability.errors import TrackingError
+from mlflow_stability.courier.upload import upload_file
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import RECORD_FOLDER
 from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
@@ -73,19 +71,11 @@ class PartSink(Sink):
 
     def _send(self) -> None:
         if self._buffer.readings:
-            self._upload()
+            number = self._delivered.number or 0
+            name = part_name(number, self._delivered.parts_until)
+            upload_file(self._writer, RECORD_FOLDER, name, lambda file: self._buffer.write(file, number))
             self._buffer.clear()
         if self.until > self._delivered.parts_until:
             self._delivered.parts_until = self.until
             self._delivered.save()
         self._sent_at = time.time()
-
-    def _upload(self) -> None:
-        number = self._delivered.number or 0
-        try:
-            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                file = Path(room, part_name(number, self._delivered.parts_until))
-                self._buffer.write(file, number)
-                self._writer.upload(file, RECORD_FOLDER)
-        except OSError as error:
-            raise TrackingError(f"Could not write a part of the record: {error}") from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 import time
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
-from mlflow_stability.errors import JournalError, TrackingError
+from mlflow_stability.courier.upload import upload_file
+from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, attention_map_files, read_attention_map
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
 from mlflow_stability.tracking.store.store_errors import RefusedError
@@ -179,15 +179,10 @@ class AttentionStream:
         offset = self._delivered.offset
         part = AttentionPart(self._delivered.number or 0, found.attempt, found.step + offset)
         try:
-            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                file = Path(room, part.name)
-                write_attention_part(file, maps, offset)
-                self._writer.upload(file, MAPS_FOLDER)
+            upload_file(self._writer, MAPS_FOLDER, part.name, lambda file: write_attention_part(file, maps, offset))
         except RefusedError as error:
             self._refused = True
             _logger.warning("Attention maps not delivered: %s", error)
-        except OSError as error:
-            raise TrackingError(f"Could not write attention maps: {error}") from error
 
 
 def _read(file: AttentionMapFile) -> AttentionMap | None:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mlflow_stability.courier.streams.link_or_copy import link_or_copy
+from mlflow_stability.courier.streams.checkpoint_stream import link_or_copy
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write import RunWriter

@@ -13,7 +13,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from mlflow_stability.courier.streams.link_or_copy import link_or_copy
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.recovery.checkpoints import StoredCheckpoint, damage_of, listing
 from mlflow_stability.tracking.store.store_errors import RefusedError
@@ -93,3 +92,16 @@ class CheckpointStream:
         assert self._sent is not None
         with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
             self._sent = {each for each in self._sent if self._checkpoints.meta(each, Path(room)) is not None}
+
+
+def link_or_copy(source: Path | str, target: Path | str) -> None:
+    """Give a file that the training may remove a second name; a copy where the file system has no links.
+
+    FileNotFoundError where it is gone.
+    """
+    try:
+        Path(target).hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 import time
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
-from mlflow_stability.errors import JournalError, TrackingError
+from mlflow_stability.courier.upload import upload_file
+from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.tracking.artifacts import LAYER_TABLES_FOLDER
 from mlflow_stability.tracking.artifacts.layer_parts import layer_part_name, write_layer_part
@@ -73,13 +74,9 @@ class LayerStream:
         tables = [table for _, table in read]
         number, offset = self._delivered.number or 0, self._delivered.offset
         if tables:
-            try:
-                with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                    file = Path(room, layer_part_name(number, files[0].step + offset))
-                    write_layer_part(file, tables, number, offset)
-                    self._writer.upload(file, LAYER_TABLES_FOLDER)
-            except OSError as error:
-                raise TrackingError(f"Could not write a part of the layer tables: {error}") from error
+            name = layer_part_name(number, files[0].step + offset)
+            write = partial(write_layer_part, tables=tables, recording=number, offset=offset)
+            upload_file(self._writer, LAYER_TABLES_FOLDER, name, write)
         if self._metrics:
             points = [point for file, table in read for point in self._points(file, table)]
             for begin in range(0, len(points), _MOST_POINTS):
