@@ -32,7 +32,7 @@ import psutil
 import mlflow_stability
 from mlflow_stability.journal.layout import STATUS, new_session_folder
 from mlflow_stability.journal.writer import JournalWriter
-from mlflow_stability.session.process.courier_link import CourierLink
+from mlflow_stability.session.process.courier_link import CourierLink, DeliveryWait
 from mlflow_stability.vocabulary import Closing, Opening, Signal, StepReading
 
 
@@ -120,7 +120,7 @@ def deliver(uri: str, options: argparse.Namespace) -> None:
     journal.append(Closing("finished", run_was_active=False))
     link.release()
     ended = time.monotonic()
-    done = link.wait(120, lambda status: None)
+    done = link.wait(DeliveryWait(120), lambda left: None)
     print(f"  {steps} steps of {options.signals} signals in {options.seconds:.0f} s")
     print(f"  journal: {writing / steps * 1e6:.0f} us CPU a step, in the training")
     quarters = [waiting[number * len(waiting) // 4 : (number + 1) * len(waiting) // 4] for number in range(4)]
