@@ -341,9 +341,10 @@ def test_a_detector_that_declares_harm_is_part_of_one_trouble_and_costs_unconfir
     code = (
         "from mlflow_stability.session.autopilot.rollback_controller import HARMFUL\n"
         "from mlflow_stability.session.output.troubles import Troubles\n"
-        "from mlflow_stability.vocabulary.result.finding import Finding, Severity\n"
+        "from mlflow_stability.vocabulary.result import Finding, Severity, Text\n"
         "troubles = Troubles()\n"
-        "found = [event(7, kind, Severity.WARNING, 'It was.') for kind in ('loss_spike', 'unlucky_loss')]\n"
+        "kinds = ('loss_spike', 'unlucky_loss')\n"
+        "found = [Finding.at(Text('It was.'), 7, Severity.WARNING, kind=kind) for kind in kinds]\n"
         "print('unlucky_loss' in HARMFUL, [troubles.is_news(each) for each in found])\n"
     )
     assert run_in(package, "-c", code).out == "True [True, False]\n"

@@ -18,6 +18,7 @@ from torch import Tensor
 _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, tuple, frozenset)
 _FILL: dict[Any, Callable[[Any, Any], None]] = {list: list.extend, set: set.update, deque: deque.extend}
 _COMPARED_BY_VALUE = (NoneType, bool, int, str, bytes, torch.dtype, torch.Size)
+_PLAIN = (NoneType, bool, int, float, complex, str, bytes)
 _UNSET = object()
 
 
@@ -114,6 +115,18 @@ def save_attributes(owner: Any) -> SavedObject:
                 put(owner, name, value)
 
     return _save(read, write)
+
+
+def save_globals(namespace: dict[str, Any]) -> SavedObject:
+    """Save the numbers and texts that a module of the script has as global variables.
+
+    Containers are left alone: another thread may be at work on them, such as one that prepares batches.
+    """
+
+    def read() -> dict[str, Any]:
+        return {name: value for name, value in namespace.copy().items() if type(value) in _PLAIN and name[:2] != "__"}
+
+    return _save(read, namespace.update)
 
 
 def save_tensor(tensor: Tensor) -> SavedObject:

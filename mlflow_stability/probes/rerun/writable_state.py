@@ -5,9 +5,8 @@ containers and through objects that consist of attributes alone. Where an attrib
 a file, a lock, an object of a C library, a function with variables of its own), `refusal` says so, and the pass must
 not be run. Values in tensors are not saved here: `WrittenTensors` copies the tensors that are written to.
 
-Left out is what a forward pass has no reason to write: immutable values, classes, functions, Python modules, and what
-installed libraries keep in their classes and functions. Global variables of the script cannot be found by attributes;
-the manual says that they are not put back.
+Of global variables of the script, numbers and texts are saved. Left out is what a forward pass has no
+reason to write: immutable values, classes, functions, and what installed libraries keep in their modules and classes.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from mlflow_stability.probes.rerun.saved_objects import (
     save_array,
     save_attributes,
     save_container,
+    save_globals,
     save_tensor,
     slots_of,
 )
@@ -88,6 +88,8 @@ class WritableState:
         self._next: deque[tuple[Any, str]] = deque([(model, type(model).__name__)])
         self._next += [(value, f"args[{number}]") for number, value in enumerate(args)]
         self._next += [(value, name) for name, value in kwargs.items()]
+        for namespace in _script_namespaces():
+            self._saved.append(save_globals(namespace))
         if with_hooks:
             self._visit_hooks(vars(torch_module), "_global", "every module")
         while self._next and not self.refusal:
@@ -213,6 +215,17 @@ def _is_class_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return module is None or kind.__module__ == "__main__" or (file is not None and _is_of_script(file))
+
+
+def _script_namespaces() -> list[dict[str, Any]]:
+    """The global variables of the modules that the user wrote."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        variables = vars(module) if type(module) is types.ModuleType else {}
+        file = variables.get("__file__")
+        if name == "__main__" or (isinstance(file, str) and _is_of_script(file)):
+            found.append(variables)
+    return found
 
 
 def _is_closure_of_script(function: types.FunctionType) -> bool:

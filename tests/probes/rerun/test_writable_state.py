@@ -56,6 +56,31 @@ def state_of(model: nn.Module, *args: Any) -> WritableState:
     return WritableState(model, args, {}, with_hooks=True)
 
 
+calls = 0
+last_shape = "none"
+history: list[int] = []
+
+
+class CountsGlobally(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        global calls, last_shape
+        calls += 1
+        last_shape = str(tuple(x.shape))
+        history.append(calls)
+        return super().forward(x)
+
+
+def test_global_numbers_and_texts_are_put_back_and_global_containers_are_left_alone() -> None:
+    model = CountsGlobally()
+    state = state_of(model, torch.ones(1, 2))
+    assert not state.refusal
+    model(torch.ones(1, 2))
+    assert (calls, last_shape) == (1, "(1, 2)")
+    assert state.restore()
+    assert (calls, last_shape, history) == (0, "none", [1])
+    assert not state.restore()
+
+
 def generator() -> Iterator[int]:
     yield 1
 
