@@ -31,7 +31,8 @@ from mlflow_stability.session.autopilot.rollback_controller import RollbackContr
 from mlflow_stability.session.autopilot.snapshot_manager import SnapshotManager
 from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
-from mlflow_stability.session.autopilot.step_modifier import BufferWatch, StepFacts, StepModifier
+from mlflow_stability.session.autopilot.step_modifier import BufferWatch, StepModifier
+from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.session.autopilot.used_rate import with_used_rate
 from mlflow_stability.session.recording import Recording, ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
@@ -124,8 +125,8 @@ class Autopilot:
         if recording is not None:
             recording.before_forward = watch
         self._capture: StepCapture | None = None
-        self._facts: StepFacts | None = None
-        self._pending: deque[StepFacts] = deque()
+        self._record: StepRecord | None = None
+        self._pending: deque[StepRecord] = deque()
         self._rates: dict[int, tuple[float, ...]] = {}
         self._scaler: Any = None
         self._rollback = RollbackExecutor(self._controller, self._consensus, context, recording, self._emit)
@@ -178,7 +179,7 @@ class Autopilot:
     def evaluated_again(self, optimizer: Optimizer) -> None:
         """Runs after each further evaluation."""
         self._evaluated(optimizer)
-        if self._modifier.easing is not None and self._facts is not None and not self._facts.skipped_by:
+        if self._modifier.easing is not None and self._record is not None and not self._record.skipped_by:
             self._ease(optimizer, self.step)
 
     def before_step(
@@ -190,25 +191,25 @@ class Autopilot:
         companions: Sequence[Optimizer],
     ) -> None:
         """Runs when the gradients are complete and measured, and not used yet."""
-        facts = self._facts_of(capture, place)
+        record = self._record_of(capture, place)
         self._meet(optimizer)
         if self._find_models is not None and self._modifier.has_buffers:
             self._find_models(optimizer)
-        met = self._look_for_stop(optimizer, capture, facts, norm) if self._stops else None
+        met = self._look_for_stop(optimizer, capture, record, norm) if self._stops else None
         votes = self._consensus.announce(capture, self.step, self._due, met)
         if votes and not self._modifier.guards:  # else the flag of the guard brings it along
-            self._receive(facts, ends_vote=True)
+            self._receive(record, ends_vote=True)
             votes = False
-        self._judge(optimizer, capture, facts, norm, companions, facts not in self._pending)
+        self._judge(optimizer, capture, record, norm, companions, record not in self._pending)
         if self._batches is not None:
-            if facts.skipped_by or facts.flag is not None:
-                self._batches.judged(facts.skipped_by, facts.flag is not None, self._parts.optimizers())
+            if record.skipped_by or record.flag is not None:
+                self._batches.judged(record.skipped_by, record.flag is not None, self._parts.optimizers())
             self._batches.let_loss_go()
         if votes:
-            self._receive(facts, ends_vote=False)
+            self._receive(record, ends_vote=False)
             capture.norm_of_all, capture.loss_of_all = self._consensus.norm, self._consensus.loss
-        self._shape(optimizer, facts, norm)
-        self._rates.update(facts.rates)
+        self._shape(optimizer, record, norm)
+        self._rates.update(record.rates)
 
     def pause(self, begin: bool) -> None:
         """Runs when processes begin to make different numbers of steps (`Join`), and when that is over."""
@@ -216,16 +217,16 @@ class Autopilot:
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture, place: str) -> None:
         """Runs when a loss scaler threw a step away."""
-        facts = self._facts_of(capture, place)
+        record = self._record_of(capture, place)
         self._meet(optimizer)
-        facts.skipped_by = "scaler"
-        self._swallow(optimizer, capture, facts)
+        record.skipped_by = "scaler"
+        self._swallow(optimizer, capture, record)
 
     def step_ending(self, optimizer: Optimizer) -> bool:
         """Runs right after a step; whether it was skipped."""
         skipped = bool(self._restore(optimizer))
-        if skipped and self._facts is not None and self._capture is not None:
-            self._facts.skipped_by = "guard"
+        if skipped and self._record is not None and self._capture is not None:
+            self._record.skipped_by = "guard"
             self._capture.found_inf.append(torch.ones((), dtype=torch.float32))
         return skipped
 
@@ -239,19 +240,19 @@ class Autopilot:
 
     def capture_ended(self) -> None:
         """Runs before the reading of a capture is asked for."""
-        if self._facts is not None:
-            self._pending.append(self._facts)
+        if self._record is not None:
+            self._pending.append(self._record)
 
     def with_used_rate(self, reading: ProbeReading) -> ProbeReading:
         """The same with the learning rate that its step was really taken with, where we have reduced it."""
-        facts = self._pending[0] if self._pending else None
-        return reading if facts is None or not facts.eased else with_used_rate(reading, facts)
+        record = self._pending[0] if self._pending else None
+        return reading if record is None or not record.eased else with_used_rate(reading, record)
 
     def on_reading(self, reading: StepReading, events: Sequence[Finding]) -> None:
         """Runs when a step was read and judged by the panel."""
-        facts = self._pending.popleft() if self._pending else None
-        if facts is not None:
-            self._decide(facts, reading, events)
+        record = self._pending.popleft() if self._pending else None
+        if record is not None:
+            self._decide(record, reading, events)
 
     def on_heard(self, heard: ScriptMetric) -> None:
         """Runs when the script has logged the metric that was asked for, or a validation loss."""
@@ -329,12 +330,12 @@ class Autopilot:
             return False
         return self._snapshots.write_now(parts, self.step, self._evaluator.loss, self._rates, value)
 
-    def _receive(self, facts: StepFacts, *, ends_vote: bool) -> None:
+    def _receive(self, record: StepRecord, *, ends_vote: bool) -> None:
         """Take in what all processes have said, after the guard has voted, or instead of it."""
         stop = self._consensus.receive("the guard" in self._context.guard.off, self.step, ends_vote=ends_vote)
         if stop:
-            facts.stopped_together = facts.asked_for = True
-            facts.skipped_by = ""
+            record.stopped_together = record.asked_for = True
+            record.skipped_by = ""
             if ends_vote:
                 self._modifier.skip_next()
         self._modifier.guards = self._modifier.guards and not self._consensus.somebody_off
@@ -342,13 +343,13 @@ class Autopilot:
             self._tell_of_silence()
 
     def _stop_looked_for(
-        self, optimizer: Optimizer, capture: StepCapture, facts: StepFacts, norm: Tensor | None
+        self, optimizer: Optimizer, capture: StepCapture, record: StepRecord, norm: Tensor | None
     ) -> int | None:
         """Have the first step of a capture skipped, and the training ended behind it, where a condition is met.
 
         Gives which condition it is.
         """
-        if facts.stop is not None or capture.stepped[:1] != [id(optimizer)]:
+        if record.stop is not None or capture.stepped[:1] != [id(optimizer)]:
             return None
         if self._stop is None:
             wanted = self._evaluator.stop_rules.looks_before
@@ -357,7 +358,7 @@ class Autopilot:
         if self._stop is None:
             return None
         if self._consensus.is_alone:
-            facts.stop = self._stop
+            record.stop = self._stop
         if self._consensus.is_alone or self._modifier.guards:
             self._modifier.skip_next()
         return self._plan.stop_on.index(self._stop.condition)
@@ -369,16 +370,18 @@ class Autopilot:
         met = Stop(known, self.step, f"the condition was met on rank {rank}", before_step=True)
         return self._evaluator.stopped(self._stop or met)
 
-    def _facts_of(self, capture: StepCapture, place: str) -> StepFacts:
-        if capture is not self._capture or self._facts is None:
+    def _record_of(self, capture: StepCapture, place: str) -> StepRecord:
+        if capture is not self._capture or self._record is None:
             self._capture = capture
             self.step += capture.begins_step
             self._captures += 1
             self._has_halves = self._has_halves or not capture.begins_step
             batch_number = -1 if self._batches is None else self._batches.batch_number
-            self._facts = StepFacts(self.step, place, has_scaler=capture.scaler is not None, batch_number=batch_number)
+            self._record = StepRecord(
+                self.step, place, has_scaler=capture.scaler is not None, batch_number=batch_number
+            )
         self._scaler = capture.scaler
-        return self._facts
+        return self._record
 
     def _parts_met(self, optimizer: Optimizer) -> None:
         try:
@@ -409,8 +412,8 @@ class Autopilot:
             self._snapshots.parts_joined(parts)
         return parts
 
-    def _decided(self, facts: StepFacts, reading: StepReading, events: Sequence[Finding]) -> None:
-        orders = self._evaluator.evaluate(facts, reading, events, self._parts)
+    def _decided(self, record: StepRecord, reading: StepReading, events: Sequence[Finding]) -> None:
+        orders = self._evaluator.evaluate(record, reading, events, self._parts)
         self._emit_checkpoint_events()
         if not self._rollback.is_running:
             self._consensus.give(orders)
@@ -447,10 +450,10 @@ class Autopilot:
             self._snapshot(orders)
 
     def _keep_state(self, orders: Orders) -> None:
-        facts = self._facts
-        if facts is None or not self._is_whole:
+        record = self._record
+        if record is None or not self._is_whole:
             return
-        if orders.trouble or facts.skipped_by or facts.asked_for:
+        if orders.trouble or record.skipped_by or record.asked_for:
             return
         if self._consensus.is_alone:
             ring, disk = self._snapshots.is_due(self._parts, self.step)

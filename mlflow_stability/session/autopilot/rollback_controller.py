@@ -42,27 +42,13 @@ from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
 from mlflow_stability.session.autopilot.snapshot_manager import MissingStateError, SnapshotManager
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
+from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 OR_GO_ON = 'To continue all the same: rollback=RollbackPolicy(on_give_up="continue").'
 HARMFUL = of_instability(Instability.HARMFUL)
 """Findings after which a state that has not proved itself may carry what led to them; a slow step is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What is known of a step once it was read."""
-
-    step: int
-    events: tuple[Finding, ...]
-    loss: float
-    skipped_by: str
-    asked_for: bool
-    skips_in_a_row: int
-    broken_taken: bool
-    """A loss or gradients that are not finite, and nobody skipped the step."""
-    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,30 +98,30 @@ class RollbackController:
         """How many times the training was rolled back."""
         return len(self._past.rollbacks)
 
-    def orders_after(self, outcome: StepOutcome, known: KnownParts) -> Orders:
+    def orders_after(self, record: StepRecord, known: KnownParts) -> Orders:
         """Decide what to do after a step, and tell of it where we give up."""
         orders = Orders()
         # The loss of a step that the script skips may be of weights that are no more, that of a broken batch is none.
-        loss = math.nan if outcome.asked_for or outcome.skipped_by else outcome.loss
-        self._losses.take(outcome.step, loss, outcome.place)
-        suspicious = bool(outcome.events or outcome.skipped_by or outcome.broken_taken or outcome.skips_in_a_row)
+        loss = math.nan if record.asked_for or record.was_skipped_by else record.loss
+        self._losses.take(record.step, loss, record.place)
+        suspicious = bool(record.findings or record.was_skipped_by or record.broken_taken or record.skips_in_a_row)
         past = self._past
         if not suspicious and past.waiting is None and past.limit is None and past.suspected is None:
-            orders.healthy = not outcome.asked_for  # there is nothing to be decided
+            orders.healthy = not record.asked_for  # there is nothing to be decided
             return orders
         parts = known.alive()
-        broken = outcome.skipped_by == "guard" or outcome.broken_taken
-        late = outcome.broken_taken and self._policy.guard is not True
+        broken = record.is_broken
+        late = record.broken_taken and self._policy.guard is not True
         situation = Situation(
-            outcome.step,
-            outcome.events,
-            math.nan if outcome.asked_for else outcome.loss,
-            outcome.skips_in_a_row,
+            record.step,
+            record.findings,
+            math.nan if record.asked_for else record.loss,
+            record.skips_in_a_row,
             late,
             not (broken and self._policy.rollback and parts is not None) or weights_finite(parts),
-            self._good(_place_of(outcome)),
-            outcome.place,
-            self._losses.last(outcome.step, self._policy.recovery_patience, _place_of(outcome)),
+            self._good(_place_of(record)),
+            record.place,
+            self._losses.last(record.step, self._policy.recovery_patience, _place_of(record)),
             None if self._snapshots.untracked is None else self._snapshots.untracked.step,
             self._has_level(),
         )
@@ -145,13 +131,13 @@ class RollbackController:
             self._before = before
             orders.rollback = self._ordered = decision
         elif decision.action in ("data_changed", "undo"):
-            self._undo_rollback(decision, before, outcome.step, orders)
+            self._undo_rollback(decision, before, record.step, orders)
         elif decision.action == "give_up":
-            overflowed_in_half = outcome.skipped_by == "scaler" or (broken and _in_half(parts))
-            self._give_up(decision, outcome.step, orders, overflowed_in_half)
-        harmed = any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in outcome.events)
+            overflowed_in_half = record.was_skipped_by == "scaler" or (broken and _in_half(parts))
+            self._give_up(decision, record.step, orders, overflowed_in_half)
+        harmed = any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in record.findings)
         orders.trouble = harmed or broken or decision.action != "nothing"
-        orders.healthy = not orders.trouble and not outcome.skipped_by and not outcome.asked_for
+        orders.healthy = not orders.trouble and not record.was_skipped_by and not record.asked_for
         if orders.healthy and self._past.on_trial:
             orders.healthy = False  # so that all processes keep the state that may be wanted back
         return orders
@@ -332,9 +318,9 @@ class RollbackController:
             orders.ending = TrainingDiverged(f"Training stopped at step {step}: {said}", decision.reason.rstrip("."))
 
 
-def _place_of(outcome: StepOutcome) -> str:
+def _place_of(record: StepRecord) -> str:
     """Of which part of the training the losses are that tell of this step: where something was found, of that part."""
-    return next((each.place for each in outcome.events if each.severity >= Severity.CRITICAL), outcome.place)
+    return next((each.place for each in record.findings if each.severity >= Severity.CRITICAL), record.place)
 
 
 def _held_rate(easing: EasingPlan, optimizer: Optimizer) -> HeldRate | None:

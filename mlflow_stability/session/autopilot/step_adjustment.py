@@ -18,8 +18,8 @@ from mlflow_stability.recovery.easing import reset_moments
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
-from mlflow_stability.session.autopilot.rollback_controller import StepOutcome
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
+from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 SPIKES = (LossSpike.kind, GradientExplosion.kind)
@@ -38,19 +38,17 @@ class StepAdjustment:
         self.is_asked_for = bool(policy.reset_at_spike or policy.cut_learning_rate or policy.act_ahead)
         """Whether any of these options is on."""
 
-    def decide(self, outcome: StepOutcome, orders: Orders) -> None:
+    def decide(self, record: StepRecord, orders: Orders) -> None:
         """Add to the orders what a step asks for; a rollback does all of this better."""
         policy = self._policy
         if orders.rollback is not None or orders.ending is not None:
             return
-        spiked = any(each.kind in SPIKES for each in outcome.events)
-        orders.reset = policy.reset_at_spike and not outcome.skipped_by and spiked
-        broken = outcome.skipped_by == "guard" or outcome.broken_taken
-        orders.cut = policy.cut_learning_rate is not None and broken and not self._was_cut and not outcome.asked_for
+        kinds = {finding.kind for finding in record.findings}
+        orders.reset = policy.reset_at_spike and not record.was_skipped_by and not kinds.isdisjoint(SPIKES)
+        cuts = policy.cut_learning_rate is not None and not self._was_cut
+        orders.cut = cuts and record.is_broken and not record.asked_for
         self._was_cut = self._was_cut or orders.cut
-        orders.ahead = policy.act_ahead is not None and any(
-            each.kind == DivergenceAhead.kind for each in outcome.events
-        )
+        orders.ahead = policy.act_ahead is not None and DivergenceAhead.kind in kinds
 
     def carry_out(self, orders: Orders, step: int, parts: TrainingParts | None, write: Callable[[], str]) -> None:
         """Do it after a step; `write` has a checkpoint written, and says so; empty where it could not."""

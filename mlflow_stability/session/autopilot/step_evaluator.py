@@ -19,9 +19,10 @@ from mlflow_stability.recovery.stop_conditions import Stop, StopRules
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
-from mlflow_stability.session.autopilot.rollback_controller import RollbackController, StepOutcome
+from mlflow_stability.session.autopilot.rollback_controller import RollbackController
 from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
-from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts, StepModifier, read_step
+from mlflow_stability.session.autopilot.step_modifier import StepModifier
+from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.spike_batches import is_new_spike
 from mlflow_stability.vocabulary.measured import StepReading
@@ -59,42 +60,35 @@ class StepEvaluator:
         """What the script has logged that is a reason to stop."""
         self._stop_told = False
 
-    def evaluate(self, facts: StepFacts, reading: StepReading, events: Sequence[Finding], known: KnownParts) -> Orders:
+    def evaluate(
+        self, record: StepRecord, reading: StepReading, findings: Sequence[Finding], known: KnownParts
+    ) -> Orders:
         """Take in a step; `known`: what it was a step of, looked at only where something is wrong."""
-        reading = reading if self._decides else replace(reading, step=facts.step)
-        seen = read_step(reading, facts, self._skipped_before)
-        if math.isfinite(seen.loss):
-            self.loss = seen.loss
-        in_a_row = 0
-        if not facts.asked_for:
-            self._modifier.read(facts, seen.norm, seen.given, seen.skipped_by, seen.loss)
-            in_a_row = self._count_skip(seen, reading, events)
+        reading = reading if self._decides else replace(reading, step=record.step)
+        record.read(reading, self._skipped_before)
+        record.findings = tuple(findings)
+        if math.isfinite(record.loss):
+            self.loss = record.loss
+        if not record.asked_for:
+            self._modifier.read(record)
+            self._count_skip(record, reading.time)
         if not self._decides:
             return Orders()
-        if seen.skipped_by == "guard" and self._batches is not None:
+        if record.was_skipped_by == "guard" and self._batches is not None:
             parts = known.alive()
             optimizers = () if parts is None else parts.optimizers
-            self._batches.report(reading.step, self._emit_batch_event, optimizers, facts.batch_number)
-        elif events and self._batches is not None:
-            spike = next((each for each in events if is_new_spike(each) and each.step == reading.step), None)
+            self._batches.report(record.step, self._emit_batch_event, optimizers, record.batch_number)
+        elif findings and self._batches is not None:
+            spike = next((each for each in findings if is_new_spike(each) and each.step == record.step), None)
             if spike is not None:
-                self._batches.keep_spike(spike, self._emit, self._batches.inputs_of_step(facts.batch_number))
-        outcome = StepOutcome(
-            reading.step,
-            tuple(events),
-            seen.loss,
-            seen.skipped_by,
-            facts.asked_for,
-            in_a_row,
-            seen.broken_taken,
-            facts.place,
-        )
-        orders = self._controller.orders_after(outcome, known)
-        stop = facts.stop or self.stop_heard or self.stop_rules.after_step(reading, skipped=seen.skipped_by == "scaler")
-        if stop is not None and not facts.stopped_together:
-            orders.ending = self.stopped(replace(stop, step=reading.step))
+                self._batches.keep_spike(spike, self._emit, self._batches.inputs_of_step(record.batch_number))
+        orders = self._controller.orders_after(record, known)
+        by_scaler = record.was_skipped_by == "scaler"
+        stop = record.stop or self.stop_heard or self.stop_rules.after_step(reading, skipped=by_scaler)
+        if stop is not None and not record.stopped_together:
+            orders.ending = self.stopped(replace(stop, step=record.step))
         if self._adjustment is not None:
-            self._adjustment.decide(outcome, orders)
+            self._adjustment.decide(record, orders)
         return orders
 
     def hear(self, reading: StepReading) -> None:
@@ -136,13 +130,12 @@ class StepEvaluator:
         """The training was rolled back: what is skipped now is a new row."""
         self._skips.forget_row()
 
-    def _count_skip(self, seen: ReadStep, reading: StepReading, events: Sequence[Finding]) -> int:
-        who: Any = seen.skipped_by
-        row = self._skips.step(reading.step, who, seen.loss_scale, time=reading.time, buffers_lost=seen.buffers_lost)
+    def _count_skip(self, record: StepRecord, time: float) -> None:
+        who: Any = record.was_skipped_by
+        row = self._skips.step(record.step, who, record.loss_scale, time=time, buffers_lost=record.buffers_lost)
         self._cut, self._calm = self._cut or row.cut_scale, self._calm or row.calm_scaler
-        if row.events:
-            said = {each.kind for each in events}
-            for event in row.events:
-                if event.kind not in said:  # else the panel has said so of the same step
-                    self._emit(event)
-        return row.in_a_row
+        known = {finding.kind for finding in record.findings} if row.events else ()
+        for event in row.events:
+            if event.kind not in known:  # else the panel has reported it of the same step
+                self._emit(event)
+        record.skips_in_a_row = row.in_a_row

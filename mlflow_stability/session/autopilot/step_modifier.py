@@ -8,8 +8,8 @@ healthy steps are bit-identical.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,35 +24,7 @@ from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, E
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
 from mlflow_stability.recovery.state import TrainingParts
-from mlflow_stability.recovery.stop_conditions import Stop
-from mlflow_stability.vocabulary.measured import StepReading
-
-
-@dataclass(slots=True, eq=False)
-class StepFacts:
-    """What was done before the steps of a capture."""
-
-    step: int
-    place: str
-    skipped_by: str = ""
-    """``guard`` or ``scaler``; empty: it was taken, as far as the host knows."""
-    asked_for: bool = False
-    """It was not broken: the script asked to skip it, or its gradients were those of weights that are no more."""
-    buffers_lost: bool = False
-    """It was skipped, and buffers that its forward pass wrote could not be put back."""
-    has_scaler: bool = False
-    flag: Tensor | None = None
-    """The flag of the guard that the capture carries already."""
-    stop: Stop | None = None
-    """What ends the training before these steps are taken."""
-    stopped_together: bool = False
-    """All ranks have agreed to end it before these steps are taken."""
-    batch_number: int = -1
-    """By which its batch is known, where batches are held."""
-    rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """At which learning rates each optimizer really stepped."""
-    eased: bool = False
-    """Whether these may be other ones than the script has set."""
+from mlflow_stability.session.autopilot.step_record import StepRecord
 
 
 class BufferWatch(ForwardObserver):
@@ -105,7 +77,7 @@ class StepModifier:
         self,
         optimizer: Optimizer,
         capture: StepCapture,
-        facts: StepFacts,
+        record: StepRecord,
         norm: Tensor | None,
         companions: Sequence[Optimizer],
         still_open: bool,
@@ -116,25 +88,25 @@ class StepModifier:
         if not self.guards and capture is not self._skipping:
             return
         losses = capture.sure_losses if self.guards else []
-        largest = self._limit(facts.place).largest_for(losses) if self.guards else None
+        largest = self._limit(record.place).largest_for(losses) if self.guards else None
         verdict = self.guard.before_step(optimizer, capture, losses, norm, companions, largest)
         if verdict.broken is not False:
-            self._take_note(verdict, optimizer, capture, facts, still_open)
+            self._take_note(verdict, optimizer, capture, record, still_open)
 
-    def shape(self, optimizer: Optimizer, facts: StepFacts, norm: Tensor | None) -> None:
+    def shape(self, optimizer: Optimizer, record: StepRecord, norm: Tensor | None) -> None:
         """Clip and ease a step that is taken."""
-        if facts.skipped_by or facts.asked_for:
+        if record.skipped_by or record.asked_for:
             return
         if norm is not None and (self._adaptive is not None or self.easing is not None):
             gradients = gradients_of(optimizer)
             if self._adaptive is not None:
                 self._adaptive.before_step(optimizer, gradients, norm)
-            if self._is_clipping(facts.step) and self._policy.easing_clip is not None:
-                self._easing_clip(facts.place, self._policy.easing_clip).before_step(gradients, norm)
+            if self._is_clipping(record.step) and self._policy.easing_clip is not None:
+                self._easing_clip(record.place, self._policy.easing_clip).before_step(gradients, norm)
         if self.easing is not None:
-            self.easing.before_step(optimizer, facts.step)
-            facts.eased = True
-        facts.rates[id(optimizer)] = rates_of(optimizer)
+            self.easing.before_step(optimizer, record.step)
+            record.eased = True
+        record.rates[id(optimizer)] = rates_of(optimizer)
 
     def ease(self, optimizer: Optimizer, step: int) -> None:
         """Reduce the learning rate outside of a closure, where the optimizer reads it."""
@@ -146,11 +118,11 @@ class StepModifier:
         if self.easing is not None:
             self.easing.step_ended(optimizer)
 
-    def swallowed(self, optimizer: Optimizer, capture: StepCapture, facts: StepFacts) -> None:
+    def swallowed(self, optimizer: Optimizer, capture: StepCapture, record: StepRecord) -> None:
         """A loss scaler threw the step away: the others of the capture are stopped too."""
         if self.guards:
             self.guard.swallowed(optimizer, capture)
-            facts.buffers_lost = self.guard.buffers_lost
+            record.buffers_lost = self.guard.buffers_lost
 
     def step_ending(self, optimizer: Optimizer) -> bool:
         """Put everything back; True where the step was taken back only now."""
@@ -158,13 +130,13 @@ class StepModifier:
             self.easing.step_ended(optimizer)
         return self.guard.step_ended(optimizer)
 
-    def read(self, facts: StepFacts, norm: float, given: float, skipped_by: str, loss: float = math.nan) -> None:
+    def read(self, record: StepRecord) -> None:
         """Learn from a step that was read: its norm, and the one that its optimizers were given."""
-        self._limit(facts.place).step(norm, skipped=skipped_by == "guard", loss=loss)
-        clip = self._policy.easing_clip
-        if clip is not None and not skipped_by and not self._is_clipping(facts.step) and math.isfinite(given):
-            self._easing_clip(facts.place, clip).take(given)
-        if self.easing is not None and self.easing.is_over(facts.step):
+        skipped_by, clip = record.was_skipped_by, self._policy.easing_clip
+        self._limit(record.place).step(record.norm, skipped=skipped_by == "guard", loss=record.loss)
+        if clip is not None and not skipped_by and not self._is_clipping(record.step) and math.isfinite(record.given):
+            self._easing_clip(record.place, clip).take(record.given)
+        if self.easing is not None and self.easing.is_over(record.step):
             self.easing = None
 
     @property
@@ -212,21 +184,21 @@ class StepModifier:
         return self.easing is not None and self.easing.plan.clips and not self.easing.is_over(step)
 
     def _take_note(
-        self, verdict: Verdict, optimizer: Optimizer, capture: StepCapture, facts: StepFacts, still_open: bool
+        self, verdict: Verdict, optimizer: Optimizer, capture: StepCapture, record: StepRecord, still_open: bool
     ) -> None:
         """The capture carries the guard's flag beside the loss scaler's, so that skipped steps are counted."""
         flag = verdict.flag
         if verdict.broken:
-            facts.asked_for, facts.buffers_lost = verdict.asked_for, self.guard.buffers_lost
+            record.asked_for, record.buffers_lost = verdict.asked_for, self.guard.buffers_lost
             theirs = getattr(optimizer, "found_inf", None)
             by_scaler = theirs is not None and theirs.item() > 0  # the host has waited for our own flag anyway
-            facts.skipped_by = "" if verdict.asked_for else "scaler" if by_scaler else "guard"
+            record.skipped_by = "" if verdict.asked_for else "scaler" if by_scaler else "guard"
             if verdict.asked_for or flag is None:
                 flag = torch.ones((), dtype=torch.float32, device=parameters_of(optimizer)[0].device)
-            if facts.flag is not None and verdict.asked_for:
+            if record.flag is not None and verdict.asked_for:
                 return
-        if flag is not None and flag is not facts.flag and still_open:
-            facts.flag = flag
+        if flag is not None and flag is not record.flag and still_open:
+            record.flag = flag
             capture.found_inf.append(flag)
 
     def _limit(self, place: str) -> GradientLimit:
@@ -238,40 +210,3 @@ class StepModifier:
         if place not in self._easing_clips:
             self._easing_clips[place] = EasingClip(times)
         return self._easing_clips[place]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadStep:
-    """The numbers of a step."""
-
-    loss: float
-    norm: float
-    """Of the gradients, before clipping."""
-    given: float
-    """Of those that the optimizers were given."""
-    loss_scale: float | None
-    skipped_by: str
-    """``guard``, ``scaler``, or empty."""
-    broken_taken: bool
-    """A loss or gradients that are not finite, and nobody skipped the step."""
-    buffers_lost: bool = False
-    """It was skipped, and buffers could not be put back."""
-
-
-def read_step(reading: StepReading, facts: StepFacts, skipped_before: MutableMapping[str, float]) -> ReadStep:
-    """The numbers of a step; `skipped_before` counts, by place, what was skipped so far, and is brought up to date."""
-    found: dict[str, float] = {}
-    for signal, value in zip(reading.signals, reading.values, strict=True):
-        if signal.place == facts.place or signal.quantity == "loss_scale":
-            found.setdefault(signal.quantity, value)
-    loss, norm = found.get("loss", math.nan), found.get("grad_norm", math.nan)
-    skipped_by = facts.skipped_by
-    count = found.get("skipped_steps", 0.0)
-    if count > skipped_before.get(facts.place, 0.0) and not skipped_by and not facts.asked_for:
-        # Only the device knew. Where a loss scaler is at work, its flag and ours are one.
-        skipped_by = "scaler" if facts.has_scaler else "guard"
-    skipped_before[facts.place] = count
-    measured = [found[each] for each in ("loss", "grad_norm") if each in found]
-    broken = not all(map(math.isfinite, measured)) and not skipped_by and not facts.asked_for
-    given = found.get("grad_norm_clipped", norm)
-    return ReadStep(loss, norm, given, found.get("loss_scale"), skipped_by, broken, facts.buffers_lost)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.session.autopilot.step_modifier import StepFacts
+from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.vocabulary.measured import Signal, SignalType, one_layout
 
 SIGNALS = (
@@ -23,11 +23,11 @@ SIGNALS = (
 )
 
 
-def with_used_rate(reading: ProbeReading, facts: StepFacts) -> ProbeReading:
+def with_used_rate(reading: ProbeReading, record: StepRecord) -> ProbeReading:
     """The same, and the used rate of the first group beside the one that the script has set."""
     named = zip(reading.signals, reading.values, strict=True)
     script = next(((signal.place, rate) for signal, rate in named if signal.quantity == "learning_rate"), None)
-    used = next((rates[0] for rates in facts.rates.values() if rates), math.nan)
+    used = next((rates[0] for rates in record.rates.values() if rates), math.nan)
     if script is None or not math.isfinite(used) or math.isclose(used, script[1], rel_tol=1e-6):
         return reading
     signals = one_layout((*reading.signals, Signal(SIGNALS[0].quantity, script[0])))
