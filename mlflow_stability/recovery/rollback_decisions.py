@@ -132,7 +132,7 @@ def _rollback(
         limit=limit,
         losses=(),
         first=(),
-        on_trial=limit is not None and bool(given) and of_level,
+        on_trial=limit is not None and bool(given) and of_level and policy.recovery_patience > 0,
         share=share,
         given=given,
         left=situation.recent,

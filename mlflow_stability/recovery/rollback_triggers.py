@@ -113,7 +113,7 @@ def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) ->
     if found:
         onset = min(_onset_of(event, policy) for event in found)
         return Trouble(onset, found[0].message, event=found[0])
-    if past.limit is not None and len(past.losses) == policy.recovery_patience:
+    if past.limit is not None and past.losses and len(past.losses) == policy.recovery_patience:
         mean = fmean(past.losses)
         if mean > past.limit:
             reason = f"Diverged again after the rollback: mean loss of {len(past.losses)} steps is {mean:.4g}."

@@ -202,3 +202,14 @@ def test_data_that_changed_is_recognised_also_where_the_loss_is_a_thousand_times
     around = (0.03, 0.02, 0.05, 0.04) * 10
     _, decisions = after_rollback(divergence(500, loss=65.0, level=0.03), [100.0, 101.0, 99.0] * 10, 99.0, around)
     assert [each.action for each in decisions] == ["rollback", "data_changed"]
+
+
+def test_without_patience_no_losses_after_a_rollback_are_compared() -> None:
+    policy = RollbackPolicy(recovery_patience=0)
+    good = (GoodState(400, 2.2, around=AROUND),)
+    past, back = decide(policy, RollbackHistory(), Situation(500, (risen(500, 3.3, 2.2),), 3.3, good=good))
+    assert back.action == "rollback"
+    for step in range(501, 520):
+        past, decision = decide(policy, past, Situation(step, loss=3.3, good=good, set_aside=500))
+        assert decision == Decision()
+    assert not past.on_trial
