@@ -11,7 +11,6 @@ second time a higher loss is no reason for a rollback any more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
@@ -19,6 +18,14 @@ from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
 from mlflow_stability.recovery.restored_losses import FIRST, gives_more, gives_no_less, highest_mean, midpoint
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRollback, RollbackHistory, Situation
+from mlflow_stability.recovery.rollback_target import (
+    DOUBLINGS,
+    choose_target,
+    is_spent,
+    may_restore_again,
+    repetitions,
+    why_no_better,
+)
 from mlflow_stability.recovery.rollback_triggers import (
     REMEMBERED_ONSETS,
     Trouble,
@@ -33,8 +40,6 @@ from mlflow_stability.vocabulary.result import Finding
 WATCHED = 100
 """For how many steps after a rollback it is watched whether the restored state holds: the detectors begin anew there,
 and would take what they see for the usual."""
-DOUBLINGS = 16
-"""Rewinding is doubled no further than this: any state is older then."""
 UNDONE_AT_MOST = 2
 """After so many rollbacks that gave no lower loss, a higher loss is no reason for a rollback any more."""
 
@@ -79,22 +84,17 @@ def _answer(
         past = replace(past, onsets=onsets, period=period)
         if period is not None:
             return past, Decision() if known is not None else _periodic(past, trouble, period)
-    proven = {each.step for each in situation.good if not each.initial}
-    again = trouble.may_repeat and last is not None and last.to in proven
-    level = last.level if again and last is not None else _level(policy, past, trouble)
-    rewind = policy.rewind * 2 ** min(level, DOUBLINGS) if not trouble.one_step or level else 0
-    target = last.to if again and last is not None else _target(policy, past, situation.good, trouble, rewind)
-    hopeless = trouble.skipped and last is not None and trouble.onset <= last.at + 1
-    spent = _spent(policy, past, situation.step)
-    if spent and not hopeless and (first := _last_resort(policy, past, situation, trouble)) is not None:
-        target, spent = first, False
-    if hopeless or spent:
-        return _give_up(policy, past, situation, trouble, hopeless)
+    if trouble.skipped and last is not None and trouble.onset <= last.at + 1:
+        return _give_up(policy, past, situation, trouble, hopeless=True)
+    target = choose_target(policy, past, situation, trouble)
     if target is None:
+        if is_spent(policy, past, situation.step):
+            return _give_up(policy, past, situation, trouble, hopeless=False)
         return _unanswered(policy, past, situation, trouble)
-    state = next((each for each in situation.good if each.step == target), None)
-    if state is not None and (why := _is_no_better(trouble, state)):
+    if why := why_no_better(trouble, target):
         return past, Decision("give_up", f"{trouble.reason} {why}", trouble.onset, is_no_better=True)
+    again = may_restore_again(past, situation, trouble)
+    level = last.level if again and last is not None else repetitions(policy, past, trouble)
     return _rollback(policy, past, situation, trouble, target, level, again)
 
 
@@ -103,16 +103,14 @@ def _rollback(
     past: RollbackHistory,
     situation: Situation,
     trouble: Trouble,
-    target: int,
+    target: GoodState,
     level: int,
     again: bool = False,
 ) -> tuple[RollbackHistory, Decision]:
-    proven = {each.step for each in situation.good if not each.initial}
-    state = next((each for each in situation.good if each.step == target), None)
     of_level = trouble.of_level or trouble.did_not_hold
     returned = PastRollback(
         situation.step,
-        target,
+        target.step,
         level,
         again,
         trouble.skipped,
@@ -122,9 +120,9 @@ def _rollback(
         trouble.is_absurd,
     )
     # The same trouble again: what was known of the level still holds.
-    limit = _limit(policy, trouble.event, situation, target) or (past.limit if level or again else None)
-    share = _lasting_share(policy, past, trouble, level, target in proven)
-    given = state.around if state is not None and target in proven else ()
+    limit = _limit(policy, trouble.event, target) or (past.limit if level or again else None)
+    share = _lasting_share(policy, past, trouble, level, proven=not target.initial)
+    given = () if target.initial else target.around
     past = replace(
         past,
         rollbacks=(*past.rollbacks, returned),
@@ -140,13 +138,11 @@ def _rollback(
     )
     if trouble.event is not None:
         past = replace(past, place=trouble.event.place)
-    rewind = policy.rewind * 2 ** min(level, DOUBLINGS) if not trouble.one_step or level else 0
     return past, Decision(
         "rollback",
         trouble.reason,
         trouble.onset,
-        rewind,
-        target,
+        target.step,
         policy.easing_factor ** (level + 1),
         policy.easing_steps * 2 ** min(level, DOUBLINGS),
         share,
@@ -194,12 +190,11 @@ def _replace_broken_weights(
         return past, Decision()
     trouble = trouble_at(policy, past, now)
     assert trouble is not None
-    before = [each.step for each in now.good if not _abandoned(past, each.step)] or [each.step for each in now.good]
-    if before and len(past.rollbacks) < policy.max_rollbacks_in_all:
-        older = [each for each in before if each < trouble.onset]
-        return _rollback(policy, past, now, trouble, max(older or before), _level(policy, past, trouble))
+    target = choose_target(policy, past, now, trouble, weights_lost=True)
+    if target is not None and len(past.rollbacks) < policy.max_rollbacks_in_all:
+        return _rollback(policy, past, now, trouble, target, repetitions(policy, past, trouble))
     why = "No finite state is left to restore."
-    if before:
+    if target is not None:
         why = f"{len(past.rollbacks)} rollbacks did not help."
     past = replace(past, gave_up=True, ended=True)
     return past, Decision("give_up", f"{trouble.reason} {why}", trouble.onset, final=True, nothing_left=True)
@@ -293,73 +288,16 @@ def _cleared(
     return past, replace(decision, target=last.at, undoes=last.at - last.to) if wanted else decision
 
 
-def _is_no_better(trouble: Trouble, state: GoodState) -> str:
-    """Why a state does not make the loss lower; empty where it may.
-
-    A loss that can be negative has no level: a change of its scale, as of the rewards in reinforcement learning, looks
-    like a rise. Where a loss rose slowly, states may be from within that rise.
-    """
-    event = trouble.event
-    risen, level = levels_of(event)
-    if not state.around or not (min(risen, level) < 0 or trouble.is_slow):
-        return ""
-    gave = median(state.around)
-    return "" if gave < risen else f"The loss is not above that of step {state.step}, {gave:.4g}."
-
-
-def _limit(policy: RollbackPolicy, event: Finding | None, now: Situation, target: int) -> float | None:
+def _limit(policy: RollbackPolicy, event: Finding | None, target: GoodState) -> float | None:
     """Half way from what the restored state gave to the loss before the rollback.
 
     What it gave is its highest mean of some steps: early states come from a phase in which the loss was high.
     """
     risen, level = levels_of(event)
-    state = next((each for each in now.good if each.step == target), GoodState(target, math.nan))
-    known = (level, state.loss, highest_mean(state.around, max(1, policy.recovery_patience)))
+    known = (level, target.loss, highest_mean(target.around, max(1, policy.recovery_patience)))
     gave = max((each for each in known if not math.isnan(each)), default=math.nan)
     limit = gave * midpoint(level, risen) / level if min(gave, level, risen) > 0 else gave + (risen - level) / 2
     return limit if math.isfinite(limit) and risen > level else None
-
-
-def _level(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -> int:
-    last = past.rollbacks[-1] if past.rollbacks else None
-    if last is None or last.cleared or trouble.onset > last.at + policy.same_trouble_within:
-        return 0
-    return last.level + 1
-
-
-def _spent(policy: RollbackPolicy, past: RollbackHistory, step: int) -> bool:
-    """Whether we went back as often as the policy allows."""
-    if len(past.rollbacks) >= policy.max_rollbacks_in_all:
-        return True
-    recent, until = 0, step
-    for each in reversed(past.rollbacks):
-        if until - each.at > policy.forgiven_after:
-            break
-        recent, until = recent + (not each.cleared), each.at
-    return recent >= policy.max_rollbacks
-
-
-def _target(
-    policy: RollbackPolicy, past: RollbackHistory, good: Sequence[GoodState], trouble: Trouble, rewind: int
-) -> int | None:
-    """The step of the state to go back to; the oldest from before the onset where none is old enough."""
-    before = [each for each in good if each.step < trouble.onset and not _abandoned(past, each.step)]
-    if trouble.skipped:  # nothing has changed since: no step was taken
-        before = [each for each in before if not each.initial or each.step < trouble.onset - 1]
-    if not before:
-        return None
-    enough = [each for each in before if each.step <= trouble.onset - max(rewind, 1)]
-    if trouble.is_slow:  # some of them are from within the rise
-        enough = [each for each in enough if not _is_no_better(trouble, each)] or enough
-    if _level(policy, past, trouble):
-        last = past.rollbacks[-1]
-        # What was healthy again since then will do; the state that led here once, and its successors, will not.
-        enough = [each for each in enough if each.step > last.at] or [each for each in enough if each.step < last.to]
-    if not enough:
-        return min(each.step for each in before)
-    if policy.select == "best":
-        return min(enough, key=lambda each: (math.inf if math.isnan(each.loss) else each.loss, -each.step)).step
-    return max(each.step for each in enough)
 
 
 def _lasting_share(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble, level: int, proven: bool) -> float:
@@ -372,22 +310,3 @@ def _lasting_share(policy: RollbackPolicy, past: RollbackHistory, trouble: Troub
     change = facts.update_ratio if isinstance(facts, StartFacts) else 1.0
     # A step that changed the weights by many times their norm was too large by about as much.
     return past.share * policy.initial_factor * max(policy.initial_factor**2, 1.0 / max(1.0, change))
-
-
-def _last_resort(policy: RollbackPolicy, past: RollbackHistory, now: Situation, trouble: Trouble) -> int | None:
-    """The initial weights, where all else did not help and they were not tried yet."""
-    if len(past.rollbacks) >= policy.max_rollbacks_in_all:
-        return None
-    return next(
-        (
-            each.step
-            for each in now.good
-            if each.initial and each.step < trouble.onset and all(one.to != each.step for one in past.rollbacks)
-        ),
-        None,
-    )
-
-
-def _abandoned(past: RollbackHistory, step: int) -> bool:
-    """Whether a state of this step belongs to a course that was left by going back to before it."""
-    return any(each.to < step <= each.at and not each.undone for each in past.rollbacks)

@@ -147,8 +147,6 @@ class Decision:
     """A sentence for the event."""
     onset: int = 0
     """The step at which the trouble began."""
-    rewind: int = 0
-    """How many steps before that the state should be."""
     target: int = -1
     """The step of the state to restore; of giving up, of changed data and of undoing: that of weights that were
     replaced and are wanted back, if any."""

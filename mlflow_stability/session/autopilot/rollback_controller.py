@@ -36,6 +36,7 @@ from mlflow_stability.recovery.rollback_events import (
 )
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
+from mlflow_stability.recovery.rollback_target import next_older_target, preferred_state
 from mlflow_stability.recovery.state import RestoreChoice, RestorePlan, StaleGraphs, TrainingParts, is_finite
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
 from mlflow_stability.session.autopilot.known_parts import KnownParts
@@ -180,16 +181,10 @@ class RollbackController:
             "rollback",
             "The script called rollback().",
             step,
-            0,
-            self._by_hand_target(good),
+            preferred_state(policy, good).step,
             policy.easing_factor,
             policy.easing_steps,
         )
-
-    def _by_hand_target(self, good: tuple[GoodState, ...]) -> int:
-        if self._policy.select == "best":
-            return min(good, key=lambda each: (math.inf if math.isnan(each.loss) else each.loss, -each.step)).step
-        return good[-1].step
 
     def prepare(self, decision: Decision, step: int, parts: TrainingParts) -> None:
         """Find the state, compare it with the training, and set aside what is now; nothing is changed."""
@@ -205,16 +200,10 @@ class RollbackController:
         )
 
     def next_target(self, decision: Decision) -> int:
-        """The state of this decision does not fit: forget it, and give the step of the next older one, or -1.
-
-        It is not the one from before the first step, which is for training that fails from there on.
-        """
+        """The state of this decision does not fit: forget it, and return the step of the next older one, or -1."""
         self._return = None
         self._snapshots.drop(decision.target)
-        past = [each for each in self._past.rollbacks[:-1] if not each.undone]
-        left = {step for each in past for step in range(each.to + 1, each.at + 1)}
-        good = (each.step for each in self._snapshots.good(with_disk=True) if not each.initial)
-        return max((each for each in good if each < decision.target and each not in left), default=-1)
+        return next_older_target(self._past, self._snapshots.good(with_disk=True), decision.target)
 
     def retarget(self, decision: Decision, target: int) -> Decision:
         """The decision for another state."""

@@ -1,0 +1,131 @@
+"""Chooses the state that a rollback restores.
+
+In: policy, rollbacks so far, the good states and the trouble. Out: a state, or None where none will do. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.rollback_state import GoodState, RollbackHistory, Situation
+from mlflow_stability.recovery.rollback_triggers import Trouble, levels_of
+
+DOUBLINGS = 16
+"""Rewinding is doubled no further than this: any state is older then."""
+
+
+def choose_target(
+    policy: RollbackPolicy, past: RollbackHistory, now: Situation, trouble: Trouble, *, weights_lost: bool = False
+) -> GoodState | None:
+    """Return the state to restore for this trouble; None where none will do.
+
+    A state that an earlier rollback has left behind is never chosen. In this order:
+
+    1. `weights_lost`, weights are not finite and rollbacks have ended: the newest state from before the onset, or any.
+    2. The number of rollbacks is used up: the initial weights, where they were not tried.
+    3. The last state did not hold for the first time: the same once more, as the cause may have lasted longer.
+    4. The newest state, or the best, that is `rewind_steps` older than the onset. For trouble that repeats, it is from
+       after the last rollback or from before the state restored then.
+    5. The oldest state from before the onset.
+    """
+    last = past.rollbacks[-1] if past.rollbacks else None
+    kept = [state for state in now.good if not _is_left_behind(past, state.step)]
+    before = [state for state in kept if state.step < trouble.onset]
+    if weights_lost:
+        return max(before or kept or now.good, key=_step, default=None)
+    if is_spent(policy, past, now.step):
+        if len(past.rollbacks) >= policy.max_rollbacks_in_all:
+            return None
+        tried = {rollback.to for rollback in past.rollbacks}
+        untried = (state for state in now.good if state.initial and state.step < trouble.onset)
+        return next((state for state in untried if state.step not in tried), None)
+    if may_restore_again(past, now, trouble) and last is not None:
+        return next(state for state in now.good if state.step == last.to)
+    if trouble.skipped:  # no step was taken: the weights are still the initial ones
+        before = [state for state in before if not state.initial or state.step < trouble.onset - 1]
+    newest = trouble.onset - max(rewind_steps(policy, past, trouble), 1)
+    enough = [state for state in before if state.step <= newest]
+    if trouble.is_slow:  # some of them are from within the rise
+        enough = [state for state in enough if not why_no_better(trouble, state)] or enough
+    if repetitions(policy, past, trouble) and last is not None:
+        # What was healthy again since then will do; the state that led here once, and its successors, will not.
+        since = [state for state in enough if state.step > last.at]
+        enough = since or [state for state in enough if state.step < last.to]
+    if not enough:
+        return min(before, key=_step, default=None)
+    return preferred_state(policy, enough)
+
+
+def preferred_state(policy: RollbackPolicy, states: Sequence[GoodState]) -> GoodState:
+    """Return the newest of these states, or the one with the lowest loss, as the policy says."""
+    if policy.select == "best":
+        return min(states, key=lambda state: (math.inf if math.isnan(state.loss) else state.loss, -state.step))
+    return max(states, key=_step)
+
+
+def next_older_target(past: RollbackHistory, good: Sequence[GoodState], target: int) -> int:
+    """Return the step of the next older state where the one of step `target` does not fit the training; -1: none.
+
+    It is not the one from before the first step, which is for training that fails from there on. `past` ends with the
+    rollback whose state does not fit.
+    """
+    left = [rollback for rollback in past.rollbacks[:-1] if not rollback.undone]
+    steps = (state.step for state in good if not state.initial and state.step < target)
+    return max((step for step in steps if not any(each.to < step <= each.at for each in left)), default=-1)
+
+
+def may_restore_again(past: RollbackHistory, now: Situation, trouble: Trouble) -> bool:
+    """Whether the last restored state, which did not hold, may be restored once more."""
+    proven = {state.step for state in now.good if not state.initial}
+    return trouble.may_repeat and bool(past.rollbacks) and past.rollbacks[-1].to in proven
+
+
+def rewind_steps(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -> int:
+    """How many steps before the onset a state should be; doubled at each repetition."""
+    level = repetitions(policy, past, trouble)
+    return 0 if trouble.one_step and not level else policy.rewind * 2 ** min(level, DOUBLINGS)
+
+
+def repetitions(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -> int:
+    """How many times the same trouble was answered before."""
+    last = past.rollbacks[-1] if past.rollbacks else None
+    if last is None or last.cleared or trouble.onset > last.at + policy.same_trouble_within:
+        return 0
+    return last.level + 1
+
+
+def is_spent(policy: RollbackPolicy, past: RollbackHistory, step: int) -> bool:
+    """Whether the training was rolled back as often as the policy allows."""
+    if len(past.rollbacks) >= policy.max_rollbacks_in_all:
+        return True
+    recent, until = 0, step
+    for rollback in reversed(past.rollbacks):
+        if until - rollback.at > policy.forgiven_after:
+            break
+        recent, until = recent + (not rollback.cleared), rollback.at
+    return recent >= policy.max_rollbacks
+
+
+def why_no_better(trouble: Trouble, state: GoodState) -> str:
+    """Why a state does not make the loss lower; empty where it may.
+
+    A loss that can be negative has no level: a change of its scale, as of the rewards in reinforcement learning, looks
+    like a rise. Where a loss rose slowly, states may be from within that rise.
+    """
+    risen, level = levels_of(trouble.event)
+    if not state.around or not (min(risen, level) < 0 or trouble.is_slow):
+        return ""
+    gave = median(state.around)
+    return "" if gave < risen else f"The loss is not above that of step {state.step}, {gave:.4g}."
+
+
+def _is_left_behind(past: RollbackHistory, step: int) -> bool:
+    """Whether a state of this step belongs to a course that a rollback has left."""
+    return any(each.to < step <= each.at and not each.undone for each in past.rollbacks)
+
+
+def _step(state: GoodState) -> int:
+    return state.step
