@@ -25,6 +25,7 @@ from mlflow_stability.recovery.skipping import cap_loss_scale, values_before_ste
 from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
+from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus, stop_named
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackExecutor
@@ -121,7 +122,9 @@ class Autopilot:
         watch = BufferWatch(guard, self._modifier.guard)
         self._forward = None if recording is not None else ForwardWatch(guard, [watch])
         """The forward passes of a process without a recording; those of a recording are watched anyway."""
-        self._find_models = None if self._forward is None else guard("forward passes", self._forward.before_step)
+        self._find_models = (
+            None if self._forward is None else guard(AutopilotPart.FORWARD_PASSES, self._forward.before_step)
+        )
         if recording is not None:
             recording.before_forward = watch
         self._capture: StepCapture | None = None
@@ -130,28 +133,28 @@ class Autopilot:
         self._rates: dict[int, tuple[float, ...]] = {}
         self._scaler: Any = None
         self._rollback = RollbackExecutor(self._controller, self._consensus, context, recording, self._emit)
-        self._meet = guard("the training's parts", self._parts_met)
-        self._all_parts = guard("the training's parts", lambda: self._parts_now(at_once=True))
-        self._write_best = guard("checkpoints", self._best_written)
-        self._look_for_stop = guard("stop conditions", self._stop_looked_for)
-        self._judge = guard("the guard", self._modifier.judge)
-        self._shape = guard("clipping and easing", self._modifier.shape)
-        self._swallow = guard("the guard", self._modifier.swallowed)
-        self._restore = guard("putting back", self._modifier.step_ending)
-        self._before_closure = guard("the guard", self._modifier.guard.before_closure)
-        self._evaluated = guard("the guard", self._modifier.guard.evaluated_again)
-        self._ease = guard("clipping and easing", self._modifier.ease)
-        self._show_rate = guard("clipping and easing", self._modifier.show_rate)
-        self._snapshot = guard("snapshots", self._keep_state)
-        self._complete = guard("snapshots", self._snapshots.complete)
-        self._begin_states = guard("snapshots", self._snapshots.take_initial)
-        self._prove = guard("snapshots", self._snapshots.prove)
-        self._decide = guard("decisions", self._decided)
-        self._settle_scale = guard("the loss scale", self._evaluator.settle_scale)
-        self._cap_scale = guard("the loss scale", cap_loss_scale)
-        self._adjust = guard("smaller steps", adjustment.carry_out)
-        self._tell_of_silence = guard("agreement of processes", self._silence)
-        self._look_for_stale = guard("rollback", self._controller.stale.is_stale)
+        self._meet = guard(AutopilotPart.TRAINING_PARTS, self._parts_met)
+        self._all_parts = guard(AutopilotPart.TRAINING_PARTS, lambda: self._parts_now(at_once=True))
+        self._write_best = guard(AutopilotPart.CHECKPOINTS, self._best_written)
+        self._look_for_stop = guard(AutopilotPart.STOP_CONDITIONS, self._stop_looked_for)
+        self._judge = guard(AutopilotPart.GUARD, self._modifier.judge)
+        self._shape = guard(AutopilotPart.CLIPPING_AND_EASING, self._modifier.shape)
+        self._swallow = guard(AutopilotPart.GUARD, self._modifier.swallowed)
+        self._restore = guard(AutopilotPart.PUTTING_BACK, self._modifier.step_ending)
+        self._before_closure = guard(AutopilotPart.GUARD, self._modifier.guard.before_closure)
+        self._evaluated = guard(AutopilotPart.GUARD, self._modifier.guard.evaluated_again)
+        self._ease = guard(AutopilotPart.CLIPPING_AND_EASING, self._modifier.ease)
+        self._show_rate = guard(AutopilotPart.CLIPPING_AND_EASING, self._modifier.show_rate)
+        self._snapshot = guard(AutopilotPart.SNAPSHOTS, self._keep_state)
+        self._complete = guard(AutopilotPart.SNAPSHOTS, self._snapshots.complete)
+        self._begin_states = guard(AutopilotPart.SNAPSHOTS, self._snapshots.take_initial)
+        self._prove = guard(AutopilotPart.SNAPSHOTS, self._snapshots.prove)
+        self._decide = guard(AutopilotPart.DECISIONS, self._decided)
+        self._settle_scale = guard(AutopilotPart.LOSS_SCALE, self._evaluator.settle_scale)
+        self._cap_scale = guard(AutopilotPart.LOSS_SCALE, cap_loss_scale)
+        self._adjust = guard(AutopilotPart.SMALLER_STEPS, adjustment.carry_out)
+        self._tell_of_silence = guard(AutopilotPart.RANKS, self._silence)
+        self._look_for_stale = guard(AutopilotPart.ROLLBACK, self._controller.stale.is_stale)
 
     def before_backward(self, tensors: Any) -> None:
         """Runs before anything else of a backward pass."""
@@ -332,7 +335,7 @@ class Autopilot:
 
     def _receive(self, record: StepRecord, *, ends_vote: bool) -> None:
         """Take in what all processes have said, after the guard has voted, or instead of it."""
-        stop = self._consensus.receive("the guard" in self._context.guard.off, self.step, ends_vote=ends_vote)
+        stop = self._consensus.receive(AutopilotPart.GUARD in self._context.guard.off, self.step, ends_vote=ends_vote)
         if stop:
             record.stopped_together = record.asked_for = True
             record.skipped_by = ""
@@ -433,7 +436,7 @@ class Autopilot:
             if orders.rollback is not None:
                 self._roll_back(orders.rollback)
             if self._recording is not None or self._snapshots.writes_together:
-                self._context.guard("checkpoints", self._snapshots.save_last_good)(SAVE_SECONDS)
+                self._context.guard(AutopilotPart.CHECKPOINTS, self._snapshots.save_last_good)(SAVE_SECONDS)
             raise orders.ending
         rollback = self._delayed or orders.rollback
         if rollback is not None:

@@ -21,6 +21,7 @@ from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
 from mlflow_stability.recovery.state import any_shards
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of
+from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.rank_consensus import RankVote, shared_vote
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.held_batches import report_of
@@ -52,8 +53,8 @@ class AutopilotLifecycle:
         """Whether there is no autopilot, because other processes of the training have none."""
         self._control: Autopilot | None = None
         self._recording: Recording | None = None
-        self._make = guard("the autopilot", self._new_control)
-        self._close = guard("the autopilot's end", self._close_control)
+        self._make = guard(AutopilotPart.AUTOPILOT, self._new_control)
+        self._close = guard(AutopilotPart.AUTOPILOT_END, self._close_control)
 
     @property
     def control(self) -> Autopilot:
@@ -103,10 +104,10 @@ class AutopilotLifecycle:
         self._end_control()
         vote, self._vote = self._vote, None
         if vote is not None:
-            self._guard("the autopilot's end", vote.leave)()
+            self._guard(AutopilotPart.AUTOPILOT_END, vote.leave)()
         ranks, self._checkpoint_ranks = self._checkpoint_ranks, None
         if ranks is not None:
-            self._guard("the autopilot's end", ranks.leave)()
+            self._guard(AutopilotPart.AUTOPILOT_END, ranks.leave)()
 
     def _end_control(self) -> None:
         """The recording is over."""

@@ -39,6 +39,7 @@ from mlflow_stability.recovery.rollback_state import Decision, GoodState, Rollba
 from mlflow_stability.recovery.rollback_target import next_older_target, preferred_state
 from mlflow_stability.recovery.state import RestoreChoice, RestorePlan, StaleGraphs, TrainingParts, is_finite
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
+from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
 from mlflow_stability.session.autopilot.snapshot_manager import MissingStateError, SnapshotManager
@@ -340,9 +341,6 @@ def weights_finite(parts: TrainingParts) -> bool:
         )
 
 
-PART = "rollback"
-
-
 class RollbackExecutor:
     """The way back of one training."""
 
@@ -363,12 +361,12 @@ class RollbackExecutor:
         self._settle = context.settle
         self.is_running = False
         """What is decided meanwhile is void."""
-        self._prepare = guard(PART, self._prepared)
-        self._apply = guard(PART, self._applied)
-        self._undo = guard("undoing a rollback", controller.undo)
-        self._finish = guard(PART, self._rolled_back)
-        self._forgo = guard("decisions", self._forgone)
-        self._give_up = guard("decisions", self._nothing_fits)
+        self._prepare = guard(AutopilotPart.ROLLBACK, self._prepared)
+        self._apply = guard(AutopilotPart.ROLLBACK, self._applied)
+        self._undo = guard(AutopilotPart.UNDO_ROLLBACK, controller.undo)
+        self._finish = guard(AutopilotPart.ROLLBACK, self._rolled_back)
+        self._forgo = guard(AutopilotPart.DECISIONS, self._forgone)
+        self._give_up = guard(AutopilotPart.DECISIONS, self._nothing_fits)
         self._misfit = "it is refused in another process"
         """Why the last state did not fit."""
 
@@ -380,7 +378,7 @@ class RollbackExecutor:
         self.is_running = True
         try:
             while not self._consensus.agree(bool(self._prepare(decision, step, parts))):
-                if not self._consensus.agree(PART not in self._off):
+                if not self._consensus.agree(AutopilotPart.ROLLBACK not in self._off):
                     self._forgo(decision, step, True)
                     return False
                 target = self._consensus.told_by_first(self._controller.next_target(decision))
@@ -425,7 +423,7 @@ class RollbackExecutor:
         self._consensus.forget()
 
     def _forgone(self, decision: Decision, step: int, all_whole: bool) -> None:
-        why = self._off.get(PART, "it failed in another process of this training")
+        why = self._off.get(AutopilotPart.ROLLBACK, "it failed in another process of this training")
         self._emit(self._controller.forgo(decision, step, why, all_whole))
         self._consensus.forget()
         if self._controller.ends_training:

@@ -41,6 +41,7 @@ from mlflow_stability.recovery.state import (
     with_new_optimizer,
     with_what_followed,
 )
+from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.guard import PartGuard
@@ -111,8 +112,8 @@ class SnapshotManager:
         self._writer: CheckpointWriter | None = None
         self._cadence: CheckpointCadence | None = None
         self._off = guard.off
-        self._cadence_is_due = guard("checkpoints", CheckpointCadence.is_due)
-        self._begin_checkpoints = guard("checkpoints", self._begin)
+        self._cadence_is_due = guard(AutopilotPart.CHECKPOINTS, CheckpointCadence.is_due)
+        self._begin_checkpoints = guard(AutopilotPart.CHECKPOINTS, self._begin)
 
     def parts_changed(self, parts: TrainingParts) -> None:
         """It is another training: nothing of before fits."""
@@ -164,7 +165,7 @@ class SnapshotManager:
             self._nbytes = bytes_of_state(parts)
         wanted = self._wanted is not None
         if self._cadence is None:
-            disk = (wanted or step >= self._due_from) and "checkpoints" not in self._off
+            disk = (wanted or step >= self._due_from) and AutopilotPart.CHECKPOINTS not in self._off
         else:
             disk = bool(self._cadence_is_due(self._cadence, step, wanted))
         if disk and self._split:
@@ -172,7 +173,7 @@ class SnapshotManager:
             self._told.append(no_checkpoints_event(self._split, step))
         elif disk and self.writes_together:  # before the others are told to: what fails here is no news to them
             self._begin_checkpoints()
-            disk = "checkpoints" not in self._off
+            disk = AutopilotPart.CHECKPOINTS not in self._off
         return self.ring.is_due(step, self._nbytes), disk and not self._split
 
     def take(
@@ -208,7 +209,7 @@ class SnapshotManager:
             self.ring.add(copy, loss)
         if disk and not self._split:
             self._begin_checkpoints()
-            if self._cadence is not None and "checkpoints" not in self._off:
+            if self._cadence is not None and AutopilotPart.CHECKPOINTS not in self._off:
                 return self._cadence.take(copy, loss, value)
         return True
 
@@ -228,7 +229,7 @@ class SnapshotManager:
             return False
         if self.writes_together and not self._alone:
             self._wanted = math.nan if value is None else value
-            return "checkpoints" not in self._off
+            return AutopilotPart.CHECKPOINTS not in self._off
         self.complete(parts)
         self.take(parts, step, loss, rates, ring=False, disk=True, value=value)
         return self.complete(parts)
