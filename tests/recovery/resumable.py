@@ -20,8 +20,8 @@ from torch import nn
 
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.resume import restore
-from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.state_copy import copy_state, with_what_followed
+from mlflow_stability.recovery.state.training_parts import find_parts
 
 
 class Net(nn.Module):

@@ -22,11 +22,9 @@ from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import ChosenCheckpoint, Which, find
 from mlflow_stability.recovery.checkpoints.sharded_state import read_rank, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
-from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.restore import EVERYTHING, restore_state
 from mlflow_stability.recovery.state.state_copy import OptimizerCopy, StateCopy
-from mlflow_stability.recovery.state.tensor_names import named_tensors, tensors_of_model
-from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts, named_tensors, tensors_of_model
 from mlflow_stability.recovery.state.value_tree import restored_value
 from mlflow_stability.vocabulary.argument import Takes, or_list
 

@@ -23,8 +23,7 @@ from mlflow_stability.recovery.checkpoints.checkpoint_meta import METADATA, STAT
 from mlflow_stability.recovery.checkpoints.state_file import read_state
 from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import StateCopy, optimizer_state
-from mlflow_stability.recovery.state.tensor_names import named_tensors
-from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state.training_parts import TrainingParts, named_tensors
 
 Layouts = Mapping[str, Any]
 """How each split tensor is shared out, by the path under which it is saved."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mlflow_stability.recovery.state.finite_check import is_finite
 from mlflow_stability.recovery.state.host_copy import free_memory
-from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.restore import RestoreChoice, RestorePlan, misfit
 from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
 from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
@@ -19,6 +18,7 @@ from mlflow_stability.recovery.state.training_parts import (
     TrainingParts,
     WeakTrainingParts,
     any_shards,
+    find_parts,
     holds_shards,
     what_splits,
 )

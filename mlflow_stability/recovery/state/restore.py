@@ -25,11 +25,9 @@ from torch.optim.swa_utils import AveragedModel
 from mlflow_stability.errors import RestoreRefused, StabilityError
 from mlflow_stability.recovery.state.host_copy import HostCopies, local_part
 from mlflow_stability.recovery.state.optimizer_restore import OptimizerPlan, fill
-from mlflow_stability.recovery.state.rng_state import rng_state, set_rng_state
-from mlflow_stability.recovery.state.scaler_state import restore_scaler, scaler_state
+from mlflow_stability.recovery.state.other_state import restore_scaler, rng_state, scaler_state, set_rng_state
 from mlflow_stability.recovery.state.state_copy import StateCopy
-from mlflow_stability.recovery.state.tensor_names import NamedTensor, named_tensors, tensors_of_model
-from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state.training_parts import NamedTensor, TrainingParts, named_tensors, tensors_of_model
 from mlflow_stability.recovery.state.value_tree import replaced, restored_value
 
 

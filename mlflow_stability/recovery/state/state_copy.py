@@ -22,10 +22,8 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.objects import state_of
 from mlflow_stability.recovery.state.finite_check import FiniteCheck
 from mlflow_stability.recovery.state.host_copy import HostCopies, bytes_of
-from mlflow_stability.recovery.state.rng_state import rng_state
-from mlflow_stability.recovery.state.scaler_state import scaler_state
-from mlflow_stability.recovery.state.tensor_names import named_tensors
-from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state.other_state import rng_state, scaler_state
+from mlflow_stability.recovery.state.training_parts import TrainingParts, named_tensors
 from mlflow_stability.recovery.state.value_tree import replaced
 
 

@@ -1,24 +1,43 @@
-"""The parts of one training: models, optimizers, schedulers, loss scaler, averaged copies.
+"""The parts of one training: models, optimizers, schedulers, loss scaler, averaged copies, and their tensors by name.
 
-In: the objects of a training. Out: the same objects, for the duration of one call; what splits its state over
-processes, empty where nothing does. Guarantees: between calls they are held weakly, so that a script that drops its
-model gets the memory back; other processes are not asked.
+In: the objects of a training, or its optimizers alone. Out: the same objects, for the duration of one call; what splits
+their state over processes; parameters and buffers under names that hold in the next process too. Guarantees: between
+calls parts are held weakly, so that a script that drops its model gets the memory back; other processes are not asked.
+One walk over Python's objects finds the parts, and calls nothing of the script; averaged copies are taken only where
+type, names and shapes leave no doubt. A tensor has one name, however often it is tied; names do not depend on wrappers
+(DDP, ``torch.compile``, FSDP, activation checkpoints), nor on the order of parameter groups.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
-from mlflow_stability.probes.objects import ZERO, living
+from mlflow_stability.probes.objects import (
+    ZERO,
+    Kind,
+    covering,
+    first_place,
+    living,
+    outermost,
+    places_of,
+    plain_name,
+    remembered,
+    schedules_of,
+)
 from mlflow_stability.probes.tensors import is_of_one_rank, world_size
 from mlflow_stability.recovery.state.host_copy import local_part
 
@@ -121,3 +140,91 @@ def what_splits(parts: TrainingParts) -> str:
             if local_part(parameter) is not parameter:
                 return f"parameter {name} is a {type(parameter).__name__}"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """A parameter or buffer under its name."""
+
+    name: str
+    tensor: Tensor
+    is_buffer: bool = False
+    is_cache: bool = False
+    """A buffer that is not part of the model's own ``state_dict``: masks, tables of positions."""
+    is_average: bool = False
+    """It belongs to an averaged copy."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is a parameter that is not frozen."""
+        return not self.is_buffer and self.tensor.requires_grad
+
+
+def named_tensors(parts: TrainingParts) -> list[NamedTensor]:
+    """Every parameter and buffer of the training, each once."""
+    found: dict[int, NamedTensor] = {}
+    for averaged, models in ((False, parts.models), (True, parts.averaged)):
+        for number, model in enumerate(models):
+            before = f"average_{number}/" if averaged else "" if len(models) == 1 else f"model_{number}/"
+            for each in tensors_of_model(model):
+                named = dataclasses.replace(each, name=before + each.name, is_average=averaged)
+                found.setdefault(id(each.tensor), named)
+    for number, optimizer in enumerate(parts.optimizers):
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        for position, parameter in enumerate(parameters):
+            name = f"optimizer_{number}/parameter_{position}"
+            found.setdefault(id(parameter), NamedTensor(name, parameter))
+    return list(found.values())
+
+
+def tensors_of_model(model: Module) -> list[NamedTensor]:
+    """The parameters and buffers of one model under plain names; under their own where two would be called alike."""
+    raw = [each for each in _raw_tensors(model) if not is_lazy(each.tensor)]
+    plain = [plain_name(each.name) for each in raw]
+    if len(set(plain)) < len(plain):
+        return raw
+    return [dataclasses.replace(each, name=name) for name, each in zip(plain, raw, strict=True)]
+
+
+def _raw_tensors(model: Module) -> Iterator[NamedTensor]:
+    for name, parameter in Module.named_parameters(model):
+        yield NamedTensor(name, parameter)
+    seen: set[int] = set()
+    for path, module in Module.named_modules(model):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                full = f"{path}.{name}" if path else name
+                yield NamedTensor(full, buffer, True, name in module._non_persistent_buffers_set)
+
+
+_Shape = dict[str, tuple[int, ...]]
+
+
+def find_parts(optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None = None) -> TrainingParts:
+    """The parts of the training that these optimizers drive."""
+    modules, schedulers = remembered(Kind.MODULE, Kind.SCHEDULE)
+    places, roots = places_of(optimizers), outermost(modules)
+    models = covering(roots, places)
+    shapes = [_shape_of(each) for each in models]
+    strangers = [each for each in roots if first_place(each, places) == math.inf]
+    return TrainingParts(
+        optimizers=tuple(optimizers),
+        models=tuple(models),
+        schedulers=tuple(schedules_of(schedulers, optimizers)),
+        scaler=scaler,
+        averaged=tuple(each for each in strangers if _is_average(each, shapes)),
+    )
+
+
+def _is_average(model: Module, shapes: Sequence[_Shape]) -> bool:
+    """Whether this is an averaged copy: torch's own kind, or a frozen twin such as EMA code keeps.
+
+    A twin that could be trained is left alone: it may be the best model so far, which the script keeps for itself.
+    """
+    frozen = not any(each.requires_grad for each in Module.parameters(model))
+    return (frozen or isinstance(model, AveragedModel)) and _shape_of(model) in shapes
+
+
+def _shape_of(model: Module) -> _Shape:
+    return {each.name: tuple(each.tensor.shape) for each in tensors_of_model(model) if not each.is_buffer}

@@ -24,6 +24,7 @@ from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, E
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
 from mlflow_stability.recovery.state import TrainingParts
+from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.step_record import StepRecord
 
 
@@ -32,7 +33,7 @@ class BufferWatch(ForwardObserver):
 
     def __init__(self, guard: Guard, step_guard: StepGuard) -> None:
         self._step_guard = step_guard
-        self.forward_began: Callable[..., Any] = guard("the guard", self._began)
+        self.forward_began: Callable[..., Any] = guard(AutopilotPart.GUARD, self._began)
 
     @property
     def observes(self) -> bool:  # type: ignore[override] # there it never changes

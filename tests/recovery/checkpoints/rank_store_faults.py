@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, RankStore
 from mlflow_stability.recovery.checkpoints.sharded_state import layouts_of
-from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
+from mlflow_stability.recovery.state.training_parts import find_parts
 
 
 def main(folder: Path) -> None:

@@ -27,9 +27,8 @@ from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, RankStore
 from mlflow_stability.recovery.checkpoints.sharded_state import layouts_of
-from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.state_copy import copy_state
-from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
 
 TRAINING = str(Path(sharded_training.__file__))

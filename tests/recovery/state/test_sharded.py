@@ -13,10 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 
-from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.restore import restore_state
 from mlflow_stability.recovery.state.state_copy import copy_state
-from mlflow_stability.recovery.state.training_parts import what_splits
+from mlflow_stability.recovery.state.training_parts import find_parts, what_splits
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ExponentialLR
 from torch.optim.swa_utils import AveragedModel
 
 from mlflow_stability.probes.objects.module_names import plain_name
-from mlflow_stability.recovery.state.part_discovery import find_parts
-from mlflow_stability.recovery.state.tensor_names import named_tensors
-from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts, named_tensors
 
 
 class Wrapper(nn.Module):
