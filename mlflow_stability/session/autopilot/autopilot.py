@@ -27,7 +27,7 @@ from mlflow_stability.recovery.stop_conditions import Stop, StopCondition
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
 from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
-from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus, stop_named
+from mlflow_stability.session.autopilot.ranks import Orders, ranks_of, stop_named
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackExecutor
 from mlflow_stability.session.autopilot.snapshot_manager import SnapshotManager
 from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
@@ -75,7 +75,7 @@ class Autopilot:
         self._keeps = plan.keeps
         self._recording = recording
         self._context = context
-        self._consensus = RankConsensus(context.vote, recording is not None)
+        self._ranks = ranks_of(context.vote, decides=recording is not None)
         self.step = recording.step if recording is not None else 0
         """The step of the newest capture; the captures of a GAN's halves are of one step."""
         self._captures = 0
@@ -84,7 +84,7 @@ class Autopilot:
         self._delayed: Decision | None = None
         """A rollback that waits until both halves of an iteration have had their step."""
         self._parts = KnownParts()
-        self._stops = bool(plan.stop_on) and not (recording is None and self._consensus.is_alone)
+        self._stops = bool(plan.stop_on) and not (recording is None and self._ranks.is_alone)
         """Whether there are conditions to look at before each step; several processes stop together."""
         self._stop: Stop | None = None
         """Why the training ends; no step is taken until its reading has come."""
@@ -94,7 +94,7 @@ class Autopilot:
             context.guard,
             context.open_directory,
             self.step + 1,
-            self._consensus.is_alone,
+            self._ranks.is_alone,
             plan.extra_state,
             context.checkpoint_ranks,
             plan.memory_budget,
@@ -132,7 +132,7 @@ class Autopilot:
         self._pending: deque[StepRecord] = deque()
         self._rates: dict[int, tuple[float, ...]] = {}
         self._scaler: Any = None
-        self._rollback = RollbackExecutor(self._controller, self._consensus, context, recording, self._emit)
+        self._rollback = RollbackExecutor(self._controller, self._ranks, context, recording, self._emit)
         self._meet = guard(AutopilotPart.TRAINING_PARTS, self._parts_met)
         self._all_parts = guard(AutopilotPart.TRAINING_PARTS, lambda: self._parts_now(at_once=True))
         self._write_best = guard(AutopilotPart.CHECKPOINTS, self._best_written)
@@ -160,7 +160,7 @@ class Autopilot:
         """Runs before anything else of a backward pass."""
         if self._snapshots.has_incomplete:
             self._complete(self._parts.alive())
-        if self._consensus.has_orders:
+        if self._ranks.has_orders:
             self._carry_out(late=True)
         if self._controller.stale.left and self._look_for_stale(tensors):
             self._modifier.skip_next()
@@ -199,7 +199,7 @@ class Autopilot:
         if self._find_models is not None and self._modifier.has_buffers:
             self._find_models(optimizer)
         met = self._look_for_stop(optimizer, capture, record, norm) if self._stops else None
-        votes = self._consensus.announce(capture, self.step, self._due, met)
+        votes = self._ranks.announce(capture, self.step, self._due, met)
         if votes and not self._modifier.guards:  # else the flag of the guard brings it along
             self._receive(record, ends_vote=True)
             votes = False
@@ -210,13 +210,13 @@ class Autopilot:
             self._batches.let_loss_go()
         if votes:
             self._receive(record, ends_vote=False)
-            capture.norm_of_all, capture.loss_of_all = self._consensus.norm, self._consensus.loss
+            capture.norm_of_all, capture.loss_of_all = self._ranks.norm, self._ranks.loss
         self._shape(optimizer, record, norm)
         self._rates.update(record.rates)
 
     def pause(self, begin: bool) -> None:
         """Runs when processes begin to make different numbers of steps (`Join`), and when that is over."""
-        self._consensus.pause(begin)
+        self._ranks.pause(begin)
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture, place: str) -> None:
         """Runs when a loss scaler threw a step away."""
@@ -296,8 +296,8 @@ class Autopilot:
         decision = self._controller.by_hand(self.step)
         if decision is None:
             return False
-        if not self._consensus.is_alone:
-            self._consensus.give(Orders(rollback=decision))
+        if not self._ranks.is_alone:
+            self._ranks.give(Orders(rollback=decision))
             return True
         return self._roll_back(decision)
 
@@ -322,7 +322,7 @@ class Autopilot:
         """Have a checkpoint written, and say when; empty where it cannot be."""
         if not self.checkpoint_now():
             return ""
-        if self._snapshots.writes_together and not self._consensus.is_alone:
+        if self._snapshots.writes_together and not self._ranks.is_alone:
             return "All ranks write a checkpoint after the next step."
         return f"Wrote a checkpoint of step {self.step}."
 
@@ -335,14 +335,14 @@ class Autopilot:
 
     def _receive(self, record: StepRecord, *, ends_vote: bool) -> None:
         """Take in what all processes have said, after the guard has voted, or instead of it."""
-        stop = self._consensus.receive(AutopilotPart.GUARD in self._context.guard.off, self.step, ends_vote=ends_vote)
+        stop = self._ranks.receive(AutopilotPart.GUARD in self._context.guard.off, self.step, ends_vote)
         if stop:
             record.stopped_together = record.asked_for = True
             record.skipped_by = ""
             if ends_vote:
                 self._modifier.skip_next()
-        self._modifier.guards = self._modifier.guards and not self._consensus.somebody_off
-        if self._consensus.silent:
+        self._modifier.guards = self._modifier.guards and not self._ranks.somebody_off
+        if self._ranks.silent:
             self._tell_of_silence()
 
     def _stop_looked_for(
@@ -360,9 +360,9 @@ class Autopilot:
             self._stop = self._evaluator.stop_before(self.step, values)
         if self._stop is None:
             return None
-        if self._consensus.is_alone:
+        if self._ranks.is_alone:
             record.stop = self._stop
-        if self._consensus.is_alone or self._modifier.guards:
+        if self._ranks.is_alone or self._modifier.guards:
             self._modifier.skip_next()
         return self._plan.stop_on.index(self._stop.condition)
 
@@ -419,11 +419,11 @@ class Autopilot:
         orders = self._evaluator.evaluate(record, reading, events, self._parts)
         self._emit_checkpoint_events()
         if not self._rollback.is_running:
-            self._consensus.give(orders)
+            self._ranks.give(orders)
 
     def _carry_out(self, late: bool) -> None:
         """Do what was decided; `late`: the script has begun its next step, for the reading came no sooner."""
-        orders = self._consensus.take()
+        orders = self._ranks.take()
         if not late and self._scaler is not None:
             self._settle_scale(self._scaler)
         if self._keeps or self._snapshots.has_checkpoints:
@@ -458,7 +458,7 @@ class Autopilot:
             return
         if orders.trouble or record.skipped_by or record.asked_for:
             return
-        if self._consensus.is_alone:
+        if self._ranks.is_alone:
             ring, disk = self._snapshots.is_due(self._parts, self.step)
         else:
             ring, disk = orders.snapshot, orders.checkpoint
@@ -480,7 +480,7 @@ class Autopilot:
         return gone
 
     def _silence(self) -> None:
-        raise ConnectionError(f"{self._consensus.silent}; no step is skipped or rolled back from here on")
+        raise ConnectionError(f"{self._ranks.silent}; no step is skipped or rolled back from here on")
 
     def _loss_has_level(self) -> bool:
         """Whether the level of the loss says how good the weights are; jumps of a signed loss, and of a GAN's, do."""

@@ -22,7 +22,7 @@ from mlflow_stability.recovery.state import any_shards
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of
 from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
-from mlflow_stability.session.autopilot.rank_consensus import RankVote, shared_vote
+from mlflow_stability.session.autopilot.ranks import RankVote, shared_vote
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.held_batches import report_of
 from mlflow_stability.session.guard import PartGuard

@@ -41,7 +41,7 @@ from mlflow_stability.recovery.state import RestoreChoice, RestorePlan, StaleGra
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
 from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import KnownParts
-from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
+from mlflow_stability.session.autopilot.ranks import Orders, Ranks
 from mlflow_stability.session.autopilot.snapshot_manager import MissingStateError, SnapshotManager
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.autopilot.step_record import StepRecord
@@ -347,14 +347,14 @@ class RollbackExecutor:
     def __init__(
         self,
         controller: RollbackController,
-        consensus: RankConsensus,
+        ranks: Ranks,
         context: AutopilotContext,
         recording: Recording | None,
         emit: Callable[[Finding], None],
     ) -> None:
         guard = context.guard
         self._controller = controller
-        self._consensus = consensus
+        self._ranks = ranks
         self._off = guard.off
         self._recording = recording
         self._emit = emit
@@ -377,17 +377,17 @@ class RollbackExecutor:
         """
         self.is_running = True
         try:
-            while not self._consensus.agree(bool(self._prepare(decision, step, parts))):
-                if not self._consensus.agree(AutopilotPart.ROLLBACK not in self._off):
+            while not self._ranks.agree(bool(self._prepare(decision, step, parts))):
+                if not self._ranks.agree(AutopilotPart.ROLLBACK not in self._off):
                     self._forgo(decision, step, True)
                     return False
-                target = self._consensus.told_by_first(self._controller.next_target(decision))
+                target = self._ranks.told_by_first(self._controller.next_target(decision))
                 if target < 0:
                     self._give_up(decision, step)
                     return False
                 decision = self._controller.retarget(decision, target)
-            if not self._consensus.agree(bool(self._apply())):
-                self._forgo(decision, step, self._consensus.agree(bool(self._undo())))
+            if not self._ranks.agree(bool(self._apply())):
+                self._forgo(decision, step, self._ranks.agree(bool(self._undo())))
             else:
                 self._finish(decision, step)
                 return True
@@ -413,19 +413,19 @@ class RollbackExecutor:
     def _rolled_back(self, decision: Decision, step: int) -> None:
         recording = self._recording
         event = self._controller.rolled_back(decision, step, 1 if recording is None else recording.attempt + 1)
-        self._consensus.forget()
+        self._ranks.forget()
         if recording is not None:
             self._emit(event)
             recording.rolled_back(decision.reason)
 
     def _nothing_fits(self, decision: Decision, step: int) -> None:
         self._emit(self._controller.nothing_fits(decision, step, self._misfit))
-        self._consensus.forget()
+        self._ranks.forget()
 
     def _forgone(self, decision: Decision, step: int, all_whole: bool) -> None:
         why = self._off.get(AutopilotPart.ROLLBACK, "it failed in another process of this training")
         self._emit(self._controller.forgo(decision, step, why, all_whole))
-        self._consensus.forget()
+        self._ranks.forget()
         if self._controller.ends_training:
             said = f"the rollback failed ({why})"
             raise TrainingDiverged(f"Training stopped at step {step}: {said}.", said)

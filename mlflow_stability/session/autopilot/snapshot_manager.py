@@ -43,7 +43,7 @@ from mlflow_stability.recovery.state import (
 )
 from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import KnownParts
-from mlflow_stability.session.autopilot.rank_consensus import Orders
+from mlflow_stability.session.autopilot.ranks import Orders
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.result import Finding
 

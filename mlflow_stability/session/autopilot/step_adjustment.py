@@ -17,7 +17,7 @@ from mlflow_stability.kinds.reported.autopilot import Smaller, SmallerSteps, Sma
 from mlflow_stability.recovery.easing import reset_moments
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state import TrainingParts
-from mlflow_stability.session.autopilot.rank_consensus import Orders
+from mlflow_stability.session.autopilot.ranks import Orders
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.vocabulary.result import Finding, Severity

@@ -18,7 +18,7 @@ from mlflow_stability.recovery.skipping import SkipCount, calm_loss_scaler, cut_
 from mlflow_stability.recovery.stop_conditions import Stop, StopRules
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.known_parts import KnownParts
-from mlflow_stability.session.autopilot.rank_consensus import Orders
+from mlflow_stability.session.autopilot.ranks import Orders
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController
 from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_modifier import StepModifier

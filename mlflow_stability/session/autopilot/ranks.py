@@ -265,56 +265,32 @@ def shared_vote() -> RankVote | None:
     return RankVote()
 
 
-class RankConsensus:
-    """The processes of one training, as this one sees them."""
+class Ranks:
+    """The processes of a training, where there is but one: what is given is taken, and every answer is its own."""
 
-    def __init__(self, vote: RankVote | None, decides: bool) -> None:
-        self._vote = vote
-        self._decides = decides
+    is_alone = True
+    somebody_off = False
+    """Whether the guard of a process has failed."""
+    silent = ""
+    """Why other processes are not heard any more; empty while they are."""
+    norm: float | None = None
+    """Of all gradients of a split model, as the last vote has told it; None where nobody asked."""
+    loss: float | None = None
+    """Of the last stages of a pipeline, as the last vote has told it."""
+
+    def __init__(self) -> None:
         self._orders = Orders()
         """To be carried out when this step is over."""
         self.has_orders = False
         """Whether any were given since they were taken last."""
-        self._to_send = Orders()
-        """To be sent to all processes, this one among them, at the next step."""
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is but one."""
-        return self._vote is None
-
-    @property
-    def somebody_off(self) -> bool:
-        """Whether the guard of a process has failed."""
-        return self._vote is not None and self._vote.somebody_off
-
-    @property
-    def silent(self) -> str:
-        """Why other processes are not heard any more; empty while they are."""
-        return "" if self._vote is None else self._vote.silent
-
-    @property
-    def norm(self) -> float | None:
-        """Of all gradients of a split model, as the last vote has told it; None where nobody asked."""
-        return None if self._vote is None else self._vote.norm
-
-    @property
-    def loss(self) -> float | None:
-        """Of the last stages of a pipeline, as the last vote has told it."""
-        return None if self._vote is None else self._vote.loss
-
-    def pause(self, begin: bool) -> None:
+    def pause(self, _begin: bool, /) -> None:
         """Ask nobody for a while: some may have run out of batches."""
-        if self._vote is not None:
-            self._vote.paused = begin
 
     def give(self, orders: Orders) -> None:
         """Something was decided; of several processes only the first one decides."""
-        if self._vote is None:
-            self._orders = self._orders.joined(orders) if self.has_orders else orders
-            self.has_orders = True
-        elif self._decides:
-            self._to_send = self._to_send.joined(orders)
+        self._orders = self._orders.joined(orders) if self.has_orders else orders
+        self.has_orders = True
 
     def take(self) -> Orders:
         """What is to be done now."""
@@ -323,26 +299,92 @@ class RankConsensus:
 
     def agree(self, done: bool) -> bool:
         """Whether all processes have done it; each must come here, whatever its own result is."""
-        return done if self._vote is None else self._vote.all_have(done)
+        return done
 
     def told_by_first(self, step: int) -> int:
         """The step that the first process says, which decides; each must come here. -1: none."""
-        if self._vote is None:
-            return step
+        return step
+
+    def forget(self) -> None:
+        """The training was rolled back: what was decided of its steps is void."""
+        self._orders, self.has_orders = Orders(), False
+
+    def announce(
+        self, _capture: StepCapture, _step: int, _due: Callable[[], tuple[bool, bool]], _stop: int | None = None, /
+    ) -> bool:
+        """Runs before the vote of a capture; False where there is none, or it is over.
+
+        `_due`: what to keep. `_stop`: which condition to stop on is met here.
+        """
+        return False
+
+    def receive(self, _is_off: bool, _step: int, _ends_vote: bool = False, /) -> int:
+        """Runs after it; returns which condition ends the training before this step; 0: none.
+
+        `_ends_vote`: nobody is asked again about this capture.
+        """
+        return 0
+
+
+class SeveralRanks(Ranks):
+    """Several processes, as this one sees them."""
+
+    is_alone = False
+
+    def __init__(self, vote: RankVote, decides: bool) -> None:
+        super().__init__()
+        self._vote = vote
+        self._decides = decides
+        self._to_send = Orders()
+        """To be sent to all processes, this one among them, at the next step."""
+
+    @property
+    def somebody_off(self) -> bool:  # type: ignore[override] # alone it never changes
+        """Whether the guard of a process has failed."""
+        return self._vote.somebody_off
+
+    @property
+    def silent(self) -> str:  # type: ignore[override]
+        """Why other processes are not heard any more; empty while they are."""
+        return self._vote.silent
+
+    @property
+    def norm(self) -> float | None:  # type: ignore[override]
+        """Of all gradients of a split model."""
+        return self._vote.norm
+
+    @property
+    def loss(self) -> float | None:  # type: ignore[override]
+        """Of the last stages of a pipeline."""
+        return self._vote.loss
+
+    def pause(self, begin: bool) -> None:
+        """Ask nobody for a while: some may have run out of batches."""
+        self._vote.paused = begin
+
+    def give(self, orders: Orders) -> None:
+        """Send what was decided with the next vote; only the first process decides."""
+        if self._decides:
+            self._to_send = self._to_send.joined(orders)
+
+    def agree(self, done: bool) -> bool:
+        """Whether all processes have done it; each must come here, whatever its own result is."""
+        return self._vote.all_have(done)
+
+    def told_by_first(self, step: int) -> int:
+        """The step that the first process says, which decides; each must come here. -1: none."""
         return int(max(self._vote.largest(float(step) if self._decides else -1.0), -1.0))
 
     def forget(self) -> None:
         """The training was rolled back: what was decided of its steps is void."""
-        self._orders, self._to_send, self.has_orders = Orders(), Orders(), False
+        super().forget()
+        self._to_send = Orders()
 
     def announce(
         self, capture: StepCapture, step: int, due: Callable[[], tuple[bool, bool]], stop: int | None = None
     ) -> bool:
-        """Runs before the vote of a capture; False where there is none, or it is over.
-
-        `due`: what to keep. `stop`: which condition to stop on is met here.
-        """
-        if self._vote is None or not self._vote.begins(capture):
+        """Put the orders of the first process, and the condition that is met here, into the vote that follows."""
+        if not self._vote.begins(capture):
             return False
         if self._decides:
             if not self._to_send.trouble and self._to_send.rollback is None:
@@ -352,14 +394,8 @@ class RankConsensus:
             self._vote.set_stop(stop)
         return True
 
-    def receive(self, is_off: bool, step: int, *, ends_vote: bool = False) -> int:
-        """Runs after it: the orders are the same everywhere, but their reason is known only where they came from.
-
-        `ends_vote`: nobody is asked again about this capture. Gives which condition ends the training before this step;
-        0: none.
-        """
-        if self._vote is None:
-            return 0
+    def receive(self, is_off: bool, step: int, ends_vote: bool = False) -> int:
+        """Take the orders of the vote, the same on all ranks; their reason is known only where they came from."""
         self._vote.is_over = ends_vote
         mine, self._to_send = self._to_send, Orders()
         self._orders, self.has_orders = self._vote.received(is_off, step), True
@@ -367,3 +403,8 @@ class RankConsensus:
             self._orders.rollback = mine.rollback
         self._orders.ending = mine.ending or self._orders.ending
         return self._orders.stop
+
+
+def ranks_of(vote: RankVote | None, decides: bool) -> Ranks:
+    """The processes of a training; `decides`: whether this one records, and so decides for all."""
+    return Ranks() if vote is None else SeveralRanks(vote, decides)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.rollback_state import Decision
-from mlflow_stability.session.autopilot.rank_consensus import FIELDS, Orders, stop_named, stop_number
+from mlflow_stability.session.autopilot.ranks import FIELDS, Orders, stop_named, stop_number
 
 
 @given(st.integers(1, 10**9), st.integers(0, 10**6), st.integers(0, 10**6), st.tuples(*[st.booleans()] * 4))
