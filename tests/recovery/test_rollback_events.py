@@ -7,7 +7,7 @@ from mlflow_stability.vocabulary.result.severity import Severity
 
 
 def test_going_back_is_told_with_its_reason_its_target_the_steps_lost_and_the_time_it_took() -> None:
-    decision = Decision("rollback", "loss stood high.", 196, 40, 101, 0.5, 200)
+    decision = Decision("rollback", "loss stood high.", 196, 101, 0.5, 200)
     event = rollback_event(decision, 212, seconds=0.02, attempt=0, rollbacks=1)
     assert (event.kind, event.severity, event.step) == ("rollback", Severity.INFO, 212)
     assert "from step 212 to step 101 (111 steps lost): loss stood high." in event.message
@@ -33,7 +33,7 @@ def test_giving_up_on_one_trouble_is_a_warning() -> None:
 
 
 def test_a_rate_that_is_held_down_is_not_called_a_share_of_what_the_schedule_has_now() -> None:
-    decision = Decision("rollback", "loss is high.", 400, 40, 301, 0.5, 200)
+    decision = Decision("rollback", "loss is high.", 400, 301, 0.5, 200)
     held = HeldRate(0.198, 0.001, 500)
     event = rollback_event(decision, 413, seconds=0.02, attempt=0, rollbacks=1, learning_rate=0.0005, held=held)
     assert event.message.endswith(

@@ -124,7 +124,7 @@ def break_the_guard(flown: Autopilot) -> None:
 
 
 def lose_the_states(flown: Autopilot) -> None:
-    flown._snapshots.ring.clear()
+    flown._states.ring.clear()
 
 
 def break_off_half_way(flown: Autopilot) -> None:

@@ -75,7 +75,7 @@ def is_written() -> bool:
     session = mlflow_stability.current_session()
     assert session is not None
     assert session._lifecycle is not None
-    writer = session._lifecycle.control._snapshots._writer
+    writer = session._lifecycle.control._states._writer
     return writer is None or not writer.is_busy
 
 

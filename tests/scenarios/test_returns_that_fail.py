@@ -18,7 +18,7 @@ from torch.optim import LBFGS, AdamW
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.state.restore import RestorePlan
-from mlflow_stability.session.autopilot import snapshot_manager as keeping
+from mlflow_stability.session.autopilot import states as keeping
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.result.severity import Severity
 
@@ -115,7 +115,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, breaks: BreaksAt) -> None:
 
 def loses_its_states(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     assert session._lifecycle is not None
-    monkeypatch.setattr(session._lifecycle.control._snapshots, "state_of", lambda step: {}[step])
+    monkeypatch.setattr(session._lifecycle.control._states, "state_of", lambda step: {}[step])
 
 
 @pytest.mark.parametrize("trouble", [breaks_off, has_no_room, breaks_off_at_its_end, loses_its_states])

@@ -29,7 +29,7 @@ from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
 from mlflow_stability.session.autopilot.ranks import Orders, ranks_of, stop_named
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackExecutor
-from mlflow_stability.session.autopilot.snapshot_manager import SnapshotManager
+from mlflow_stability.session.autopilot.states import States
 from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
 from mlflow_stability.session.autopilot.step_modifier import BufferWatch, StepModifier
@@ -89,7 +89,7 @@ class Autopilot:
         self._stop: Stop | None = None
         """Why the training ends; no step is taken until its reading has come."""
         self._modifier = StepModifier(plan.policy, plan.adaptive_clip, context.vote)
-        self._snapshots = SnapshotManager(
+        self._states = States(
             plan.policy,
             context.guard,
             context.open_directory,
@@ -101,7 +101,7 @@ class Autopilot:
             1 if context.vote is None else context.vote.ranks_here,
         )
         self._controller = RollbackController(
-            plan.policy, self._modifier, self._snapshots, self._emit, self._loss_has_level
+            plan.policy, self._modifier, self._states, self._emit, self._loss_has_level
         )
         self._controller.stale.first_step = self.step
         guard, self._batches = context.guard, context.batches
@@ -146,9 +146,9 @@ class Autopilot:
         self._ease = guard(AutopilotPart.CLIPPING_AND_EASING, self._modifier.ease)
         self._show_rate = guard(AutopilotPart.CLIPPING_AND_EASING, self._modifier.show_rate)
         self._snapshot = guard(AutopilotPart.SNAPSHOTS, self._keep_state)
-        self._complete = guard(AutopilotPart.SNAPSHOTS, self._snapshots.complete)
-        self._begin_states = guard(AutopilotPart.SNAPSHOTS, self._snapshots.take_initial)
-        self._prove = guard(AutopilotPart.SNAPSHOTS, self._snapshots.prove)
+        self._complete = guard(AutopilotPart.SNAPSHOTS, self._states.complete)
+        self._begin_states = guard(AutopilotPart.SNAPSHOTS, self._states.take_initial)
+        self._prove = guard(AutopilotPart.SNAPSHOTS, self._states.prove)
         self._decide = guard(AutopilotPart.DECISIONS, self._decided)
         self._settle_scale = guard(AutopilotPart.LOSS_SCALE, self._evaluator.settle_scale)
         self._cap_scale = guard(AutopilotPart.LOSS_SCALE, cap_loss_scale)
@@ -158,7 +158,7 @@ class Autopilot:
 
     def before_backward(self, tensors: Any) -> None:
         """Runs before anything else of a backward pass."""
-        if self._snapshots.has_incomplete:
+        if self._states.has_incomplete:
             self._complete(self._parts.alive())
         if self._ranks.has_orders:
             self._carry_out(late=True)
@@ -272,7 +272,7 @@ class Autopilot:
     @property
     def good_steps(self) -> tuple[int, ...]:
         """The steps whose state can be gone back to."""
-        return tuple(each.step for each in self._snapshots.good(with_disk=True))
+        return tuple(each.step for each in self._states.candidates(with_disk=True))
 
     def skip_next(self) -> None:
         """Skip the next step."""
@@ -286,7 +286,7 @@ class Autopilot:
         parts = self._parts.alive()
         if parts is None or self._recording is None:
             return False
-        return self._snapshots.write_now(parts, self.step, self._evaluator.loss, self._rates)
+        return self._states.write_now(parts, self.step, self._evaluator.loss, self._rates)
 
     def roll_back(self) -> bool:
         """Go back to the newest good state, between two steps; False where there is none.
@@ -313,7 +313,7 @@ class Autopilot:
             self._forward.remove()
         if self._recording is not None:
             self._recording.listener = None
-        self._snapshots.close(seconds)
+        self._states.close(seconds)
         self._emit_checkpoint_events()
         if self._batches is not None:
             self._batches.stop()
@@ -322,7 +322,7 @@ class Autopilot:
         """Have a checkpoint written, and say when; empty where it cannot be."""
         if not self.checkpoint_now():
             return ""
-        if self._snapshots.writes_together and not self._ranks.is_alone:
+        if self._states.writes_together and not self._ranks.is_alone:
             return "All ranks write a checkpoint after the next step."
         return f"Wrote a checkpoint of step {self.step}."
 
@@ -331,7 +331,7 @@ class Autopilot:
         parts = self._parts_now()
         if parts is None:
             return False
-        return self._snapshots.write_now(parts, self.step, self._evaluator.loss, self._rates, value)
+        return self._states.write_now(parts, self.step, self._evaluator.loss, self._rates, value)
 
     def _receive(self, record: StepRecord, *, ends_vote: bool) -> None:
         """Take in what all processes have said, after the guard has voted, or instead of it."""
@@ -390,19 +390,19 @@ class Autopilot:
         try:
             change = self._parts.meet(optimizer, self._scaler)
         except ChangingPartsError:
-            self._snapshots.forget()  # nobody knows any more what they are states of
+            self._states.forget()  # nobody knows any more what they are states of
             raise
         parts = self._parts.alive() if change is not PartsChange.NONE else None
         if parts is None:
             return
         if change is PartsChange.OPTIMIZER:
-            self._snapshots.optimizer_joined(parts)
+            self._states.optimizer_joined(parts)
             return
         self._modifier.parts_changed(parts)
         if change is PartsChange.GROWN:
-            self._snapshots.parts_joined(parts)
+            self._states.parts_joined(parts)
             return
-        self._snapshots.parts_changed(parts)
+        self._states.parts_changed(parts)
         began = self._capture is None or self._capture.begins_step
         self._begin_states(parts, self.step - began)
 
@@ -412,7 +412,7 @@ class Autopilot:
         parts = self._parts.alive()
         if change is not PartsChange.NONE and parts is not None:
             self._modifier.parts_changed(parts)
-            self._snapshots.parts_joined(parts)
+            self._states.parts_joined(parts)
         return parts
 
     def _decided(self, record: StepRecord, reading: StepReading, events: Sequence[Finding]) -> None:
@@ -426,7 +426,7 @@ class Autopilot:
         orders = self._ranks.take()
         if not late and self._scaler is not None:
             self._settle_scale(self._scaler)
-        if self._keeps or self._snapshots.has_checkpoints:
+        if self._keeps or self._states.has_checkpoints:
             self._prove(orders, self.step, self._keeps)  # nobody goes back: what was asked for stays
         if orders.stop and orders.ending is None:
             orders.ending = self._stopped_together(orders.stop)
@@ -435,8 +435,8 @@ class Autopilot:
             self._evaluator.stop_over()
             if orders.rollback is not None:
                 self._roll_back(orders.rollback)
-            if self._recording is not None or self._snapshots.writes_together:
-                self._context.guard(AutopilotPart.CHECKPOINTS, self._snapshots.save_last_good)(SAVE_SECONDS)
+            if self._recording is not None or self._states.writes_together:
+                self._context.guard(AutopilotPart.CHECKPOINTS, self._states.save_last_good)(SAVE_SECONDS)
             raise orders.ending
         rollback = self._delayed or orders.rollback
         if rollback is not None:
@@ -459,18 +459,18 @@ class Autopilot:
         if orders.trouble or record.skipped_by or record.asked_for:
             return
         if self._ranks.is_alone:
-            ring, disk = self._snapshots.is_due(self._parts, self.step)
+            ring, disk = self._states.is_due(self._parts, self.step)
         else:
             ring, disk = orders.snapshot, orders.checkpoint
-        disk = disk and (self._recording is not None or self._snapshots.writes_together)
+        disk = disk and (self._recording is not None or self._states.writes_together)
         parts = self._parts_now() if ring or disk else None
         if parts is not None:
-            self._snapshots.take(parts, self.step, self._evaluator.loss, self._rates, ring=ring, disk=disk)
+            self._states.take(parts, self.step, self._evaluator.loss, self._rates, ring=ring, disk=disk)
 
     def _due(self) -> tuple[bool, bool]:
-        if not (self._keeps or self._snapshots.is_wanted) or not self._parts.are_there():
+        if not (self._keeps or self._states.is_wanted) or not self._parts.are_there():
             return False, False
-        ring, disk = self._snapshots.is_due(self._parts, self.step)
+        ring, disk = self._states.is_due(self._parts, self.step)
         return ring and self._keeps, disk
 
     def _roll_back(self, decision: Decision) -> bool:
@@ -488,7 +488,7 @@ class Autopilot:
         return self._recording is None or self._recording.no_level in jumps
 
     def _emit_checkpoint_events(self) -> None:
-        for event in self._snapshots.events():
+        for event in self._states.events():
             self._emit(event)
 
     def _emit(self, event: Finding) -> None:

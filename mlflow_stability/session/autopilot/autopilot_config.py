@@ -16,7 +16,7 @@ from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stop_conditions import StopCondition, stop_conditions
 from mlflow_stability.session.autopilot.ranks import RankVote
-from mlflow_stability.session.autopilot.snapshot_manager import OpenDirectory
+from mlflow_stability.session.autopilot.states import OpenDirectory
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.argument import shown

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 
 
-class AutopilotPart(StrEnum):
+class AutopilotPart(str, Enum):
     """A part; its value is its name in messages."""
 
     AUTOPILOT = "the autopilot"
@@ -24,3 +24,5 @@ class AutopilotPart(StrEnum):
     STOP_CONDITIONS = "stop conditions"
     TRAINING_PARTS = "the training's parts"
     UNDO_ROLLBACK = "undoing a rollback"
+
+    __str__ = str.__str__

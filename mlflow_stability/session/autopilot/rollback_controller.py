@@ -12,7 +12,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch.nn import Module
@@ -37,12 +36,12 @@ from mlflow_stability.recovery.rollback_events import (
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
 from mlflow_stability.recovery.rollback_target import next_older_target, preferred_state
-from mlflow_stability.recovery.state import RestoreChoice, RestorePlan, StaleGraphs, TrainingParts, is_finite
+from mlflow_stability.recovery.state import StaleGraphs, TrainingParts, is_finite
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
 from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.ranks import Orders, Ranks
-from mlflow_stability.session.autopilot.snapshot_manager import MissingStateError, SnapshotManager
+from mlflow_stability.session.autopilot.states import MissingStateError, States
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.session.recording import Recording
@@ -53,16 +52,6 @@ HARMFUL = of_instability(Instability.HARMFUL)
 """Findings after which a state that has not proved itself may carry what led to them; a slow step is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Return:
-    """What is needed to go back, found before anything is changed."""
-
-    parts: TrainingParts
-    plan: RestorePlan
-    easing: EasingPlan
-    began: float
-
-
 class RollbackController:
     """The decisions about one training, and what they do."""
 
@@ -70,13 +59,13 @@ class RollbackController:
         self,
         policy: RollbackPolicy,
         modifier: StepModifier,
-        snapshots: SnapshotManager,
+        states: States,
         emit: Callable[[Finding], None],
         has_level: Callable[[], bool] = lambda: True,
     ) -> None:
         self._policy = policy
         self._modifier = modifier
-        self._snapshots = snapshots
+        self._states = states
         self._emit = emit
         self._has_level = has_level
         self._past = self._before = RollbackHistory()
@@ -84,8 +73,8 @@ class RollbackController:
         self._losses = LossHistory()
         self._ordered: Decision | None = None
         """The rollback that was decided last."""
-        self._return: _Return | None = None
-        """The one that is being made."""
+        self._staged: tuple[float, TrainingParts, EasingPlan] | None = None
+        """Of the one that is being made: when it began, the parts, and how it is eased back in."""
         self.stale = StaleGraphs()
         self.origin: Finding | None = None
         """Where the last number that is not finite was born, where that was found."""
@@ -124,7 +113,7 @@ class RollbackController:
             self._good(_place_of(record)),
             record.place,
             self._losses.last(record.step, self._policy.recovery_patience, _place_of(record)),
-            None if self._snapshots.untracked is None else self._snapshots.untracked.step,
+            None if self._states.untracked is None else self._states.untracked.step,
             self._has_level(),
         )
         before = self._past
@@ -149,7 +138,7 @@ class RollbackController:
         proven_by = self._policy.healthy_after
         return tuple(
             dataclasses.replace(each, around=self._losses.around(each.step, place, proven_by))
-            for each in self._snapshots.good(with_disk=self._policy.rollback)
+            for each in self._states.candidates(with_disk=self._policy.rollback)
         )
 
     def _undo_rollback(self, decision: Decision, before: RollbackHistory, step: int, orders: Orders) -> None:
@@ -174,7 +163,7 @@ class RollbackController:
 
     def by_hand(self, step: int) -> Decision | None:
         """The decision of a script that asks for a rollback; None where there is no good state."""
-        good: tuple[GoodState, ...] = self._snapshots.good(with_disk=True)
+        good: tuple[GoodState, ...] = self._states.candidates(with_disk=True)
         if not good:
             return None
         policy = self._policy
@@ -188,23 +177,16 @@ class RollbackController:
         )
 
     def prepare(self, decision: Decision, step: int, parts: TrainingParts) -> None:
-        """Find the state, compare it with the training, and set aside what is now; nothing is changed."""
-        policy, snapshots = self._policy, self._snapshots
-        copy = snapshots.state_of(decision.target, parts)
-        schedule = policy.restore_schedule
-        choice = RestoreChoice(schedule, schedule, rng=policy.restore_rng, restart_averages=True)
-        self._return = _Return(
-            parts,
-            RestorePlan(copy, parts, choice, lambda: snapshots.set_aside(parts, step, decision.target)),
-            self._easing(decision, step, parts),
-            time.perf_counter(),
-        )
+        """Find the state, compare it with the training, and copy that aside; nothing is changed."""
+        began = time.perf_counter()
+        self._states.stage(decision.target, parts, step)
+        self._staged = began, parts, self._easing(decision, step, parts)
 
     def next_target(self, decision: Decision) -> int:
         """The state of this decision does not fit: forget it, and return the step of the next older one, or -1."""
-        self._return = None
-        self._snapshots.drop(decision.target)
-        return next_older_target(self._past, self._snapshots.good(with_disk=True), decision.target)
+        self._states.abandon()
+        self._states.drop(decision.target)
+        return next_older_target(self._past, self._states.candidates(with_disk=True), decision.target)
 
     def retarget(self, decision: Decision, target: int) -> Decision:
         """The decision for another state."""
@@ -218,7 +200,7 @@ class RollbackController:
 
     def nothing_fits(self, decision: Decision, step: int, why: str) -> Finding:
         """No state fits the training as it is now; those that come will, and so this trouble alone is not answered."""
-        self._return = None
+        self._states.abandon()
         if decision is self._ordered:
             before = self._before
             self._past = dataclasses.replace(before, waiting=None, unanswered=before.unanswered + 1)
@@ -227,42 +209,37 @@ class RollbackController:
         return give_up_event(told, step, attempt=0, rollbacks=self.rollbacks)
 
     def apply(self) -> None:
-        """Set the training back, between two steps; where that breaks off, it is what it was before."""
-        assert self._return is not None
-        self._return.plan.apply()
+        """Restore the state, between two steps; where that breaks off, the training is what it was before."""
+        self._states.restore()
 
     def undo(self) -> bool:
         """It did not work everywhere: make the training what it was before; whether it is that now."""
-        if self._return is None:
-            return True
-        return not self._return.plan.undo()
+        return self._states.undo()
 
     def rolled_back(self, decision: Decision, step: int, attempt: int) -> Finding:
         """It worked, in every process: gives the event that says so."""
-        assert self._return is not None
-        done, self._return = self._return, None
-        self._snapshots.rolled_back(decision.target)
-        done.plan.finish()
+        assert self._staged is not None
+        (began, parts, easing), self._staged = self._staged, None
+        optimizers, copies_left = parts.optimizers, self._states.finish(decision.target)
         if self._policy.reset_momentum:
-            for optimizer in done.parts.optimizers:
+            for optimizer in optimizers:
                 reset_momentum(optimizer)
         self.stale.restored(step)
         self._losses.rolled_back(step)
         if decision is self._ordered:
             self._past, self._ordered = carried_out(self._past, step), None
-        self._modifier.rolled_back(done.easing)
-        optimizers = done.parts.optimizers
+        self._modifier.rolled_back(easing)
         # Of several, the one whose learning rate had jumped is named.
-        number = next((at for at, each in enumerate(optimizers) if _held_rate(done.easing, each) is not None), 0)
+        number = next((at for at, each in enumerate(optimizers) if _held_rate(easing, each) is not None), 0)
         return rollback_event(
             decision,
             step,
-            seconds=time.perf_counter() - done.began,
+            seconds=time.perf_counter() - began,
             attempt=attempt,
             rollbacks=max(self.rollbacks, attempt),
-            learning_rate=done.easing.first_rate(optimizers[number]) if optimizers else math.nan,
-            copies_left=done.plan.copies_left,
-            held=_held_rate(done.easing, optimizers[number]) if optimizers else None,
+            learning_rate=easing.first_rate(optimizers[number]) if optimizers else math.nan,
+            copies_left=copies_left,
+            held=_held_rate(easing, optimizers[number]) if optimizers else None,
             rate_of=f"optimizer_{number}" if len(optimizers) > 1 else "",
         )
 
@@ -271,8 +248,7 @@ class RollbackController:
 
         `all_whole`: whether every process has its training as it was before.
         """
-        returned, self._return = self._return, None
-        torn = "" if returned is None else returned.plan.torn
+        torn = self._states.abandon()
         if not torn and not all_whole:
             torn = "Another process of this training could not restore its previous state."
         self._past = dataclasses.replace(self._past, gave_up=True)
@@ -280,7 +256,7 @@ class RollbackController:
 
     def _easing(self, decision: Decision, step: int, parts: TrainingParts) -> EasingPlan:
         lasting = min(decision.lasting_share, self._modifier.lasting)
-        rates, times = self._snapshots.rates_at(decision.target), self._policy.hold_learning_rate_above
+        rates, times = self._states.rates_at(decision.target), self._policy.hold_learning_rate_above
         held = {
             id(each): held_rates(each, rates[id(each)], times, lasting)
             for each in parts.optimizers
@@ -299,7 +275,7 @@ class RollbackController:
         remedies = OF_SCALE if decision.is_no_better else remedies
         told = give_up_event(decision, step, attempt=0, rollbacks=self.rollbacks, ends=ends, remedies=remedies)
         self._emit(told)
-        if self._snapshots.untracked is not None and self._snapshots.untracked.step == decision.target:
+        if self._states.untracked is not None and self._states.untracked.step == decision.target:
             abandoned = self._past.rollbacks[-1].to
             reason = f"The rollback to step {abandoned} did not help; restored the weights from before that rollback."
             orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)

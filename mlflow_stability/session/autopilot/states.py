@@ -1,4 +1,4 @@
-"""Snapshots for rollbacks: often in memory, sometimes on the disk; and the parts of the training.
+"""States of one training, in memory and on the disk, and how it is restored to one of them.
 
 In: the training at the end of steps and before backward passes, and whether steps were healthy. Out: good states.
 Guarantees: training waits for the copy and never for the disk, except in a rollback to a state that is being written;
@@ -28,6 +28,8 @@ from mlflow_stability.recovery.rollback_events import no_checkpoints_event
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import GoodState
 from mlflow_stability.recovery.state import (
+    RestoreChoice,
+    RestorePlan,
     SnapshotRing,
     StateCopy,
     TrainingParts,
@@ -65,7 +67,7 @@ class MissingStateError(LookupError):
     """A state that should be there is not."""
 
 
-class SnapshotManager:
+class States:
     """The states of one training."""
 
     def __init__(
@@ -97,6 +99,8 @@ class SnapshotManager:
         """Where the checkpoints are; None before the first is due."""
         self.untracked: StateCopy | None = None
         """What the training was before the rollback, until a step is healthy again."""
+        self._plan: RestorePlan | None = None
+        """The state that is being restored."""
         self._rates: dict[int, Rates] = {}
         self._early: tuple[StateCopy, float, float | None, bool, bool] | None = None
         """A copy that waits for what follows its step, its loss and metric; for the ring, for the disk?"""
@@ -277,7 +281,7 @@ class SnapshotManager:
             if self._cadence is not None:
                 self._cadence.healthy(step)
 
-    def good(self, with_disk: bool) -> tuple[GoodState, ...]:
+    def candidates(self, with_disk: bool) -> tuple[GoodState, ...]:
         """The states that can be gone back to, oldest first."""
         by_loss = self._policy.best_by is None
         near = [
@@ -311,6 +315,38 @@ class SnapshotManager:
                 raise MemoryError("no memory to set the present state aside")
         self.untracked = copy_state(parts, step, self._device_budget)
         return self.untracked
+
+    def stage(self, target: int, parts: TrainingParts, step: int) -> None:
+        """Find the state of step `target`, compare it with the training, and copy that aside; nothing is changed yet.
+
+        RestoreRefused: it does not fit. MissingStateError: it is not there. MemoryError: there is no room for the copy.
+        """
+        copy = self.state_of(target, parts)
+        schedule = self._policy.restore_schedule
+        choice = RestoreChoice(schedule, schedule, rng=self._policy.restore_rng, restart_averages=True)
+        self._plan = RestorePlan(copy, parts, choice, lambda: self.set_aside(parts, step, target))
+
+    def restore(self) -> None:
+        """Restore the staged state, between two steps; an error leaves the training as it was."""
+        assert self._plan is not None
+        self._plan.apply()
+
+    def undo(self) -> bool:
+        """Another process could not restore: copy back; whether the training is what it was before."""
+        return self._plan is None or not self._plan.undo()
+
+    def finish(self, target: int) -> int:
+        """All processes have restored; returns how many frozen copies of the model the state knows nothing of."""
+        assert self._plan is not None
+        plan, self._plan = self._plan, None
+        self.rolled_back(target)
+        plan.finish()
+        return plan.copies_left
+
+    def abandon(self) -> str:
+        """Forget the staged state; returns what could not be copied back as a sentence, empty where all was."""
+        plan, self._plan = self._plan, None
+        return "" if plan is None else plan.torn
 
     def state_of(self, step: int, parts: TrainingParts) -> StateCopy:
         """The state of a step, from memory or else from the disk; nobody else reads it now."""

@@ -10,8 +10,8 @@ from torch import nn
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.training_parts import TrainingParts
-from mlflow_stability.session.autopilot import snapshot_manager
-from mlflow_stability.session.autopilot.snapshot_manager import SnapshotManager
+from mlflow_stability.session.autopilot import states
+from mlflow_stability.session.autopilot.states import States
 from mlflow_stability.session.guard import PartGuard
 
 NO_RATES = MappingProxyType[int, tuple[float, ...]]({})
@@ -22,9 +22,9 @@ def training() -> TrainingParts:
     return TrainingParts((torch.optim.SGD(model.parameters(), lr=0.1),), (model,))
 
 
-def manager_in(folder: Path) -> SnapshotManager:
+def states_in(folder: Path) -> States:
     policy = RollbackPolicy(best_by="val_loss")
-    return SnapshotManager(policy, PartGuard(True, lambda *_: None), lambda: (folder, "run"), 1)
+    return States(policy, PartGuard(True, lambda *_: None), lambda: (folder, "run"), 1)
 
 
 def values_in(folder: Path) -> list[tuple[int, float | None]]:
@@ -34,21 +34,21 @@ def values_in(folder: Path) -> list[tuple[int, float | None]]:
 def test_a_metric_that_is_heard_before_the_next_backward_pass_goes_into_the_checkpoint_of_its_step(
     tmp_path: Path,
 ) -> None:
-    manager, parts = manager_in(tmp_path), training()
-    manager.take(parts, 100, 2.0, NO_RATES, ring=False, disk=True)
-    assert manager.write_now(parts, 100, 2.0, NO_RATES, 0.5)
-    assert not manager.has_incomplete
-    manager.close(30)
+    kept, parts = states_in(tmp_path), training()
+    kept.take(parts, 100, 2.0, NO_RATES, ring=False, disk=True)
+    assert kept.write_now(parts, 100, 2.0, NO_RATES, 0.5)
+    assert not kept.has_incomplete
+    kept.close(30)
     assert values_in(tmp_path) == [(100, 0.5)]
 
 
 def test_the_best_state_is_not_kept_waiting_for_the_disk_where_there_is_no_room_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manager, parts = manager_in(tmp_path), training()
-    monkeypatch.setattr(snapshot_manager, "free_memory", lambda: 0)
-    assert manager.write_now(parts, 100, 2.0, NO_RATES, 0.5)
-    manager._writer._idle.clear()  # as while a state is being written
-    assert not manager.write_now(parts, 101, 2.0, NO_RATES, 0.4)
-    manager.close(30)
+    kept, parts = states_in(tmp_path), training()
+    monkeypatch.setattr(states, "free_memory", lambda: 0)
+    assert kept.write_now(parts, 100, 2.0, NO_RATES, 0.5)
+    kept._writer._idle.clear()  # as while a state is being written
+    assert not kept.write_now(parts, 101, 2.0, NO_RATES, 0.4)
+    kept.close(30)
     assert values_in(tmp_path) == [(100, 0.5)]
