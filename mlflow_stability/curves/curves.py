@@ -139,6 +139,8 @@ class RunCurves:
     not."""
     updates: tuple[Curve, ...] = ()
     """Norms of updates as shares of the weight norm, of whole models."""
+    rates: tuple[Curve, ...] = ()
+    """Learning rates, of each parameter group."""
 
 
 def run_curves(history: RunHistory) -> RunCurves:
@@ -156,6 +158,7 @@ def run_curves(history: RunHistory) -> RunCurves:
         tuple(curve for quantity in list(returns)[:MOST_SCORES] for curve in curves_of(history, quantity, starts)),
         tuple(curve for quantity in ("loss", "val_loss") for curve in _averages(history, quantity, starts)),
         _curves(history, "update_ratio", _of_whole_models(history, "update_ratio"), starts),
+        curves_of(history, "learning_rate", starts),
     )
 
 

@@ -28,6 +28,10 @@ class Action(Enum):
     KEEP_LEARNING_RATE = "Keep the learning rate."
     KEEP_PEAK_RATE = "Keep the peak learning rate."
     CHECK_SCHEDULE = "Check the learning-rate schedule.", Topic.SCHEDULE
+    MATCH_SCHEDULE_LENGTH = (
+        "Set the length of the learning-rate schedule to the number of optimizer steps.",
+        Topic.SCHEDULE,
+    )
     CHECK_SCHEDULE_AT_RESUME = (
         "Check the learning-rate schedule, above all at its end and after a resume.",
         Topic.SCHEDULE,

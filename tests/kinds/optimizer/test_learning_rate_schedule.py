@@ -1,0 +1,107 @@
+"""Learning rates of zero, and ones that rise again at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from detectors.series import judged
+
+import mlflow_stability
+from mlflow_stability.kinds.optimizer.learning_rate_rise import RateRiseFacts
+from mlflow_stability.kinds.optimizer.learning_rate_zero import ZeroRateFacts
+from mlflow_stability.vocabulary.result import Action, Diagnosis, Severity
+
+STEPS = 450
+Schedule = Callable[[int], float]
+
+
+def cosine(length: int) -> Schedule:
+    return lambda step: 0.0015 * (1 + math.cos(math.pi * step / length))
+
+
+def to_zero(length: int) -> Schedule:
+    return lambda step: cosine(length)(min(step, length))
+
+
+def found(schedule: Schedule, kind: str) -> list[tuple[int, str]]:
+    rates = [schedule(step) for step in range(STEPS)]
+    return [(event.step, event.message) for event in judged(kind, learning_rate=rates)]
+
+
+def diagnosed(schedule: Schedule, folder: Path, every: int = 1) -> Diagnosis:
+    noise = np.random.default_rng(0).normal(0, 0.02, STEPS)
+    losses = 0.3 + 2 / (1 + np.arange(STEPS) / 60) + noise
+    rows = [{"step": step, "loss": losses[step], "lr": schedule(step)} for step in range(0, STEPS, every)]
+    log = folder / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return mlflow_stability.diagnose(log)
+
+
+def test_a_rate_that_stays_zero_is_found_after_a_hundred_steps() -> None:
+    message = "learning rate is 0 since step 150: 100 steps changed no weight; highest before: 0.003."
+    assert found(to_zero(150), "learning_rate_zero") == [(250, message)]
+
+
+def test_the_last_steps_of_a_schedule_may_have_a_rate_of_zero() -> None:
+    assert found(to_zero(STEPS - 90), "learning_rate_zero") == []
+
+
+def test_in_a_long_training_a_hundred_steps_are_few() -> None:
+    rates = [0.1] * 4000 + [0.0] * 205
+    assert judged("learning_rate_zero", learning_rate=rates) == []
+    (event,) = judged("learning_rate_zero", learning_rate=[*rates, *[0.0] * 20])
+    assert event.step == 4211
+
+
+def test_a_rate_that_was_never_above_zero_is_none() -> None:
+    assert found(lambda _: 0.0, "learning_rate_zero") == []
+
+
+def test_one_parameter_group_of_two_may_have_a_rate_of_zero() -> None:
+    rates = {
+        "learning_rate@group_0": [0.1] * STEPS,
+        "learning_rate@group_1": [to_zero(150)(step) for step in range(STEPS)],
+    }
+    assert judged("learning_rate_zero", **rates) == []
+
+
+def test_a_rate_that_rises_again_step_by_step_is_mentioned_once() -> None:
+    ((step, message),) = found(cosine(225), "learning_rate_rise")
+    assert step == 338
+    assert message == "learning rate fell from 0.003 to 0 at step 225 and rose again, to 0.00151."
+    assert len(found(cosine(50), "learning_rate_rise")) == 1
+
+
+def test_warm_up_and_restarts_are_no_rise_after_the_end() -> None:
+    assert found(lambda step: cosine(STEPS)(step) * min(1.0, step / 50), "learning_rate_rise") == []
+    assert found(lambda step: cosine(50)(step % 50), "learning_rate_rise") == []
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_training_whose_last_steps_changed_nothing_is_not_healthy(tmp_path: Path, every: int) -> None:
+    (finding,) = diagnosed(to_zero(150), tmp_path, every).findings
+    assert (finding.kind, finding.severity) == ("learning_rate_zero", Severity.WARNING)
+    assert isinstance(finding.facts, ZeroRateFacts)
+    assert finding.facts.since == 150
+    assert finding.remedies[0].action is Action.MATCH_SCHEDULE_LENGTH
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_cosine_that_is_stepped_twice_ends_at_its_peak(tmp_path: Path, every: int) -> None:
+    (finding,) = diagnosed(cosine(225), tmp_path, every).findings
+    assert (finding.kind, finding.severity) == ("learning_rate_rise", Severity.WARNING)
+    assert isinstance(finding.facts, RateRiseFacts)
+    assert abs(finding.facts.lowest_step - 225) <= every
+    assert finding.facts.learning_rate == pytest.approx(0.003, rel=0.02)
+
+
+@pytest.mark.parametrize("schedule", [cosine(STEPS), to_zero(STEPS), cosine(50), lambda _: 0.001])
+def test_usual_and_cyclic_schedules_are_healthy(tmp_path: Path, schedule: Schedule) -> None:
+    diagnosis = diagnosed(schedule, tmp_path)
+    assert diagnosis.outcome == "healthy"
+    assert all(finding.severity is Severity.INFO for finding in diagnosis.findings)
