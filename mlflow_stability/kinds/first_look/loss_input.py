@@ -1,0 +1,77 @@
+"""A loss function that is given probabilities where it expects logits or log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.vocabulary.facts import Facts, TextEnum
+from mlflow_stability.vocabulary.result import Action, Remedy
+
+
+class LossFunction(TextEnum):
+    """A loss function, as PyTorch names it."""
+
+    CROSS_ENTROPY = "cross_entropy"
+    BINARY_CROSS_ENTROPY = "binary_cross_entropy_with_logits"
+    NLL = "nll_loss"
+
+
+class Activation(TextEnum):
+    """What makes probabilities of logits."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputFacts(Facts):
+    """What goes into a loss function."""
+
+    kind: ClassVar[str] = "loss_input"
+
+    function: LossFunction
+    """The loss function."""
+    activation: Activation
+    """What its input comes from."""
+    module: str = ""
+    """The module of that activation; empty: it is called as a function, or there are several."""
+
+    @property
+    def expected(self) -> str:
+        """What the function expects instead."""
+        return "log-probabilities" if self.function is LossFunction.NLL else "logits"
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``4 is a softmax and its output goes into cross_entropy, which expects logits.``"""
+        what = f"{self.module} is a {self.activation}, and its" if self.module else f"The {self.activation} of the"
+        return f"{what} output goes into {self.function}, which expects {self.expected}."
+
+
+@dataclass(frozen=True, slots=True)
+class LossInput(FindingType):
+    """The loss function is given probabilities where it expects logits.
+
+    What it sees: in the graph of the loss of the first step, a softmax or sigmoid whose output goes straight into
+    `cross_entropy` or `binary_cross_entropy_with_logits`, or a softmax whose output goes straight into `nll_loss`. No
+    value is read. Compiled losses are not seen.
+
+    Why it matters: cross entropy applies the softmax itself. Of probabilities, which lie between 0 and 1, it makes
+    nearly uniform ones: the loss cannot fall below a high value (1.46 for 10 classes), and gradients are small. The
+    model trains, but slowly and to a worse result.
+
+    What to try: give the loss function what comes before the softmax or sigmoid; take the probabilities in evaluation
+    alone. `nll_loss` wants `log_softmax`.
+
+    When it is wrong: a loss that is meant to be bounded.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+    """
+
+    kind = "loss_input"
+    noun = "probabilities in place of logits"
+    order = 1126
+    question = "Does the loss function get logits?"
+    check_by_hand = "Print the input of the loss: values between 0 and 1 that add up to 1 are probabilities."
+    remedies = (Remedy(Action.REMOVE_ACTIVATION_BEFORE_LOSS),)

@@ -1,0 +1,1 @@
+"""Looks at the first steps of a training for mistakes in its set-up."""

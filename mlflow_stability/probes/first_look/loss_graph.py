@@ -1,0 +1,97 @@
+"""Reads from the graph of a loss what goes into the loss function; no value is read, and nothing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import Module
+
+from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInput, LossInputFacts
+from mlflow_stability.probes.objects.module_names import plain_name
+from mlflow_stability.vocabulary.result import Finding, Severity
+
+MAX_NODES = 64
+"""Number of nodes that are looked at, from the loss on: the sum of a few losses."""
+MAX_RESHAPES = 8
+"""Number of nodes between an activation and the loss function that only arrange values anew."""
+COMBINING = ("Add", "Sub", "Mul", "Div", "Neg", "Mean", "Sum", "Stack", "Cat", "Squeeze", "Unsqueeze", "ToCopy", "View")
+"""How nodes begin that make one loss of several values or losses."""
+ARRANGING = (
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Transpose",
+    "Permute",
+    "Squeeze",
+    "Unsqueeze",
+    "ToCopy",
+    "Clone",
+    "T",
+)
+"""How nodes begin that keep the values and arrange them anew, or convert their type."""
+LOSSES: Mapping[str, LossFunction] = {
+    "NllLoss": LossFunction.NLL,
+    "NllLoss2D": LossFunction.NLL,
+    "BinaryCrossEntropyWithLogits": LossFunction.BINARY_CROSS_ENTROPY,
+}
+ACTIVATIONS: Mapping[str, Activation] = {"Softmax": Activation.SOFTMAX, "Sigmoid": Activation.SIGMOID}
+MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
+    Activation.SOFTMAX: (nn.Softmax, nn.Softmax2d),
+    Activation.SIGMOID: (nn.Sigmoid,),
+}
+
+
+def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | None:
+    """Whether a loss function in the graph of this loss is given probabilities where it expects something else."""
+    for function, node in _loss_functions(loss):
+        activation = ACTIVATIONS.get(_name(_source(node)))
+        if activation is None or (function is LossFunction.NLL and activation is Activation.SIGMOID):
+            continue
+        facts = LossInputFacts(function, activation, _module_of(activation, models))
+        return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=LossInput.remedies)
+    return None
+
+
+def _loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any]]:
+    """Loss functions, each with the node that its input comes from."""
+    waiting, looked_at = [loss.grad_fn], 0
+    while waiting and looked_at < MAX_NODES:
+        node = waiting.pop(0)
+        if node is None:
+            continue
+        looked_at += 1
+        name, inputs = _name(node), [following for following, _ in node.next_functions]
+        if name in LOSSES:
+            source = inputs[0] if inputs else None
+            function = LOSSES[name]
+            if function is LossFunction.NLL and _name(source) == "LogSoftmax":
+                yield LossFunction.CROSS_ENTROPY, source.next_functions[0][0]
+            else:
+                yield function, source
+        elif name == "LogSoftmax":  # with probabilities as targets, cross entropy is a sum of products
+            yield LossFunction.CROSS_ENTROPY, inputs[0]
+        elif name.rstrip("0123456789").startswith(COMBINING):
+            waiting += inputs
+
+
+def _source(node: Any) -> Any:
+    """The node that the values come from, however they were arranged since."""
+    for _ in range(MAX_RESHAPES):
+        if not _name(node).startswith(ARRANGING):
+            break
+        node = node.next_functions[0][0]
+    return node
+
+
+def _name(node: Any) -> str:
+    """``Softmax`` of ``SoftmaxBackward0``; empty for none."""
+    return "" if node is None else str(node.name()).partition("Backward")[0]
+
+
+def _module_of(activation: Activation, models: Sequence[Module]) -> str:
+    """The module that applies this activation; empty where there is none, or several."""
+    named = (pair for model in models for pair in Module.named_modules(model))
+    names = [name for name, module in named if isinstance(module, MODULES[activation])]
+    return plain_name(names[0]) if len(names) == 1 else ""
