@@ -19,7 +19,7 @@ from mlflow_stability.kinds.documentation import FindingDocumentation, documenta
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.discovery import subclasses_in
 
-ROOMS = ("loss", "progress", "gradients", "optimizer", "inside", "hardware", "reported")
+ROOMS = ("loss", "progress", "gradients", "optimizer", "inside", "hardware", "reported", "first_look")
 """The sub-packages whose files are looked through; a new file in one of them is all that a new detector needs."""
 _ALL: tuple[type[FindingType], ...] = tuple(
     sorted(

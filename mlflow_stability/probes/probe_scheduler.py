@@ -81,7 +81,7 @@ class ProbeScheduler:
         self.step = first_step - 1
         """The newest step; the captures of a GAN's halves are of one step."""
         self.backward_began = pace.backward_began
-        """Runs right before a backward pass."""
+        """Runs right before the backward pass of these tensors."""
         self.backward_ended = pace.backward_ended
         """Runs right after it."""
         self._leave = pace.close
@@ -260,7 +260,7 @@ class NoProbes:
 
     step = 0
 
-    def backward_began(self) -> None:
+    def backward_began(self, tensors: Any) -> None:
         """Nothing to do."""
 
     def backward_ended(self) -> None:

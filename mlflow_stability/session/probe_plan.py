@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from mlflow_stability.probes.first_look import FirstLook
 from mlflow_stability.probes.forward import ForwardScheduler
 from mlflow_stability.probes.objects import ObjectMemory
 from mlflow_stability.probes.parameters import NonfiniteCount
@@ -49,6 +50,12 @@ def probe_scheduler_of(
     )
     pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [forward, facts, *listeners])
     facts.flops = pace.throughput.flops
+
+    def stop_looking() -> None:
+        pace.look = None
+
+    look = FirstLook(recording.emit, lambda: pace.models, lambda: recording.step + 1, stop_looking)
+    pace.look = guard(FirstLook.part, look.at_loss)
     return ProbeScheduler(guard, probes, pace, recording.step + 1, objects)
 
 

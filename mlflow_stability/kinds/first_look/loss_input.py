@@ -45,8 +45,12 @@ class LossInputFacts(Facts):
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``4 is a softmax and its output goes into cross_entropy, which expects logits.``"""
-        what = f"{self.module} is a {self.activation}, and its" if self.module else f"The {self.activation} of the"
-        return f"{what} output goes into {self.function}, which expects {self.expected}."
+        what = (
+            f"{self.module} is a {self.activation}, and its output"
+            if self.module
+            else f"The output of a {self.activation}"
+        )
+        return f"{what} goes into {self.function}, which expects {self.expected}."
 
 
 @dataclass(frozen=True, slots=True)

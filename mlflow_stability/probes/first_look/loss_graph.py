@@ -28,7 +28,6 @@ ARRANGING = (
     "Unsqueeze",
     "ToCopy",
     "Clone",
-    "T",
 )
 """How nodes begin that keep the values and arrange them anew, or convert their type."""
 LOSSES: Mapping[str, LossFunction] = {
@@ -65,11 +64,10 @@ def _loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any]]:
         name, inputs = _name(node), [following for following, _ in node.next_functions]
         if name in LOSSES:
             source = inputs[0] if inputs else None
-            function = LOSSES[name]
-            if function is LossFunction.NLL and _name(source) == "LogSoftmax":
+            if source is not None and _name(source) == "LogSoftmax":
                 yield LossFunction.CROSS_ENTROPY, source.next_functions[0][0]
             else:
-                yield function, source
+                yield LOSSES[name], source
         elif name == "LogSoftmax":  # with probabilities as targets, cross entropy is a sum of products
             yield LossFunction.CROSS_ENTROPY, inputs[0]
         elif name.rstrip("0123456789").startswith(COMBINING):

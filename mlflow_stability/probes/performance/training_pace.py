@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from torch.nn import Module
 
@@ -36,6 +37,8 @@ class TrainingPace:
     ) -> None:
         # Whoever runs a pass a second time does so before operations and seconds are counted.
         self.throughput = Throughput(tokens_per_step)
+        self.look: Callable[[Any], None] | None = None
+        """Called with what a backward pass begins from; None: nobody looks at it any more."""
         self.clock = StepClock(own_seconds)
         """Who measures how long the parts of a step take."""
         self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.split)
@@ -68,8 +71,10 @@ class TrainingPace:
         self._communication.forget()
         self.throughput.pass_over()
 
-    def backward_began(self) -> None:
-        """Runs right before a backward pass."""
+    def backward_began(self, tensors: Any) -> None:
+        """Runs right before the backward pass of these tensors."""
+        if self.look is not None:
+            self.look(tensors)
         watch, throughput = self._watch, self.throughput
         watch.in_backward = throughput.is_between = True
         if watch.opened or throughput.flops.is_counting:

@@ -145,7 +145,7 @@ class StepMeter:
             self._take_losses(capture, tensors, self._unscaled_loss)
         if len(capture.losses) > MOST_LOSSES:
             capture.condense()
-        self._scheduler.backward_began()
+        self._scheduler.backward_began(tensors)
 
     def backward_ended(self) -> None:
         """Runs right after gradients were computed, or failed to be."""

@@ -333,7 +333,9 @@ class Action(Enum):
     UNFREEZE_PARAMETERS = "Set requires_grad to True for what has to learn."
     CREATE_OPTIMIZER_LATER = "Create the optimizer after the model has its final parameters, from model.parameters()."
     SET_EPS_OF_NORM = "Use an epsilon of 1e-5 or 1e-6."
-    REMOVE_ACTIVATION_BEFORE_LOSS = "Give the loss function what comes before the softmax or sigmoid: it applies its own. nll_loss wants log_softmax."
+    REMOVE_ACTIVATION_BEFORE_LOSS = (
+        "Give the loss function what it expects: what comes before the softmax or sigmoid; for nll_loss, log_softmax."
+    )
     SET_EPS_OF_OPTIMIZER = "Set eps of {module} to 1e-4."
     SET_OR_SWAP_BETAS = "Set betas to (0.9, 0.999), or swap them to {pair}."
 

@@ -1,0 +1,122 @@
+"""What goes into a loss function, read from the graph of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInputFacts
+from mlflow_stability.probes.first_look import FirstLook
+from mlflow_stability.probes.first_look.loss_graph import loss_input
+from mlflow_stability.vocabulary.result import Finding, Severity
+
+CLASSES = 6
+LABELS = torch.randint(0, CLASSES, (4,), generator=torch.Generator().manual_seed(0))
+SHARES = torch.full((4, CLASSES), 1 / CLASSES)
+
+
+def outputs(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (4, CLASSES)), requires_grad=True)
+
+
+def facts_of(loss: Tensor, *models: nn.Module) -> LossInputFacts | None:
+    finding = loss_input(loss, models, 1)
+    assert finding is None or isinstance(finding.facts, LossInputFacts)
+    return None if finding is None else finding.facts
+
+
+TWICE: dict[str, Callable[[], Tensor]] = {
+    "softmax": lambda: functional.cross_entropy(outputs().softmax(1), LABELS),
+    "with label smoothing": lambda: nn.CrossEntropyLoss(label_smoothing=0.1)(outputs().softmax(1), LABELS),
+    "with weights": lambda: nn.CrossEntropyLoss(weight=torch.ones(CLASSES))(outputs().softmax(1), LABELS),
+    "probabilities as targets": lambda: functional.cross_entropy(outputs().softmax(1), SHARES),
+    "reshaped": lambda: functional.cross_entropy(outputs(2, 2, CLASSES).softmax(-1).view(-1, CLASSES), LABELS),
+    "pixels": lambda: functional.cross_entropy(
+        outputs(2, CLASSES, 3, 3).softmax(1), torch.zeros(2, 3, 3, dtype=torch.long)
+    ),
+    "one of two losses": lambda: (
+        functional.cross_entropy(outputs(), LABELS) + 0.1 * functional.cross_entropy(outputs().softmax(1), LABELS)
+    ),
+    "divided": lambda: functional.cross_entropy(outputs().softmax(1), LABELS) / 4,
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_softmax_before_cross_entropy_is_found(name: str) -> None:
+    assert facts_of(TWICE[name]()) == LossInputFacts(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX)
+
+
+def test_a_sigmoid_before_a_loss_with_logits_is_found() -> None:
+    facts = facts_of(functional.binary_cross_entropy_with_logits(outputs().sigmoid(), SHARES))
+    assert facts == LossInputFacts(LossFunction.BINARY_CROSS_ENTROPY, Activation.SIGMOID)
+
+
+def test_probabilities_in_place_of_log_probabilities_are_found() -> None:
+    facts = facts_of(functional.nll_loss(outputs().softmax(1), LABELS))
+    assert facts == LossInputFacts(LossFunction.NLL, Activation.SOFTMAX)
+    assert facts.sentence(1) == "The output of a softmax goes into nll_loss, which expects log-probabilities."
+
+
+def test_a_softmax_in_half_precision_is_found() -> None:
+    with torch.autocast("cpu"):
+        loss = functional.cross_entropy(nn.Linear(CLASSES, CLASSES)(outputs()).softmax(1), LABELS)
+    assert facts_of(loss) is not None
+
+
+def test_the_module_is_named_where_there_is_one() -> None:
+    model = nn.Sequential(nn.Linear(CLASSES, CLASSES), nn.Softmax(1))
+    finding = loss_input(functional.cross_entropy(model(outputs()), LABELS), [model], 3)
+    assert finding is not None
+    assert (finding.severity, finding.step, finding.place) == (Severity.WARNING, 3, "1")
+    assert finding.message == "1 is a softmax, and its output goes into cross_entropy, which expects logits."
+    several = nn.Sequential(nn.Softmax(1), *model)
+    facts = facts_of(functional.cross_entropy(several(outputs()), LABELS), several)
+    assert facts is not None
+    assert facts.module == ""
+
+
+RIGHT: dict[str, Callable[[], Tensor]] = {
+    "logits": lambda: functional.cross_entropy(outputs(), LABELS),
+    "log-probabilities": lambda: functional.nll_loss(outputs().log_softmax(1), LABELS),
+    "log-probabilities again": lambda: functional.cross_entropy(outputs().log_softmax(1), LABELS),
+    "scaled sigmoid": lambda: functional.cross_entropy(outputs().sigmoid() * 5, LABELS),
+    "attention before a layer": lambda: functional.cross_entropy(
+        outputs().softmax(1) @ torch.ones(CLASSES, CLASSES), LABELS
+    ),
+    "binary": lambda: functional.binary_cross_entropy(outputs().sigmoid(), SHARES),
+    "divergence": lambda: functional.kl_div(outputs().log_softmax(1), SHARES, reduction="batchmean"),
+    "squared error of probabilities": lambda: functional.mse_loss(outputs().softmax(1), SHARES),
+    "a number": lambda: outputs().sum(),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_loss_functions_expect_is_left_alone(name: str) -> None:
+    assert facts_of(RIGHT[name]()) is None
+
+
+def test_a_loss_without_a_graph_says_nothing() -> None:
+    assert facts_of(torch.tensor(1.0)) is None
+
+
+def test_the_first_losses_are_looked_at_until_something_is_found() -> None:
+    found: list[Finding] = []
+    stopped: list[bool] = []
+    look = FirstLook(found.append, tuple, lambda: 2, lambda: stopped.append(True))
+    look.at_loss(RIGHT["logits"]())
+    look.at_loss([None, torch.tensor(1.0)])
+    assert (found, stopped) == ([], [])
+    look.at_loss([RIGHT["logits"](), TWICE["softmax"]()])
+    assert ([finding.kind for finding in found], stopped) == (["loss_input"], [True])
+
+
+def test_after_some_losses_nobody_looks_any_more() -> None:
+    stopped: list[bool] = []
+    look = FirstLook(lambda _: None, tuple, lambda: 2, lambda: stopped.append(True))
+    for _ in range(8):
+        look.at_loss(RIGHT["logits"]())
+    assert stopped == [True]
