@@ -51,6 +51,8 @@ from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.kinds.optimizer.adam_rms_high import AdamRmsHigh
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.kinds.optimizer.learning_rate_out_of_range import LearningRateOutOfRange
+from mlflow_stability.kinds.optimizer.learning_rate_rise import LearningRateRise
+from mlflow_stability.kinds.optimizer.learning_rate_zero import LearningRateZero
 from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.kinds.optimizer.step_skipped import StepSkipped
 from mlflow_stability.kinds.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
@@ -82,6 +84,8 @@ __all__ = [
     "LayerExplosion",
     "LearningRateJump",
     "LearningRateOutOfRange",
+    "LearningRateRise",
+    "LearningRateZero",
     "LossScaleCollapse",
     "LossSpike",
     "LossSpikeClassic",

@@ -116,7 +116,7 @@ class LearningRateRiseRule(Rule):
 
     What to try: set the length of the schedule to the number of optimizer steps; call `scheduler.step()` once for each.
 
-    When it is wrong: a training that was stopped in the middle of a cycle.
+    When it is wrong: a training with a cyclic schedule that was stopped while the rate rose.
 
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.CosineAnnealingLR.html
     """

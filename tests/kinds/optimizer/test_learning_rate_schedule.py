@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from detectors.series import judged
+from diagnosis.histories import metric_of, run_of
 
 import mlflow_stability
-from mlflow_stability.kinds.optimizer.learning_rate_rise import RateRiseFacts
-from mlflow_stability.kinds.optimizer.learning_rate_zero import ZeroRateFacts
+from mlflow_stability.curves.curves import run_curves
+from mlflow_stability.kinds.optimizer.learning_rate_rise import LearningRateRiseRule, RateRiseFacts
+from mlflow_stability.kinds.optimizer.learning_rate_zero import LearningRateZeroRule, ZeroRateFacts
 from mlflow_stability.vocabulary.result import Action, Diagnosis, Severity
 
 STEPS = 450
@@ -98,6 +100,19 @@ def test_a_cosine_that_is_stepped_twice_ends_at_its_peak(tmp_path: Path, every: 
     assert isinstance(finding.facts, RateRiseFacts)
     assert abs(finding.facts.lowest_step - 225) <= every
     assert finding.facts.learning_rate == pytest.approx(0.003, rel=0.02)
+
+
+def test_rules_want_some_points_and_some_of_the_run() -> None:
+    curves = run_curves(run_of(metric_of("learning_rate", np.array([to_zero(430)(step) for step in range(STEPS)]))))
+    assert LearningRateZeroRule().find(curves) == []
+    (finding,) = LearningRateZeroRule(share=0.04).find(curves)
+    assert (finding.start, finding.end) == (430, STEPS - 1)
+    assert LearningRateZeroRule(share=0.04, fewest=21).find(curves) == []
+    curves = run_curves(run_of(metric_of("learning_rate", np.array([cosine(300)(step) for step in range(STEPS)]))))
+    assert LearningRateRiseRule().find(curves) == []
+    (finding,) = LearningRateRiseRule(high=0.45).find(curves)
+    assert (finding.start, finding.end) == (300, STEPS - 1)
+    assert LearningRateRiseRule(high=0.45, steps=150).find(curves) == []
 
 
 @pytest.mark.parametrize("schedule", [cosine(STEPS), to_zero(STEPS), cosine(50), lambda _: 0.001])
