@@ -57,7 +57,7 @@ class LossInputFacts(Facts):
 class LossInput(FindingType):
     """The loss function is given probabilities where it expects logits.
 
-    What it sees: in the graph of the loss of the first step, a softmax or sigmoid whose output goes straight into
+    What it sees: in the graphs of the first losses, a softmax or sigmoid whose output goes straight into
     `cross_entropy` or `binary_cross_entropy_with_logits`, or a softmax whose output goes straight into `nll_loss`. No
     value is read. Compiled losses are not seen.
 

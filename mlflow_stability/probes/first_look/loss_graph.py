@@ -16,20 +16,14 @@ MAX_NODES = 64
 """Number of nodes that are looked at, from the loss on: the sum of a few losses."""
 MAX_RESHAPES = 8
 """Number of nodes between an activation and the loss function that only arrange values anew."""
-COMBINING = ("Add", "Sub", "Mul", "Div", "Neg", "Mean", "Sum", "Stack", "Cat", "Squeeze", "Unsqueeze", "ToCopy", "View")
-"""How nodes begin that make one loss of several values or losses."""
-ARRANGING = (
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Transpose",
-    "Permute",
-    "Squeeze",
-    "Unsqueeze",
-    "ToCopy",
-    "Clone",
+COMBINING = frozenset(
+    ("Add", "Sub", "Mul", "Div", "Neg", "Mean", "Sum", "Stack", "Cat", "Squeeze", "Unsqueeze", "ToCopy", "View")
 )
-"""How nodes begin that keep the values and arrange them anew, or convert their type."""
+"""Nodes that make one loss of several values or losses."""
+ARRANGING = frozenset(
+    ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
+)
+"""Nodes that keep the values and arrange them anew, or convert their type."""
 LOSSES: Mapping[str, LossFunction] = {
     "NllLoss": LossFunction.NLL,
     "NllLoss2D": LossFunction.NLL,
@@ -70,14 +64,14 @@ def _loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any]]:
                 yield LOSSES[name], source
         elif name == "LogSoftmax":  # with probabilities as targets, cross entropy is a sum of products
             yield LossFunction.CROSS_ENTROPY, inputs[0]
-        elif name.rstrip("0123456789").startswith(COMBINING):
+        elif name in COMBINING:  # not `Addmm`, which is a layer of the model
             waiting += inputs
 
 
 def _source(node: Any) -> Any:
     """The node that the values come from, however they were arranged since."""
     for _ in range(MAX_RESHAPES):
-        if not _name(node).startswith(ARRANGING):
+        if _name(node) not in ARRANGING:
             break
         node = node.next_functions[0][0]
     return node

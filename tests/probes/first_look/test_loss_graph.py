@@ -91,6 +91,7 @@ RIGHT: dict[str, Callable[[], Tensor]] = {
     "divergence": lambda: functional.kl_div(outputs().log_softmax(1), SHARES, reduction="batchmean"),
     "squared error of probabilities": lambda: functional.mse_loss(outputs().softmax(1), SHARES),
     "a number": lambda: outputs().sum(),
+    "probabilities inside the model": lambda: nn.Linear(CLASSES, 1)(outputs().softmax(1).log_softmax(1)).sum(),
 }
 
 
