@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -40,12 +41,30 @@ class ZeroRateFacts(Facts):
 
 
 @dataclass(slots=True)
+class GroupRate:
+    """What has been seen of one parameter group."""
+
+    last: float = 0.0
+    highest: float = 0.0
+    smallest: float = math.inf
+    """The smallest rate above zero."""
+
+    def is_zero(self, nearly_zero: float) -> bool:
+        """Whether it is zero now, and no rounded number; it may be zero from the start on."""
+        return self.last == 0 and (self.highest == 0 or not _may_be_rounded(self.smallest, self.highest, nearly_zero))
+
+
+def _may_be_rounded(smallest: float, highest: float, nearly_zero: float) -> bool:
+    """Whether zero may be what a log of few digits prints for a small rate: its smallest number has one digit."""
+    return smallest > nearly_zero * highest and math.isclose(smallest, float(f"{smallest:.0e}"), rel_tol=1e-6)
+
+
+@dataclass(slots=True)
 class LearningRateZeroState:
     """What has been seen so far."""
 
-    rates: dict[str, float] = field(default_factory=dict)
-    """The newest rate of each parameter group."""
-    highest: float = 0.0
+    groups: dict[str, GroupRate] = field(default_factory=dict)
+    """Each parameter group."""
     first: int | None = None
     since: int | None = None
     """The first step of those with a rate of zero in all groups, up to the last."""
@@ -57,7 +76,9 @@ class LearningRateZero(Detector):
     """The learning rate is zero, and the training goes on.
 
     What it sees: the learning rate of every parameter group has been exactly zero, after it was above, for {steps}
-    steps and for {share:percent} of all steps so far. Whole curves: from some step to the end, likewise.
+    steps and for {share:percent} of all steps so far. A zero that a log of few digits may have rounded does not count:
+    where the smallest rate before has one digit, it must be below {nearly_zero:percent} of the highest one. Whole
+    curves: from some step to the end, likewise.
 
     Why it matters: no step changes a weight any more. The loss looks as if it had converged, and all further time is
     lost. Usually the schedule is shorter than the training, as one that counts epochs where the script steps it once a
@@ -75,6 +96,8 @@ class LearningRateZero(Detector):
     """Minimum number of steps with a learning rate of zero."""
     share: float = 0.05
     """Minimum share of all steps so far."""
+    nearly_zero: float = 0.01
+    """Share of the highest rate; a smaller one of one digit is not rounded."""
 
     kind = "learning_rate_zero"
     noun = "a learning rate of zero"
@@ -93,9 +116,12 @@ class LearningRateZero(Detector):
         if not point.finite:
             return state, None
         state.first = point.step if state.first is None else state.first
-        state.rates[point.place] = point.value
-        state.highest = max(state.highest, point.value)
-        if state.highest <= 0 or any(state.rates.values()):
+        group = state.groups.setdefault(point.place, GroupRate())
+        group.last, group.highest = point.value, max(group.highest, point.value)
+        if point.value > 0:
+            group.smallest = min(group.smallest, point.value)
+        highest = max(known.highest for known in state.groups.values())
+        if highest == 0 or not all(known.is_zero(self.nearly_zero) for known in state.groups.values()):
             state.since, state.is_found = None, False
             return state, None
         state.since = point.step if state.since is None else state.since
@@ -103,7 +129,7 @@ class LearningRateZero(Detector):
         if state.is_found or steps < max(self.steps, self.share * (point.step - state.first)):
             return state, None
         state.is_found = True
-        return state, finding(self, point, Severity.WARNING, ZeroRateFacts(state.since, steps, state.highest))
+        return state, finding(self, point, Severity.WARNING, ZeroRateFacts(state.since, steps, highest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +137,8 @@ class LearningRateZeroRule(Rule):
     """The learning rate was zero from some step to the end.
 
     What it sees: at least {fewest} points and {share:percent} of the run, up to the end, at which the learning rate of
-    every parameter group was exactly zero, after it was above.
+    every parameter group was exactly zero, after it was above; where the smallest rate before has one digit, it must be
+    below {nearly_zero:percent} of the highest one.
 
     Why it matters: these steps changed no weight.
 
@@ -131,6 +158,8 @@ class LearningRateZeroRule(Rule):
     """Minimum number of logged points."""
     share: float = 0.05
     """Minimum share of the steps of the run."""
+    nearly_zero: float = LearningRateZero().nearly_zero
+    """Share of the highest rate; a smaller one of one digit is not rounded."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
         """The last stretch of the last attempt, of all parameter groups together."""
@@ -138,6 +167,9 @@ class LearningRateZeroRule(Rule):
         rates = [curve for curve in curves.rates if curve.attempt == attempt and curve.finite.all()]
         lasting = [curve for curve in rates if len(curve.values) and curve.values.max() > 0]
         if not lasting or any(curve.values[-1] != 0 for curve in lasting):
+            return []
+        positive = [curve.values[curve.values > 0] for curve in lasting]
+        if any(_may_be_rounded(float(rates.min()), float(rates.max()), self.nearly_zero) for rates in positive):
             return []
         firsts = [int(np.flatnonzero(curve.values)[-1]) + 1 for curve in lasting]
         curve, first = max(zip(lasting, firsts, strict=True), key=lambda pair: int(pair[0].steps[pair[1]]))

@@ -53,8 +53,16 @@ def test_the_last_steps_of_a_schedule_may_have_a_rate_of_zero() -> None:
     assert found(to_zero(STEPS - 90), "learning_rate_zero") == []
 
 
+@pytest.mark.parametrize("peak", [1e-3, 3e-4, 5e-5])
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_rate_that_a_log_rounds_to_zero_is_none(tmp_path: Path, peak: float, every: int) -> None:
+    rounded = diagnosed(lambda step: round(cosine(STEPS)(step) * peak / 0.003, 4), tmp_path, every)
+    assert rounded.outcome == "healthy"
+    assert rounded.findings == ()
+
+
 def test_in_a_long_training_a_hundred_steps_are_few() -> None:
-    rates = [0.1] * 4000 + [0.0] * 205
+    rates = [0.1] * 3999 + [0.0001] + [0.0] * 205
     assert judged("learning_rate_zero", learning_rate=rates) == []
     (event,) = judged("learning_rate_zero", learning_rate=[*rates, *[0.0] * 20])
     assert event.step == 4211
