@@ -48,7 +48,7 @@ STEPS = 500
 BUSY_STEPS = 100
 WARM = 150
 """So many steps are trained before anything is measured: what is found out at the first ones is found out once."""
-_PACKAGE = str(Path(mlflow_stability.__file__).parent)
+PACKAGE = str(Path(mlflow_stability.__file__).parent)
 
 
 class Small:
@@ -136,8 +136,8 @@ def own_calls(session: Session, steps: int = 100) -> list[Counter[tuple[str, str
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(_PACKAGE):
-            found[-1][os.path.relpath(code.co_filename, _PACKAGE), code.co_name] += 1
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            found[-1][os.path.relpath(code.co_filename, PACKAGE), code.co_name] += 1
 
     for _ in range(steps):
         found.append(Counter())
