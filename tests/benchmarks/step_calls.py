@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import statistics
 import sys
 import tempfile
 from collections import Counter
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -81,7 +81,8 @@ def step_that_rolls_back() -> Calls:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     mlflow_stability.autolog(rollback=POLICY, silent=True)
     count = CallCount()
-    before = model[0].weight.detach().clone()
+    weight = next(model.parameters())
+    before = weight.detach().clone()
     for number in range(HEALTHY_STEPS + MAX_BROKEN_STEPS):
         batch = torch.randn(16, 8)
         is_broken = number >= HEALTHY_STEPS
@@ -90,9 +91,9 @@ def step_that_rolls_back() -> Calls:
             (loss * math.nan if is_broken else loss).backward()
             optimizer.step()
             optimizer.zero_grad()
-        if is_broken and not torch.equal(before, model[0].weight):  # steps are skipped until it goes back
+        if is_broken and not torch.equal(before, weight):  # steps are skipped until it goes back
             break
-        before = model[0].weight.detach().clone()
+        before = weight.detach().clone()
     else:
         raise SystemExit("The training was not rolled back.")
     mlflow_stability.autolog(disable=True)
@@ -112,7 +113,7 @@ def main() -> None:
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     os.chdir(tempfile.mkdtemp(prefix="step-calls-"))
-    os.environ["MLFLOW_TRACKING_URI"] = f"file:{os.getcwd()}/mlruns"
+    os.environ["MLFLOW_TRACKING_URI"] = f"file:{Path.cwd()}/mlruns"
     print(f"{'variant':<10}{'step':<12}{'calls':>7}{'functions':>11}{'files':>7}")
     for name in options.only:
         kinds = {name: step_that_rolls_back()} if name == "rolls back" else with_session(name, watched_steps)
