@@ -34,6 +34,8 @@ FEW = 6
 SAME_SUM = 0.01
 """How far, as a share, a total may be from the sum of its parts, in half of its points."""
 FEWEST_PARTS = 2
+LONGER = 10
+"""So many times as long is a curve that is taken instead of one that is called the same but for capital letters."""
 SUGGESTED = 5
 """So many names are suggested at most for one that is not there."""
 
@@ -122,7 +124,7 @@ def _as_curves_say(history: RunHistory, quantity: str) -> RunHistory:
     if any(metric.name.startswith("stability") or _is_a_track(metric) for metric in metrics):
         return history  # recorded by us: it is known what is what
     singles = sorted((each for each in metrics if not each.meaning.duplicate_of), key=lambda each: each.name)
-    for chosen, reason in (*_totals(singles), *_tests(singles)):
+    for chosen, reason in (*_totals(singles), *_tests(singles), *_namesakes(singles)):
         return _with_averages(_with_whole(history, quantity, chosen, reason), quantity)
     return _with_averages(history, quantity)
 
@@ -159,6 +161,17 @@ def _tests(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, str]]:
         if metric.meaning.place in TESTS and len(metric.series) >= FEW:
             yield metric, f"{metric.name} has {len(metric.series):,} points, {whole.name} {len(whole.series)}"
             return
+
+
+def _namesakes(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, str]]:
+    """Beside a few points: a curve called the same but for capitals, as `loss` beside two sentences with `Loss=8.2`."""
+    whole = next((metric for metric in metrics if not metric.meaning.place), None)
+    if whole is None or len(whole.series) >= FEW:
+        return
+    longest = max(metrics, key=lambda metric: len(metric.series))
+    same_words = [word.lower() for word in words_of(whole.name)] == [word.lower() for word in words_of(longest.name)]
+    if same_words and len(longest.series) >= LONGER * len(whole.series):
+        yield longest, f"{longest.name} has {len(longest.series):,} points, {whole.name} {len(whole.series)}"
 
 
 def _with_averages(history: RunHistory, quantity: str) -> RunHistory:

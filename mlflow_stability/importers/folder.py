@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.assemble.split_files import join_split_files
 from mlflow_stability.importers.decode import head_of, reason_of, shown_path
 from mlflow_stability.importers.files.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
 from mlflow_stability.importers.formats.event_file import (
@@ -62,7 +63,7 @@ def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
     if folder.name in ("metrics", "params", "tags") and is_mlflow_run(folder.parent):
         return [replace(read_mlflow_run(folder.parent), source=str(folder))]
     walk = _FolderWalk(read_file)
-    found = list(walk.runs(folder))
+    found = join_split_files(list(walk.runs(folder)))
     if not found:
         found = [run for each in walk.deleted for run in walk.tried(_mlflow_run, each)]
         walk.deleted.clear()

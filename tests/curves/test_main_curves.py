@@ -36,6 +36,12 @@ def of_lengths(**lengths: int) -> RunHistory:
     return run_of(*metrics)
 
 
+def test_a_few_values_give_way_to_the_curve_that_is_called_the_same_but_for_capitals() -> None:
+    assert chosen(of_lengths(Loss=2, loss=100))[0] == "loss"
+    assert chosen(of_lengths(Loss=2, loss=12))[0] == "Loss"
+    assert chosen(of_lengths(Loss=30, loss=400))[0] == "Loss"
+
+
 @pytest.mark.parametrize(
     ("names", "loss", "validation"),
     [

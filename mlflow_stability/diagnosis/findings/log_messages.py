@@ -1,8 +1,9 @@
 """Make episodes of what a log says in words, and of how a process ended.
 
 A skipped step after which training went on is INFO, as is an end that was none: words about one attempt are no verdict
-on others. A run whose last steps were skipped, or whose log says that it stopped for a number that was not finite, ends
-CRITICAL. A collapse of sparse codes that a log speaks of is as severe as one that is measured.
+on others. A run ends CRITICAL whose last steps were skipped, whose log says that it stopped for a number that was not
+finite, or has no values after saying that there is such a number. A collapse of sparse codes that a log speaks of is as
+severe as one that is measured.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _said(
             first, last = events[low], events[high - 1]
             if kind == StepSkipped.kind and any(each.attempt == start and each.end >= last.step for each in told):
                 continue
-            episode = _episode(first, last, DECIDING.get(kind, Severity.INFO), starts, count=high - low)
+            severity = Severity.CRITICAL if _ends_broken(last) else DECIDING.get(kind, Severity.INFO)
+            episode = _episode(first, last, severity, starts, count=high - low)
             yield episode if high - low == 1 else with_note(episode, SaidAgainNote(high - low), step=last.step)
 
 
@@ -90,6 +92,13 @@ def _counted(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Finding
 def _is_of_a_step(event: Finding) -> bool:
     """Whether a line names a finding or a skipped step, and no end of the training."""
     return isinstance(event.facts, LogLineFacts) and event.facts.says in (LogSays.FINDING, LogSays.SKIPPED)
+
+
+def _ends_broken(event: Finding) -> bool:
+    """Whether the last that a log says of a training is that a number is not finite."""
+    facts = event.facts
+    is_broken = event.kind in (NanDetected.kind, InfDetected.kind)
+    return is_broken and isinstance(facts, LogLineFacts) and facts.says is LogSays.FINDING and not facts.went_on
 
 
 def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Finding]:

@@ -52,7 +52,9 @@ _WORTH_A_BLOCK = 24
 """Fewer lines are kept sooner one by one."""
 _SAYS_MORE = re.compile(
     r"verflow|onfinite|[Ss]kipping|[Ii]nvalid|[Aa]bort|[Ss]topping|[Dd]etected|DETECTED|[Tt]riggered|TRIGGERED|nfinite"
-    r"|[Rr]oll(?:ed|ing)?[ _-]?back|ROLL"
+    r"|[Rr]oll(?:ed|ing)?[ _-]?back|ROLL|[Dd]iverge|DIVERGE|xplo|EXPLO|[Bb]l[eo]wn? up|[Dd]iversity|[Bb]it[ _]usage"
+    r"|[Tt]emperature (?:is )?out|(?:[Hh]igh|[Ll]arge|[Hh]uge) [Gg]rad|too (?:high|large)|STOP|[Ss]top |[Cc]rashed"
+    r"|[Ll]oss.{1,30}(?:>|exceeds|is above)"
 )
 _NO_CURVE = re.compile(r"detected|triggered|skipp|collapse|infinite|restor|roll", re.IGNORECASE)
 """Names that are parts of a sentence: ``NaN loss detected at batch 1010``."""
@@ -233,7 +235,8 @@ def _is_said(line: str, read: LogLine) -> bool:
     """Whether the numbers of a line are part of a sentence about a finding, and not measured."""
     if says_skipped(line) and not any("loss" in name.lower() for name in read.values):
         return True
-    return bool(said_in(line)) and (not read.values or any(map(_NO_CURVE.search, read.values)))
+    # Without a step the numbers of such a line are those of its sentence: `Divergence warning: Loss=8.2 > 2.0x avg`.
+    return bool(said_in(line)) and (not read.has_step or not read.values or any(map(_NO_CURVE.search, read.values)))
 
 
 def read_text(opening: Opening) -> list[RunHistory] | None:

@@ -37,7 +37,8 @@ _NOT_FINITE = re.compile(
     r"(?<![a-z])(?:nan|inf|infinity|infinite|(?:non-?|not )finite)(?![a-z])|nonfinite", re.IGNORECASE
 )
 _STOPS = re.compile(
-    r"(?<![a-z])(?:stopping|abort|aborting|aborted|terminating|terminated|exiting)(?![a-z])", re.IGNORECASE
+    r"(?<![a-z])(?:stopping|stop training|emergency stop|abort(?:ing|ed)?|terminat(?:ing|ed)|exiting)(?![a-z])",
+    re.IGNORECASE,
 )
 _INVALID_LOSS = re.compile(
     r"invalid loss, terminating|minimum loss scale reached|loss scale already at minimum"
@@ -65,11 +66,12 @@ _ENDINGS = (
             r"|DUE TO PREEMPTION"
         ),
     ),
-    ("stopped", re.compile(r"\bTrainingDiverged: ")),
+    ("stopped", re.compile(r"\bTrainingDiverged: |\b(?i:emergency stop)\b|\bSTOP TRAINING\b")),
     (
         "crashed",
         re.compile(
-            r"Segmentation fault|core dumped|ChildFailedError|^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)\b(?::|$)"
+            r"Segmentation fault|core dumped|ChildFailedError|\b[Cc]rashed (?:at|in|after|on|during)\b"
+            r"|^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)\b(?::|$)"
         ),
     ),
     (
@@ -81,7 +83,7 @@ _GOOD = ("", "finished")
 _STRONGER = {"out_of_memory": 4, "killed": 3, "interrupted": 3, "stopped": 3, "crashed": 2, "finished": 1}
 _HINT = re.compile(
     r"overflow|skip|non-?finite|nan|inf|error|exception|memory|kill|signal|exit|interrupt|fault|core|done|omplete|inished"
-    r"|SIG|TIME|CANCEL|PREEMPT|reached|abort|stopping|invalid",
+    r"|SIG|TIME|CANCEL|PREEMPT|reached|abort|stop|invalid|crashed",
     re.IGNORECASE,
 )
 """A line without any of these says nothing that matters here."""
@@ -205,11 +207,19 @@ class LogWordReader:
         if len(self._heard) > 2 * MOST_EVENTS:
             del self._heard[:MOST_EVENTS]
 
+    def _with_what_followed(self, heard: LogWords) -> LogWords:
+        """The same; of a finding also whether training went on after it."""
+        facts = heard.event.facts
+        if not isinstance(facts, LogLineFacts) or facts.says is not LogSays.FINDING:
+            return heard
+        went_on = heard.row < self._row or says_skipped(facts.text)
+        return replace(heard, event=replace(heard.event, facts=replace(facts, went_on=went_on)))
+
     def give(self, content: LogContent) -> None:
         """Hand over what was heard."""
         if self._stop is not None:
             self._keep(LogWords(_event(*self._stop), self._row))
-        content.reported.extend(self._heard[-MOST_EVENTS:])
+        content.reported.extend(map(self._with_what_followed, self._heard[-MOST_EVENTS:]))
         content.outcome, content.outcome_detail = self._ending, "" if self._ending == "finished" else self._detail
         for each in self._heard:
             facts = each.event.facts

@@ -14,6 +14,7 @@ from mlflow_stability.importers.assemble.step_names import is_epoch, step_rank
 from mlflow_stability.importers.text.line_pattern import NUMBER, LineParts, number_of
 from mlflow_stability.importers.text.log_line import LogLine
 from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, words_of
+from mlflow_stability.vocabulary.text.foreign_names import LAYER_QUANTITIES
 
 LONGEST = 4000
 """Of a longer line only so many characters are looked at."""
@@ -43,6 +44,8 @@ _MANY = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 _SOMETHING = re.compile(r"\d|nan|inf", re.IGNORECASE)
 _NO_PART = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
 """Words before a name that are no part of it: a logger's level, the value of what stands before."""
+_MODULE = re.compile(r"(?:^|[\s|\]])([A-Za-z_]\w*(?:\.\w+)+)\s*:?\s+$")
+"""A module or parameter in front of its numbers: `layer.3.weight grad_norm=0.52`."""
 _SOURCES = (".py", ".cc", ".cpp", ".cu", ".rs")
 """`trainer.py:120` is a place in a program."""
 _TELLING = (
@@ -87,6 +90,7 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
     if not (read.values or read.has_step or read.epoch == read.epoch):
         return None
     _say_on_what(read, parts)
+    _say_of_what(line, read, parts)
     return read, parts
 
 
@@ -177,6 +181,19 @@ def _say_on_what(read: LogLine, parts: LineParts) -> None:
     if held_out:
         parts.rename({name: _on(name, held_out) for name in read.values})
         read.values = said_of(read.values, held_out)
+
+
+def _say_of_what(line: str, read: LogLine, parts: LineParts) -> None:
+    """Name values by the module in front of them, where all of the line is measured by module."""
+    if not read.values or "." not in line or not all(name in LAYER_QUANTITIES for name in read.values):
+        return
+    first = line.find(next(iter(read.values)))
+    module = _MODULE.search(line[:first])
+    if module is not None and not module[1].endswith(_SOURCES):
+        names = {name: f"{name}_by_layer/{module[1]}" for name in read.values}
+        parts.rename(names)
+        parts.name(module.span(1))
+        read.values = {names[name]: value for name, value in read.values.items()}
 
 
 def _on(name: str, held_out: str) -> str:

@@ -95,6 +95,8 @@ def metric_words(words: frozenset[str]) -> tuple[str, frozenset[str]] | None:
 _SEEN = r"[ _-]?(?:was |has been |is )?(?:detected|triggered|occurred|observed|found)\b"
 _OF_GRADIENT = r"(?:(?:global |total )?grad(?:ient)?s?(?:[ _](?:norm|value)s?)?)"
 _NO_VALUE = r"\b(?!\w*\s*[:=]?\s*(?:[-+]?[\d.]|nan|inf|true|false|on\b|off))"  # `loss nan grad_norm 0.5` are values
+_NUMBER = r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?"
+_IS_TOO_HIGH = r"(?:is |are |was )?too (?:high|large)\b"
 _OF_NUMBERS = rf"(?:(?:train(?:ing)? |batch )?loss(?:es)?|{_OF_GRADIENT}|weights?|logits|activations?)"
 SENTENCES = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
@@ -103,6 +105,12 @@ SENTENCES = tuple(
             "sdr_collapse",
             rf"\b(?:SDRs?|sparse code)[ _-]?collapsed?(?:{_SEEN}|!|: *\d)|\bcollapsed SDRs?\b",
         ),
+        ("sdr_low_diversity", r"\blow (?:SDR |code |pattern )?diversity\b.{0,20}\bunique\b"),
+        (
+            "sdr_bit_usage",
+            r"\b(?:poor|low|uneven) (?:SDR )?bit[ _]usage\b|\bbit[ _]usage (?:is )?(?:too )?(?:low|poor)\b",
+        ),
+        ("sdr_temperature", r"\b(?<!gpu )(?<!device )temperature (?:is )?out of range\b"),
         ("rollback", rf"\broll(?:ed|ing)?[ _-]?back(?:{_SEEN}| to (?:the )?(?:batch|step|iter|checkpoint|epoch|last))"),
         (
             "nan_detected",
@@ -116,10 +124,29 @@ SENTENCES = tuple(
                 rf"|{_OF_NUMBERS} (?:is|was|became|are) (?:inf|infinite)\b|(?<![a-z])inf{_SEEN}"
             ),
         ),
-        ("gradient_explosion", rf"\b(?:gradient explosion|exploding gradients?){_SEEN}"),
+        (
+            "gradient_explosion",
+            (
+                rf"\b(?:gradient explosion|exploding gradients?){_SEEN}|\b(?:high|large|huge) grad(?:ient)?s?[ _]norm\b"
+                rf"|\bgrad(?:ient)?s?(?:[ _]norm)? (?:has |have )?(?:exploded|blown up|blew up|{_IS_TOO_HIGH})"
+            ),
+        ),
         ("gradient_vanishing", rf"\b(?:gradient vanishing|vanishing gradients?){_SEEN}"),
-        ("loss_spike", rf"\bloss spike{_SEEN}"),
-        ("divergence", rf"\b(?:training |loss )?(?:divergence|divergent loss){_SEEN}"),
+        (
+            "loss_spike",
+            (
+                rf"\bloss spike{_SEEN}"
+                rf"|\bloss\s*[:= ]\s*{_NUMBER}\s*(?:>|exceeds|is above)\s*{_NUMBER} ?(?:x|times)"
+            ),
+        ),
+        (
+            "divergence",
+            (
+                rf"\b(?:training |loss )?(?:divergence|divergent loss){_SEEN}|\bdivergence (?:warning|alert)\b"
+                r"|\b(?:loss|training|model|run) (?:has |is |was )?(?:exploded|exploding|diverged|diverging|blown up)\b"
+                r"|\bloss (?:explosion|blew up)\b"
+            ),
+        ),
         ("attention_collapse", rf"\battention (?:entropy )?collapse{_SEEN}"),
     )
 )
@@ -131,7 +158,11 @@ _NOT_SAID = re.compile(
     re.IGNORECASE,
 )
 """A setting, a denial, a line of source code."""
-HINT = re.compile(r"collaps|roll|nan|inf|detected|triggered", re.IGNORECASE)
+HINT = re.compile(
+    r"collaps|roll|nan|inf|detected|triggered|diverg|explo|blown up|blew up|spike|diversity|bit.usage|temperature"
+    r"|(?:high|large|huge) grad|too (?:high|large)|loss.{1,30}(?:>|exceeds|is above)",
+    re.IGNORECASE,
+)
 """A line without any of these has no such sentence."""
 _RATIO = re.compile(
     r"(?P<number>\d+(?:\.\d+)?)\s*(?P<percent>%)?\s*unique|unique\w*[ :=]+(?P<after>0?\.\d+)", re.IGNORECASE

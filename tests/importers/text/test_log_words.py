@@ -85,6 +85,37 @@ def test_a_log_that_says_that_it_stopped_for_a_number_is_believed_where_nothing_
     assert any(line_of(each).went_on for each in said)
 
 
+@pytest.mark.parametrize(
+    ("words", "outcome"),
+    [
+        ("EMERGENCY STOP", "stopped"),
+        ("STOP TRAINING: loss diverged", "stopped"),
+        ("Crashed at step 9", "crashed"),
+        ("Stopping training: the best score is known", ""),
+    ],
+)
+def test_words_for_the_end_are_an_end_only_where_nothing_follows(tmp_path: Path, words: str, outcome: str) -> None:
+    assert history(tmp_path, f"{lines(1, 9)}{words}\n").outcome == outcome
+    assert history(tmp_path, f"{lines(1, 9)}{words}\n{lines(10, 12)}").outcome == ""
+
+
+def test_the_numbers_of_a_sentence_are_no_curve(tmp_path: Path) -> None:
+    warning = "WARNING: Divergence warning ({}/3): Loss=8.2340 > 2.0x avg\n"
+    run = history(tmp_path, lines(1, 40) + warning.format(1) + lines(41, 80) + warning.format(2) + lines(81, 99))
+    assert {metric.name: len(metric.series) for metric in run.metrics} == {"loss": 99}
+    assert {(event.kind, event.step) for event in run.reported} >= {("divergence", 40), ("divergence", 80)}
+
+
+@pytest.mark.parametrize(
+    ("after", "went_on"),
+    [("", False), ("saving the model\n", False), ("step 10 loss 0.5\n", True)],
+)
+def test_training_goes_on_after_a_finding_where_values_follow(tmp_path: Path, after: str, went_on: bool) -> None:
+    run = history(tmp_path, lines(1, 9) + "NaN detected in gradients\n" + after)
+    (line,) = [line_of(event) for event in run.reported]
+    assert line.went_on is went_on
+
+
 def test_early_stopping_is_no_trouble(tmp_path: Path) -> None:
     words = "Early stopping: val_loss did not improve for 5 epochs, stopping training\n"
     assert reported(tmp_path, lines(1, 9) + words) == []

@@ -21,6 +21,12 @@ LINES = [
     ("step:5/2000 train_loss:nan train_time:21ms step_avg:10.5ms tok/s:49", 5, NAN, {"train_loss": NAN, "tok/s": 49}),
     ("step   12/19560 | loss 6.9 (+nanz)| norm 1.2 (+1.5z)| lr 1.00e-06 | 20 ms", 12, NAN, {"loss": 6.9, "norm": 1.2}),
     ("  step     0/6000 | loss=81.9200 | lr=2.0e-06 | 26K tok/s | 3s", 0, NAN, {"loss": 81.92, "lr": 2e-6}),
+    (
+        "step 9 layer.3.weight grad_norm=152.3 update_ratio=0.5 ALERT",
+        9,
+        NAN,
+        {"grad_norm_by_layer/layer.3.weight": 152.3, "update_ratio_by_layer/layer.3.weight": 0.5},
+    ),
     # Megatron, DeepSpeed
     (
         (
@@ -186,6 +192,18 @@ def test_lines_that_count_in_thousands_are_never_read_by_a_pattern_that_does_not
 )
 def test_thousands_without_end_do_no_harm(line: str) -> None:
     assert pair_line(line) is not None
+
+
+def test_lines_of_one_module_are_never_taken_for_those_of_another() -> None:
+    patterns = LinePatterns()
+    for module in (0, 0, 1):
+        line = f"layer.{module}.weight grad_norm=0.5"
+        known = patterns.read(line)
+        found = pair_line(line)
+        assert found is not None
+        patterns.learn(found[1])
+        read = found[0] if known is None else known
+        assert read.values == {f"grad_norm_by_layer/layer.{module}.weight": 0.5}
 
 
 def test_a_hostile_line_costs_no_more_than_a_long_one() -> None:
