@@ -21,7 +21,7 @@ def join_split_files(runs: Sequence[RunHistory]) -> list[RunHistory]:
     groups: dict[tuple[str, ...], list[RunHistory]] = {}
     for run in runs:
         groups.setdefault(_name_without_part(run), []).append(run)
-    joined = {id(parts[0]): run for parts in groups.values() if (run := _joined(parts)) is not None}
+    joined = {id(parts[0]): whole for parts in groups.values() if (whole := _joined(parts)) is not None}
     replaced = {id(part) for parts in groups.values() if id(parts[0]) in joined for part in parts}
     kept = []
     for run in runs:

@@ -51,10 +51,14 @@ _UNKNOWN = float("nan")
 _WORTH_A_BLOCK = 24
 """Fewer lines are kept sooner one by one."""
 _SAYS_MORE = re.compile(
-    r"verflow|onfinite|[Ss]kipping|[Ii]nvalid|[Aa]bort|[Ss]topping|[Dd]etected|DETECTED|[Tt]riggered|TRIGGERED|nfinite"
-    r"|[Rr]oll(?:ed|ing)?[ _-]?back|ROLL|[Dd]iverge|DIVERGE|xplo|EXPLO|[Bb]l[eo]wn? up|[Dd]iversity|[Bb]it[ _]usage"
-    r"|[Tt]emperature (?:is )?out|(?:[Hh]igh|[Ll]arge|[Hh]uge) [Gg]rad|too (?:high|large)|STOP|[Ss]top |[Cc]rashed"
-    r"|[Ll]oss.{1,30}(?:>|exceeds|is above)"
+    "|".join(
+        (
+            r"verflow|onfinite|nfinite|[Ss]kipping|[Ii]nvalid|[Aa]bort|[Ss]topping|[Ss]top |STOP|[Cc]rashed",
+            r"[Dd]etected|DETECTED|[Tt]riggered|TRIGGERED|[Rr]oll(?:ed|ing)?[ _-]?back|ROLL",
+            r"[Dd]iverge|DIVERGE|xplo|EXPLO|[Bb]l[eo]wn? up|(?:[Hh]igh|[Ll]arge|[Hh]uge) [Gg]rad|too (?:high|large)",
+            r"[Ll]oss.{1,30}(?:>|exceeds|is above)|[Dd]iversity|[Bb]it[ _]usage|[Tt]emperature (?:is )?out",
+        )
+    )
 )
 _NO_CURVE = re.compile(r"detected|triggered|skipp|collapse|infinite|restor|roll", re.IGNORECASE)
 """Names that are parts of a sentence: ``NaN loss detected at batch 1010``."""
