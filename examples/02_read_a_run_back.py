@@ -45,7 +45,7 @@ print(frame[["step", "loss", "grad_norm", "grad_norm_clipped", "step_time"]].tai
 print(f"\nthe largest loss, {worst['loss']:.1f}, was at step {worst['step']:.0f}: norm {worst['grad_norm']:.1f}")
 
 client = mlflow.MlflowClient()
-charted = [point.value for point in client.get_metric_history(run.info.run_id, "stability/1_loss")]
-highest = [point.value for point in client.get_metric_history(run.info.run_id, "stability/2_loss_max")]
+charted = [point.value for point in client.get_metric_history(run.info.run_id, "stability/loss")]
+highest = [point.value for point in client.get_metric_history(run.info.run_id, "stability/loss_max")]
 print(f"of {len(frame)} steps MLflow's chart of the loss has {len(charted)} points, {max(charted):.1f} at most")
-print(f"beside it, stability/2_loss_max keeps the highest value between two points: {max(highest):.1f}")
+print(f"beside it, stability/loss_max keeps the highest value between two points: {max(highest):.1f}")

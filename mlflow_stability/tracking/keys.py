@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from mlflow_stability.vocabulary.measured import Signal, of_the_whole
-from mlflow_stability.vocabulary.text import LAYERS, MAIN, chart_of, read_key, topic_of
+from mlflow_stability.vocabulary.text import LAYERS, read_key, topic_of
 
 SECTION = "stability"
 INSIDE = ("attention", "representations", "routing")
@@ -24,7 +24,7 @@ _LONGEST_QUANTITY = 80
 
 # These places are no modules, as those of a second training beside the first are none: an optimizer's parameter group.
 _GROUP = re.compile(r"(?:optimizer|group)_\d+(?:\.group_\d+)?")
-# A dot parts a quantity from its place, and a number with an underscore is the order of the charts that matter.
+# A dot separates a quantity from its place; a leading number was the order of the main charts in older runs.
 _UNFIT_IN_QUANTITY = re.compile(r"[^\w\-]|^\d+_")
 
 _UNFIT = re.compile(r"[^\w.\-]")
@@ -45,10 +45,9 @@ def metric_key(signal: Signal, section: str = SECTION) -> str:
     name, place = signal.quantity, signal.place
     quantity = _fitting(name, _LONGEST_QUANTITY, _UNFIT_IN_QUANTITY)
     if not place:
-        return f"{section}/{'/'.join(filter(None, (topic_of(name), chart_of(name) if name in MAIN else quantity)))}"
+        return "/".join(filter(None, (section, topic_of(name), quantity)))
     if of_the_whole(place):
-        chart = chart_of(name) if name in MAIN else quantity
-        return f"{section}/{_fitting(place, LONGEST_KEY - len(section) - len(chart) - 2)}/{chart}"
+        return f"{section}/{_fitting(place, LONGEST_KEY - len(section) - len(quantity) - 2)}/{quantity}"
     if is_group(place):
         topic = f"{topic_of(name) or 'optimizer'}/{quantity}."
     else:

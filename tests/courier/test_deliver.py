@@ -133,7 +133,7 @@ def test_what_happened_beside_numbers_is_in_the_run(root, sqlite_uri):
     assert kept["notes"] == {"degraded": "layer probe"}
     assert kept["missing"] == "steps 60 to 69 are missing (No space left on device)"
     assert read_run_history(run_id, sqlite_uri).tags["stability.degraded"] == "layer probe"
-    points = MlflowClient(sqlite_uri).get_metric_history(run_id, "stability/1_loss")
+    points = MlflowClient(sqlite_uri).get_metric_history(run_id, "stability/loss")
     assert 55 in [point.step for point in points]
 
 
@@ -147,7 +147,7 @@ def test_a_resumed_training_that_counts_from_one_again_goes_on_behind(root, sqli
     table = load_run(run_id, sqlite_uri)
     assert table[["recording", "step"]].values.tolist()[:1] == [[0, 1]]
     assert sorted(table["step"]) == list(range(1, 41))
-    steps = [point.step for point in MlflowClient(sqlite_uri).get_metric_history(run_id, "stability/1_loss")]
+    steps = [point.step for point in MlflowClient(sqlite_uri).get_metric_history(run_id, "stability/loss")]
     assert len(steps) == len(set(steps))
 
 
@@ -165,8 +165,8 @@ def test_two_trainings_in_one_run_keep_apart(root, sqlite_uri):
     first.end(Closing("finished", "", 30))
     deliver_session(first.folder)
     client = MlflowClient(sqlite_uri)
-    assert max(point.step for point in client.get_metric_history(run_id, "stability/1_loss")) == 30
-    assert max(point.step for point in client.get_metric_history(run_id, "stability_2/1_loss")) == 20
+    assert max(point.step for point in client.get_metric_history(run_id, "stability/loss")) == 30
+    assert max(point.step for point in client.get_metric_history(run_id, "stability_2/loss")) == 20
     table = load_run(run_id, sqlite_uri)
     assert table.groupby("recording")["step"].count().tolist() == [30, 20]
 

@@ -46,7 +46,7 @@ def test_a_courier_killed_at_twenty_random_moments_delivers_everything_once(tmp_
     expected = [value for each in range(1, step + 1) for value in reading(each).values]
     assert table["value"].tolist() == expected
 
-    points = Counter(point.step for point in client.get_metric_history(run.info.run_id, "stability/1_loss"))
+    points = Counter(point.step for point in client.get_metric_history(run.info.run_id, "stability/loss"))
     assert set(points.values()) == {1}
     assert {1, *range(10, step + 1, 10), step} == set(points)
 

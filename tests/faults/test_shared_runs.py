@@ -45,7 +45,7 @@ def test_a_resumed_run_goes_on_behind_its_last_step(sqlite_uri: str, tmp_path: P
     frame = mlflow_stability.load_run(run_id, tracking_uri=sqlite_uri)
     assert frame["step"].tolist() == list(range(1, 36))
     assert frame["recording"].tolist() == [0] * 20 + [1] * 15
-    history = MlflowClient(tracking_uri=sqlite_uri).get_metric_history(run_id, "stability/1_loss")
+    history = MlflowClient(tracking_uri=sqlite_uri).get_metric_history(run_id, "stability/loss")
     steps = [point.step for point in sorted(history, key=lambda point: point.timestamp)]
     assert steps == sorted(set(steps))
     assert run.data.tags["stability.ended"] == "finished"

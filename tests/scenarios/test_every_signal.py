@@ -98,7 +98,7 @@ def test_a_run_of_a_plain_loop_knows_its_layers_its_updates_its_pace_and_itself(
     assert run.data.params["stability.learning_rate"] == "0.001"
     assert run.data.params["stability.optimizer"] == "AdamW"
     assert run.data.params["stability.scheduler"] == "CosineAnnealingLR"
-    assert run.data.metrics["stability/6_update_ratio"] > 0
+    assert run.data.metrics["stability/update_ratio"] > 0
     assert not [key for key in run.data.metrics if "/layers/" in key]
     described = SIGNALS.read_text(encoding="utf-8")
     for quantity in {name.partition("@")[0] for name in record.columns} - {"recording", "attempt", "time"}:

@@ -83,7 +83,7 @@ def must_have_arrived_once(run: Run, uri: str, steps: int) -> None:
     """Every step is in the record, once; metric tables have no point twice; the process ended well."""
     run_id = run.info.run_id
     assert mlflow_stability.load_run(run_id, tracking_uri=uri)["step"].tolist() == list(range(1, steps + 1))
-    history = [point.step for point in MlflowClient(tracking_uri=uri).get_metric_history(run_id, "stability/1_loss")]
+    history = [point.step for point in MlflowClient(tracking_uri=uri).get_metric_history(run_id, "stability/loss")]
     assert sorted(set(history)) == sorted(history)
     assert max(history) == steps
     assert run.data.tags["stability.ended"] == "finished"

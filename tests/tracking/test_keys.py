@@ -1,12 +1,17 @@
 import posixpath
 import re
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.tracking.keys import metric_key, parse_key, section_of
+from mlflow_stability.vocabulary.measured import signal_types
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.text.recorded_keys import MAIN
+from mlflow_stability.vocabulary.text.recorded_keys import KEYS, LAYERS, MAIN, OLD_KEYS, SECTIONS, chart_order
+
+FIXTURES = Path(__file__).parents[2] / "mlruns_fixtures"
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_\-]{0,30}", fullmatch=True)
 places = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.\-]{0,30}", fullmatch=True)
@@ -36,11 +41,15 @@ def test_two_signals_never_share_a_key_and_no_key_is_a_folder_of_another(signals
     assert not any(other.startswith(f"{key}/") for key in keys for other in keys)
 
 
-def test_the_charts_that_matter_are_numbered_and_the_loss_is_the_first():
-    assert metric_key(Signal("loss")) == "stability/1_loss"
-    first = sorted(metric_key(Signal(quantity)) for quantity in MAIN)
-    assert first == [metric_key(Signal(quantity)) for quantity in MAIN]
-    assert {key.rpartition("/")[0] for key in first} == {"stability"}
+def test_main_charts_are_in_the_first_section_and_reports_keep_their_order():
+    keys = [metric_key(Signal(quantity)) for quantity in MAIN]
+    assert keys == [f"stability/{quantity}" for quantity in MAIN]
+    others = ["accuracy", "stability/timing/step_time"]
+    assert sorted([*others, *reversed(keys)], key=chart_order) == [*keys, *others]
+
+
+def test_no_section_is_called_like_a_main_chart():
+    assert not {*SECTIONS, LAYERS} & {*MAIN}
 
 
 def test_further_sections_say_what_they_hold():
@@ -49,7 +58,7 @@ def test_further_sections_say_what_they_hold():
     assert metric_key(Signal("host_memory")) == "stability/memory/host_memory"
     assert metric_key(Signal("tokens_per_second")) == "stability/throughput/tokens_per_second"
     assert metric_key(Signal("loss_scale")) == "stability/optimizer/loss_scale"
-    assert metric_key(Signal("loss_ema")) == "stability/loss/loss_ema"
+    assert metric_key(Signal("loss_ema")) == "stability/loss_statistics/loss_ema"
     assert metric_key(Signal("attention_entropy", "blocks.0")) == "stability/attention/attention_entropy.blocks.0"
     assert metric_key(Signal("sdr_bit_usage", "encoder")) == "stability/representations/sdr_bit_usage.encoder"
     assert metric_key(Signal("activation_dead_max")) == "stability/activations/activation_dead_max"
@@ -59,14 +68,43 @@ def test_further_sections_say_what_they_hold():
 
 def test_a_training_beside_the_first_has_one_section():
     keys = [metric_key(Signal(quantity, "track_critic")) for quantity in ("loss", "adam_rms", "step_time")]
-    assert keys == [f"stability/track_critic/{name}" for name in ("1_loss", "adam_rms", "step_time")]
+    assert keys == [f"stability/track_critic/{name}" for name in ("loss", "adam_rms", "step_time")]
 
 
-def test_keys_of_version_0_1_are_read():
-    assert parse_key("stability/loss") == ("stability", Signal("loss"))
-    assert parse_key("stability_2/loss_by_group/track_1") == ("stability_2", Signal("loss", "track_1"))
-    assert parse_key("stability/grad_norm_by_layer/a.b") == ("stability", Signal("grad_norm", "a.b"))
-    assert parse_key("stability/learning_rate_by_group/group_1") == ("stability", Signal("learning_rate", "group_1"))
+OLD = {
+    "stability/1_loss": ("stability", Signal("loss")),
+    "stability_2/8_skipped_steps": ("stability_2", Signal("skipped_steps")),
+    "stability/track_critic/1_loss": ("stability", Signal("loss", "track_critic")),
+    "stability/loss/loss_ema": ("stability", Signal("loss_ema")),
+    "stability/loss/loss_ema.group_1": ("stability", Signal("loss_ema", "group_1")),
+    "stability/step_time": ("stability", Signal("step_time")),
+    "stability_2/loss_by_group/track_1": ("stability_2", Signal("loss", "track_1")),
+    "stability/grad_norm_by_layer/blocks.3": ("stability", Signal("grad_norm", "blocks.3")),
+    "stability/learning_rate_by_group/group_1": ("stability", Signal("learning_rate", "group_1")),
+}
+
+
+@pytest.mark.parametrize("key", [*OLD, *OLD_KEYS])
+def test_keys_of_older_versions_are_read(key):
+    assert set(OLD_KEYS) <= set(OLD)
+    assert parse_key(key) == OLD[key]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_kind_of_key_is_written_as_its_example(key):
+    parsed = parse_key(key)
+    assert parsed is not None
+    assert metric_key(parsed[1], parsed[0]) == key
+
+
+def test_every_key_of_a_recorded_run_is_read():
+    """Runs 0 were recorded by version 0.1, runs 1 with numbered keys."""
+    files = {path for path in FIXTURES.glob("[01]/*/metrics/**/*") if path.is_file()}
+    keys = {path.as_posix().partition("/metrics/")[2] for path in files}
+    assert {"stability/step_time", "stability/1_loss", "stability/loss/loss_ema"} <= keys
+    quantities = [parsed[1].quantity if (parsed := parse_key(key)) else key for key in keys - {"val_loss"}]
+    over_layers = re.compile("_(?:mean|max)$")
+    assert all({name, over_layers.sub("", name)} & set(signal_types()) for name in quantities)
 
 
 def test_a_second_recording_has_a_section_of_its_own():

@@ -33,7 +33,7 @@ SIGNALS = (
         "why the level of the loss does not measure progress; 1 adversarial training, 2 bootstrapped targets, 3 "
         "self-distillation, 4 policy, 5 preferences, 6 signed; 10 more where `autolog(loss=...)` says so, 10 alone for "
         "a loss that has a level",
-        "loss",
+        "loss_statistics",
         interval="every step",
     ),
 )

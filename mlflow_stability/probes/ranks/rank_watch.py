@@ -35,10 +35,10 @@ from mlflow_stability.probes.tensors.gradient_norm import world_size
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 
 SIGNALS = (
-    SignalType("loss_ranks_mean", "mean of the losses of all ranks", "loss"),
-    SignalType("loss_ranks_min", "least loss of all ranks", "loss", combined="min"),
-    SignalType("loss_ranks_max", "largest loss of all ranks", "loss", combined="max"),
-    SignalType("loss_ranks_argmax", "rank of the largest loss", "loss"),
+    SignalType("loss_ranks_mean", "mean of the losses of all ranks", "loss_statistics"),
+    SignalType("loss_ranks_min", "least loss of all ranks", "loss_statistics", combined="min"),
+    SignalType("loss_ranks_max", "largest loss of all ranks", "loss_statistics", combined="max"),
+    SignalType("loss_ranks_argmax", "rank of the largest loss", "loss_statistics"),
 )
 
 LEAVE_SECONDS = 2.0

@@ -19,7 +19,7 @@ SIGNALS = (
     SignalType(
         "loss",
         "sum of what was passed to `backward` in the step, before a `GradScaler` scales it",
-        "loss",
+        "loss_statistics",
         interval="every step",
         exported="llm_training_loss",
     ),

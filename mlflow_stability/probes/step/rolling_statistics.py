@@ -29,16 +29,19 @@ from typing import TypeAlias
 from mlflow_stability.vocabulary.measured import Signal, SignalType, of_the_whole
 
 SIGNALS = (
-    SignalType("loss_ema", "smoothed loss", "loss", exported="llm_training_loss_ema"),
-    SignalType("loss_mean", "mean of the loss over the last 100 steps", "loss"),
-    SignalType("loss_std", "standard deviation of the loss over the last 100 steps", "loss"),
+    SignalType("loss_ema", "smoothed loss", "loss_statistics", exported="llm_training_loss_ema"),
+    SignalType("loss_mean", "mean of the loss over the last 100 steps", "loss_statistics"),
+    SignalType("loss_std", "standard deviation of the loss over the last 100 steps", "loss_statistics"),
     SignalType(
-        "loss_trend", "slope of the loss per step, over the last 100 steps", "loss", exported="llm_training_loss_trend"
+        "loss_trend",
+        "slope of the loss per step, over the last 100 steps",
+        "loss_statistics",
+        exported="llm_training_loss_trend",
     ),
     SignalType(
         "loss_zscore",
         "standard deviations of the loss from its mean over the last 100 steps",
-        "loss",
+        "loss_statistics",
         exported="llm_training_loss_zscore",
     ),
     SignalType("grad_norm_mean", "mean of the gradient norm over the last 100 steps", "gradients"),

@@ -22,11 +22,13 @@ SIGNALS = (
     SignalType(
         "val_loss",
         "validation loss logged last by the script or its trainer; in the record alone",
-        "loss",
+        "loss_statistics",
         interval="every step",
         exported="llm_validation_loss",
     ),
-    SignalType("val_loss_step", "step that the script gave with it", "loss", unit="{step}", interval="every step"),
+    SignalType(
+        "val_loss_step", "step that the script gave with it", "loss_statistics", unit="{step}", interval="every step"
+    ),
 )
 
 MOST_WAITING = 10_000

@@ -39,7 +39,7 @@ from mlflow_stability.tracking.read.run_record import RunRecord, whole_number
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import store_trouble
 from mlflow_stability.tracking.tag_names import is_recorded
-from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.measured import Series, Signal
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Metric, RunHistory, attempts_of, in_order
 from mlflow_stability.vocabulary.text import Meaning, counted, meanings_of
@@ -117,11 +117,17 @@ def _metrics(reader: RunReader, client: MlflowClient, keys: Sequence[str]) -> tu
     wanted = [key for key in keys if not meanings[key].bookkeeping]
     histories = _fetched(wanted, lambda key: _history(client, reader.run_id, key))
     no_steps = _have_no_steps(histories)
-    metrics = []
+    ours: dict[tuple[str, Signal], str] = {}
+    points: dict[str, list[_History]] = {}
     for key, history in zip(wanted, histories, strict=True):
-        ours = parse_key(key)
-        meaning = meanings[key] if ours is None else Meaning(ours[1].quantity, ours[1].place, known=True)
-        metrics.append(Metric(key, meaning, _series(meaning, history, no_steps)))
+        parsed = parse_key(key)  # a run that was resumed by a newer version has two keys of one signal
+        points.setdefault(key if parsed is None else ours.setdefault(parsed, key), []).append(history)
+    names = {key: signal for (_, signal), key in ours.items()}
+    metrics = []
+    for key, parts in points.items():
+        signal = names.get(key)
+        meaning = meanings[key] if signal is None else Meaning(signal.quantity, signal.place, known=True)
+        metrics.append(Metric(key, meaning, _series(meaning, _by_time(np.concatenate(parts)), no_steps)))
     return metrics, no_steps
 
 
@@ -158,6 +164,10 @@ def _history(client: MlflowClient, run_id: str, key: str) -> _History:
     points = np.fromiter(
         ((whole_number(each.timestamp), whole_number(each.step), each.value) for each in history), _POINT, len(history)
     )
+    return _by_time(points)
+
+
+def _by_time(points: _History) -> _History:
     return points[np.argsort(points["time"], kind="stable")]
 
 

@@ -42,6 +42,7 @@ from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import not_mlflow, sentence, store_trouble
 from mlflow_stability.vocabulary.measured import LayerTable, Signal
 from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.text import chart_order
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -108,8 +109,8 @@ class RunReader:
 
     @property
     def metric_keys(self) -> list[str]:
-        """The keys of all its metrics."""
-        return sorted(self._run.data.metrics)
+        """The keys of all its metrics, those of the main charts first."""
+        return sorted(self._run.data.metrics, key=chart_order)
 
     def record(self) -> RunRecord:
         """Every value, or at least the points that MLflow's metric tables have."""
@@ -166,7 +167,7 @@ class RunReader:
         """
         signals: dict[Signal, int] = {}
         rows: list[tuple[int, int, float, int, float]] = []  # recording, step, time, signal, value
-        for key in sorted(self._run.data.metrics):
+        for key in self.metric_keys:
             known = parse_key(key)
             if known is None:
                 continue

@@ -17,6 +17,7 @@ from mlflow_stability.tracking.store.address import strip_credentials, without_c
 
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS"})
 _GONE = frozenset({"RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"})
+_FOLDER_IN_THE_WAY = (IsADirectoryError, NotADirectoryError)  # in a file store, where keys are paths
 _LONGEST_SENTENCE = 300
 
 
@@ -33,7 +34,7 @@ def store_trouble(doing: str) -> Iterator[None]:
         raise
     except MlflowException as error:
         message = f"Could not {doing}: {sentence(error)}"
-        if error.error_code in _REFUSALS:
+        if error.error_code in _REFUSALS or isinstance(error.__context__, _FOLDER_IN_THE_WAY):
             raise RefusedError(message) from error
         if error.error_code in _GONE:
             raise RunNotFoundError(message) from error

@@ -24,11 +24,11 @@ from mlflow_stability.tracking.write.layer_metrics import Chosen, LayerMetrics, 
 from mlflow_stability.vocabulary.measured import Signal, SignalType, StepReading
 
 SIGNALS = (
-    SignalType("loss_min", "least loss since the last point of the chart", "loss", interval="every step"),
+    SignalType("loss_min", "least loss since the last point of the chart", "loss_statistics", interval="every step"),
     SignalType(
         "loss_max",
         "largest loss since the last point of the chart, so that a spike of one step stays visible",
-        "loss",
+        "loss_statistics",
         interval="every step",
     ),
     SignalType(
@@ -40,7 +40,7 @@ SIGNALS = (
     SignalType(
         "nonfinite_values",
         "losses and gradient norms that were NaN or infinite so far; charts do not show those",
-        "loss",
+        "loss_statistics",
         interval="every step",
     ),
 )

@@ -27,7 +27,7 @@ from mlflow_stability.vocabulary.text.phrases import (
     times,
 )
 from mlflow_stability.vocabulary.text.process_ended import process_ended
-from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, SECTIONS, chart_of, read_key, topic_of
+from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, SECTIONS, chart_order, read_key, topic_of
 from mlflow_stability.vocabulary.text.terminal_row import to_new_row
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
     "Meaning",
     "capitalised",
     "changed",
-    "chart_of",
+    "chart_order",
     "counted",
     "factor",
     "infinite",

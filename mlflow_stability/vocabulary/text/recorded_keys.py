@@ -1,8 +1,6 @@
-"""Reads the keys under which recordings keep their metrics in MLflow, of this version and of older ones.
+"""Keys under which recordings keep their metrics in MLflow, of this version and of older ones.
 
-In: a key. Out: the recording's section, the quantity and the place; None where it is no key of ours. MLflow draws one
-section for each prefix up to the last slash, and sorts sections and charts by their names: the charts that matter most
-are numbered, and stand in the first section.
+MLflow draws one section of charts for each prefix up to the last slash: the main charts are in the first section.
 """
 
 from __future__ import annotations
@@ -22,23 +20,38 @@ MAIN = (
     "nonfinite_values",
     "skipped_steps",
 )
-"""The charts of the first section, in their order."""
+"""Quantities of the first section, in the order in which reports show them."""
 SECTIONS = (
-    *("loss", "gradients", "optimizer", "throughput", "timing", "memory"),
+    *("loss_statistics", "gradients", "optimizer", "throughput", "timing", "memory"),
     *("attention", "activations", "representations", "routing", "other"),
 )
-"""The further sections. A signal's own file says in which one it is."""
+"""The further sections; a signal's own file says in which one it is. None is called like a quantity of `MAIN`: in a
+file store `stability/loss` would be a file and a folder."""
 OTHER = "other"
 LAYERS = "layers"
-_KEY = re.compile(
-    r"(?P<section>stability(?:_[2-9]|_[1-9]\d+)?)/"
-    rf"(?:{LAYERS}/(?P<by_layer>[^/]+)/(?P<layer>[^/]+)"
-    r"|(?P<track>track_[^/]+)/(?:\d_)?(?P<of_track>[^/]+)"
-    rf"|(?:{'|'.join(SECTIONS)})/(?P<quantity>[^/.]+)(?:\.(?P<place>[^/]+))?"
-    r"|(?:\d_)?(?P<main>[^/]+))"
-)
-_BEFORE = re.compile(r"(?P<section>stability(?:_\d+)?)/(?P<quantity>[^/]+?)_by_(?:layer|group)/(?P<place>.+)")
-"""Keys of version 0.1, beside `stability/loss`."""
+_SECTION = r"(?P<section>stability(?:_[2-9]|_[1-9]\d+)?)/"
+_QUANTITY = r"(?P<quantity>[^/]+)"
+_QUANTITY_IN_PLACE = r"(?P<quantity>[^/.]+)(?:\.(?P<place>[^/]+))?"
+_TRACK = r"(?P<place>track_[^/]+)/"
+_NUMBERED = rf"[1-8]_(?P<quantity>{'|'.join(MAIN)})"
+KEYS = {
+    "stability/loss": rf"{_SECTION}(?P<quantity>{'|'.join(MAIN)})",
+    "stability/loss_statistics/loss_ema": rf"{_SECTION}(?:{'|'.join(SECTIONS)})/{_QUANTITY_IN_PLACE}",
+    "stability/layers/grad_norm/blocks.3": rf"{_SECTION}{LAYERS}/{_QUANTITY}/(?P<place>[^/]+)",
+    "stability/track_critic/loss": _SECTION + _TRACK + _QUANTITY,
+}
+"""The pattern of each kind of key, by an example."""
+OLD_KEYS = {
+    # Before 0.2 was released, the main charts were numbered:
+    "stability/1_loss": _SECTION + _NUMBERED,
+    "stability/track_critic/1_loss": _SECTION + _TRACK + _NUMBERED,
+    "stability/loss/loss_ema": rf"{_SECTION}loss/{_QUANTITY_IN_PLACE}",
+    # In 0.1.0 every quantity was in the first section:
+    "stability/step_time": _SECTION + _QUANTITY,
+    "stability/grad_norm_by_layer/blocks.3": rf"{_SECTION}(?P<quantity>[^/]+?)_by_(?:layer|group)/(?P<place>.+)",
+}
+"""The pattern of each kind of key that is read and no longer written."""
+_PATTERNS = [re.compile(pattern) for pattern in (*OLD_KEYS.values(), *KEYS.values())]
 
 
 @lru_cache(maxsize=4096)
@@ -50,18 +63,13 @@ def topic_of(quantity: str) -> str:
     return OTHER if known is None else known.section
 
 
-def chart_of(quantity: str) -> str:
-    """The name of its chart: ``1_loss``, so that the charts that matter keep their order wherever names are sorted."""
-    return f"{MAIN.index(quantity) + 1}_{quantity}" if quantity in MAIN else quantity
-
-
 def read_key(key: str) -> tuple[str, str, str] | None:
-    """Section, quantity and place: ``stability``, ``grad_norm``, ``blocks.3.attn``."""
-    before = _BEFORE.fullmatch(key)
-    if before is not None:
-        return before["section"], before["quantity"], before["place"]
-    found = _KEY.fullmatch(key)
-    if found is None:
-        return None
-    quantity = found["by_layer"] or found["of_track"] or found["quantity"] or found["main"]
-    return found["section"], quantity, found["layer"] or found["track"] or found["place"] or ""
+    """Section, quantity and place: ``stability``, ``grad_norm``, ``blocks.3.attn``; None for keys of other tools."""
+    match = next(filter(None, (pattern.fullmatch(key) for pattern in _PATTERNS)), None)
+    return None if match is None else (match["section"], match["quantity"], match.groupdict().get("place") or "")
+
+
+def chart_order(key: str) -> tuple[int, str]:
+    """What sorts keys with the main charts first, in their order, and all others by name."""
+    _, quantity, place = read_key(key) or ("", "", "")
+    return (MAIN.index(quantity) if quantity in MAIN and not place else len(MAIN)), key

@@ -140,7 +140,7 @@ def test_overfitting_is_found_live_and_nothing_is_logged_twice(
     assert len(client.get_metric_history(run_id, "val_loss")) == 20
     assert [key for key in keys if "val_loss" in key] == ["val_loss"]
     # The last step is a point of its own, though the last record of the journal is what was heard after it.
-    assert client.get_metric_history(run_id, "stability/1_loss")[-1].step == 200
+    assert client.get_metric_history(run_id, "stability/loss")[-1].step == 200
 
     table = load_run(run_id)
     assert table["step"].tolist() == list(range(1, 201))

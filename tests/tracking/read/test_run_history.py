@@ -167,11 +167,22 @@ def test_thinned_points_are_called_thinned(sqlite_uri: str) -> None:
     assert history.of("loss")[0].meaning.known
 
 
-def test_losses_that_charts_do_not_show_are_nan_where_their_count_rose(sqlite_uri: str) -> None:
-    points = [("stability/1_loss", step, 1.0, 1000 + step) for step in (10, 20, 30)]
-    points += [("stability/3_grad_norm", step, 2.0, 1000 + step) for step in (10, 20, 50)]
+NUMBERED = {"loss": "1_loss", "grad_norm": "3_grad_norm", "nonfinite_values": "7_nonfinite_values"}
+
+
+def test_a_run_that_a_newer_version_resumed_is_one_curve_of_both_keys(sqlite_uri: str) -> None:
+    points = [(key, 10 * n, 1.0 / n, 1000 + n) for n, key in enumerate(("stability/1_loss", "stability/loss"), start=1)]
+    (loss,) = read_run_history(a_run(sqlite_uri, points), sqlite_uri).of("loss")
+    assert (loss.series.steps.tolist(), loss.series.values.tolist()) == ([10, 20], [1.0, 0.5])
+
+
+@pytest.mark.parametrize("names", [{}, NUMBERED], ids=["plain", "numbered"])
+def test_losses_that_charts_do_not_show_are_nan_where_their_count_rose(sqlite_uri: str, names: dict[str, str]) -> None:
+    loss, norm, count = (f"stability/{names.get(name, name)}" for name in NUMBERED)
+    points = [(loss, step, 1.0, 1000 + step) for step in (10, 20, 30)]
+    points += [(norm, step, 2.0, 1000 + step) for step in (10, 20, 50)]
     counts = {20: 1.0, 30: 3.0, 40: 5.0, 50: 6.0}  # at step 20 it was one of the steps between
-    points += [("stability/7_nonfinite_values", step, count, 1000 + step) for step, count in counts.items()]
+    points += [(count, step, total, 1000 + step) for step, total in counts.items()]
     record = RunReader(a_run(sqlite_uri, points), sqlite_uri).metric_points(("loss", "grad_norm"))
     assert record is not None
     values = {

@@ -21,7 +21,7 @@ def points(count):
 def test_points_that_are_sent_twice_are_there_once(writer, sqlite_uri):
     writer.log(points(50), "stability")
     writer.log(points(80), "stability")
-    assert len(MlflowClient(sqlite_uri).get_metric_history(writer.run_id, "stability/1_loss")) == 80
+    assert len(MlflowClient(sqlite_uri).get_metric_history(writer.run_id, "stability/loss")) == 80
 
 
 def test_a_long_tag_is_cut_and_not_refused(writer):
@@ -33,6 +33,17 @@ def test_one_tag_that_is_refused_does_not_hold_up_the_others(writer):
     writer.set_tags({"stability.good": "1", "a//b": "2"})
     assert writer.tags()["stability.good"] == "1"
     assert list(writer.refused) == ["a//b"]
+
+
+def test_a_key_that_is_a_folder_of_a_file_store_does_not_hold_up_the_others(tmp_path, monkeypatch):
+    """As in a run whose statistics of the loss were recorded as `stability/loss/loss_ema`."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient(tmp_path.as_uri())
+    writer = RunWriter(client, client.create_run(client.create_experiment("old")).info.run_id)
+    client.log_metric(writer.run_id, "stability/loss/loss_ema", 1.0)
+    writer.log([*points(3), Point(Signal("grad_norm"), 1, 2.0, 100.0)], "stability")
+    assert list(writer.refused) == ["stability/loss"]
+    assert client.get_run(writer.run_id).data.metrics["stability/grad_norm"] == 2.0
 
 
 def test_a_deleted_run_is_not_the_fault_of_its_metrics(writer, sqlite_uri):

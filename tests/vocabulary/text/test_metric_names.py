@@ -71,7 +71,12 @@ RUNS = {
         "stability/loss: loss, stability/grad_norm_by_layer/blocks.3.attn: grad_norm@blocks.3.attn, "
         "stability_2/loss: loss@stability_2, stability/learning_rate_by_group/group_1: learning_rate@group_1"
     ),
-    "ours since 0.2": (
+    "ours of 0.2": (
+        "stability/loss: loss, stability/loss_statistics/loss_trend: loss_trend, "
+        "stability/optimizer/learning_rate.group_1: learning_rate@group_1, stability/track_d/loss: loss@track_d, "
+        "stability/layers/grad_norm/blocks.3.attn: grad_norm@blocks.3.attn"
+    ),
+    "ours with numbers": (
         "stability/1_loss: loss, stability/optimizer/learning_rate.group_1: learning_rate@group_1, "
         "stability/layers/grad_norm/blocks.3.attn: grad_norm@blocks.3.attn, stability/track_d/1_loss: loss@track_d"
     ),
