@@ -12,6 +12,7 @@ from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.vocabulary.argument import did_you_mean, shown
 from mlflow_stability.vocabulary.measured import Condition, StepReading, condition_in, of_the_whole
 from mlflow_stability.vocabulary.result import Finding, Severity, Text
+from mlflow_stability.vocabulary.text import kind_named, kinds_near
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Rules:
 def rules_of(texts: Sequence[str], floor: Severity) -> Rules:
     """The rules that a user wrote, which `check_rules` has let pass."""
     conditions = tuple(each for each in map(condition_in, texts) if each is not None)
-    return Rules(floor, frozenset(each.strip() for each in texts if condition_in(each) is None), conditions)
+    return Rules(floor, frozenset(kind_named(text, KINDS) for text in texts if condition_in(text) is None), conditions)
 
 
 def check_rules(texts: Iterable[str]) -> None:
@@ -68,9 +69,11 @@ def check_rules(texts: Iterable[str]) -> None:
     for text in texts:
         condition = condition_in(text)
         if condition is None:
-            if text.strip() not in KINDS:
-                hint = did_you_mean(text, KINDS) or " `mlflow-stability explain` lists the event types."
-                raise SettingsError(f"alerts: there is no event type {shown(text)}.{hint}")
+            kind = kind_named(text, KINDS)
+            if kind not in KINDS:
+                near = kinds_near(kind, KINDS)
+                hint = f"Did you mean {near[0]!r}?" if near else "`mlflow-stability explain` lists the event types."
+                raise SettingsError(f"alerts: there is no event type {shown(text)}. {hint}")
             continue
         if not math.isfinite(condition.limit):
             raise SettingsError(f"alerts: a condition compares with a finite number; got {shown(text)}.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
-from difflib import get_close_matches
 from typing import Any
 
 from mlflow_stability.detectors.detector import Detector
@@ -18,6 +17,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.documentation import FindingDocumentation, documentation_of
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.discovery import subclasses_in
+from mlflow_stability.vocabulary.text import kind_named, kinds_near
 
 ROOMS = ("loss", "progress", "gradients", "optimizer", "inside", "hardware", "reported", "first_look")
 """The sub-packages whose files are looked through; a new file in one of them is all that a new detector needs."""
@@ -105,8 +105,9 @@ def _with(detector: type[Detector], thresholds: dict[str, Any]) -> Detector:
 
 def _by_name(name: str, also: Sequence[str] = ()) -> type[Detector]:
     known = {name_of(each): each for each in (*DETECTORS, *ON_REQUEST)}
-    if name in known:
-        return known[name]
-    near = get_close_matches(name, [*known, *also], n=3, cutoff=0.5)
+    meant = kind_named(name, known)
+    if meant in known:
+        return known[meant]
+    near = kinds_near(meant, [*known, *also])
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join([*known, *also])}."
     raise SettingsError(f"There is no detector {name!r}; {hint}")

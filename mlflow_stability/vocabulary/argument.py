@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.text.synonyms import argument_meant
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -205,7 +206,8 @@ def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:
     has = list(known)
     for name in given:
         if name not in has:
-            hint = did_you_mean(name, has) or f" It has {or_list(has, last='and')}."
+            meant = argument_meant(name, has)
+            hint = f" {meant}" if meant else did_you_mean(name, has) or f" It has {or_list(has, last='and')}."
             raise SettingsError(f"{call} has no argument {name!r}.{hint}")
 
 

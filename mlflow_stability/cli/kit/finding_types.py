@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 import click
 from click.shell_completion import CompletionItem
@@ -11,7 +10,7 @@ from click.shell_completion import CompletionItem
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
 from mlflow_stability.reports.escape import plain
-from mlflow_stability.vocabulary.text import SHORT_KINDS
+from mlflow_stability.vocabulary.text import kind_named, kinds_near
 
 RULES_ON_REQUEST = tuple(name_of(each) for each in ON_REQUEST)
 """The names of rules that look only when they are asked for."""
@@ -24,11 +23,10 @@ EXPLAINED = tuple(dict.fromkeys((*KINDS, *RULES_BESIDE, *RULES_ON_REQUEST, *CAUS
 
 def checked_kind(typed: str, known: Sequence[str] = KINDS) -> str:
     """The kind that was meant: ``loss-spike`` is ``loss_spike``, and ``nan`` is ``nan_detected``."""
-    kind = typed.strip().lower().replace("-", "_").replace(" ", "_")
-    kind = kind if kind in known else SHORT_KINDS.get(kind, kind)
+    kind = kind_named(typed, known)
     if kind in known:
         return kind
-    near = get_close_matches(kind, known, n=3, cutoff=0.5) or [each for each in known if kind and kind in each][:3]
+    near = kinds_near(kind, known)
     meant = f"Did you mean {', '.join(near)}? " if near else ""
     raise click.BadParameter(
         f"No such finding or cause: {plain(typed, 60)!r}. {meant}`mlflow-stability explain` lists them all."

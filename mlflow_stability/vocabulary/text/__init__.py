@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.vocabulary.text.foreign_names import HINT, SHORT_KINDS, said_in, unique_share_in
+from mlflow_stability.vocabulary.text.foreign_names import HINT, said_in, unique_share_in
 from mlflow_stability.vocabulary.text.harmless_text import visible
 from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
 from mlflow_stability.vocabulary.text.name_reading import (
@@ -28,6 +28,7 @@ from mlflow_stability.vocabulary.text.phrases import (
 )
 from mlflow_stability.vocabulary.text.process_ended import process_ended
 from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, SECTIONS, chart_order, read_key, topic_of
+from mlflow_stability.vocabulary.text.synonyms import argument_meant, kind_named, kinds_near
 from mlflow_stability.vocabulary.text.terminal_row import to_new_row
 
 __all__ = [
@@ -40,16 +41,18 @@ __all__ = [
     "LOSS_LIKE",
     "MAIN",
     "SECTIONS",
-    "SHORT_KINDS",
     "TESTS",
     "TRAIN",
     "Meaning",
+    "argument_meant",
     "capitalised",
     "changed",
     "chart_order",
     "counted",
     "factor",
     "infinite",
+    "kind_named",
+    "kinds_near",
     "meanings_of",
     "process_ended",
     "read_key",

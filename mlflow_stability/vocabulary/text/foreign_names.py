@@ -1,6 +1,6 @@
-"""What other people call our signals and findings: in metric names, in the words of a log, on the command line.
+"""What other people call our signals and findings: in metric names and in the words of a log.
 
-In: the words of a metric's name, a line of a log, what was typed. Out: the quantity or the type of finding of ours.
+In: the words of a metric's name, a line of a log. Out: the quantity or the type of finding of ours.
 Guarantees: these tables are the only place that knows such names; a metric of held-out data, a limit and a setting are
 none of them.
 """
@@ -183,42 +183,3 @@ def unique_share_in(line: str) -> float | None:
         return None
     share = float(found["after"] or found["number"])
     return share / 100 if found["percent"] or share > 1 else share
-
-
-SHORT_KINDS = {
-    "nan": "nan_detected",
-    "nans": "nan_detected",
-    "inf": "inf_detected",
-    "infinity": "inf_detected",
-    "spike": "loss_spike",
-    "spikes": "loss_spike",
-    "diverged": "divergence",
-    "diverging": "divergence",
-    "explosion": "gradient_explosion",
-    "exploding": "gradient_explosion",
-    "exploding_gradient": "gradient_explosion",
-    "exploding_gradients": "gradient_explosion",
-    "vanishing": "gradient_vanishing",
-    "vanishing_gradient": "gradient_vanishing",
-    "vanishing_gradients": "gradient_vanishing",
-    "overfit": "overfitting",
-    "skip": "step_skipped",
-    "skipped": "step_skipped",
-    "skipped_steps": "step_skipped",
-    "rollbacks": "rollback",
-    "oom": "out_of_memory",
-    "memory": "memory_pressure",
-    "mfu": "low_mfu",
-    "throughput": "throughput_drop",
-    "sdr": "sdr_collapse",
-    "lr": "learning_rate_out_of_range",
-    "learning_rate": "learning_rate_out_of_range",
-    "learning_rate_changed": "learning_rate_jump",
-    "crash": "crashed",
-    "kill": "killed",
-    "hang": "stall",
-    "stalled": "stall",
-    "dead": "dead_layer",
-    "dead_layers": "dead_layer",
-}
-"""What people type for a type of finding on the command line."""

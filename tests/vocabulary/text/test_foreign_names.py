@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_stability.kinds.catalog import KINDS
-from mlflow_stability.vocabulary.text.foreign_names import SENTENCES, SHORT_KINDS, said_in, unique_share_in
+from mlflow_stability.vocabulary.text.foreign_names import SENTENCES, said_in, unique_share_in
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
 
@@ -101,5 +101,4 @@ def test_the_share_of_unique_codes_is_read_from_the_words(line: str, share: floa
 
 
 def test_every_name_in_the_tables_is_a_type_of_finding() -> None:
-    assert {*SHORT_KINDS.values(), *(kind for kind, _ in SENTENCES)} <= set(KINDS)
-    assert not set(SHORT_KINDS) & set(KINDS)
+    assert {kind for kind, _ in SENTENCES} <= set(KINDS)

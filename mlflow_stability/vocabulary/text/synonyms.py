@@ -1,0 +1,121 @@
+"""What people call findings and arguments before they know our names for them.
+
+In: a name as it was typed. Out: ours, or a sentence that says where it is. Guarantees: no name of ours is in these
+tables, so that none is ever replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+KIND_SYNONYMS = {
+    "nan": "nan_detected",
+    "nans": "nan_detected",
+    "inf": "inf_detected",
+    "infinity": "inf_detected",
+    "spike": "loss_spike",
+    "spikes": "loss_spike",
+    "diverged": "divergence",
+    "diverging": "divergence",
+    "explosion": "gradient_explosion",
+    "exploding": "gradient_explosion",
+    "exploding_gradient": "gradient_explosion",
+    "exploding_gradients": "gradient_explosion",
+    "vanishing": "gradient_vanishing",
+    "vanishing_gradient": "gradient_vanishing",
+    "vanishing_gradients": "gradient_vanishing",
+    "overfit": "overfitting",
+    "skip": "step_skipped",
+    "skipped": "step_skipped",
+    "skipped_steps": "step_skipped",
+    "rollbacks": "rollback",
+    "oom": "out_of_memory",
+    "memory": "memory_pressure",
+    "mfu": "low_mfu",
+    "throughput": "throughput_drop",
+    "sdr": "sdr_collapse",
+    "lr": "learning_rate_out_of_range",
+    "learning_rate": "learning_rate_out_of_range",
+    "learning_rate_changed": "learning_rate_jump",
+    "crash": "crashed",
+    "kill": "killed",
+    "hang": "stall",
+    "stalled": "stall",
+    "dead": "dead_layer",
+    "dead_layers": "dead_layer",
+    "nan_loss": "nan_detected",
+    "nan_inf": "nan_detected",
+    "nan_gradient": "nan_detected",
+    "nonfinite": "nan_detected",
+    "loss_explosion": "divergence",
+    "loss_divergence": "divergence",
+    "gradient_spike": "gradient_explosion",
+    "grad_spike": "gradient_explosion",
+    "grad_explosion": "gradient_explosion",
+    "grad_vanishing": "gradient_vanishing",
+    "training_stall": "plateau",
+    "stagnation": "plateau",
+    "slow_training": "slow_progress",
+    "slow_convergence": "slow_progress",
+    "poor_generalization": "overfitting",
+    "poor_generalisation": "overfitting",
+    "low_gpu_utilization": "low_mfu",
+}
+"""Kinds of findings by other names."""
+POLICY_FIELDS = frozenset(
+    {"skip_gradients_above", "snapshot_every", "snapshots", "snapshot_share", "checkpoint_every", "healthy_after"}
+    | {"rollback_at", "rollback_on", "onset_lag", "rewind", "select", "restore_schedule", "restore_rng"}
+    | {"same_trouble_within", "max_rollbacks", "forgiven_after", "max_rollbacks_in_all", "on_give_up"}
+    | {"raise_after_skips", "initial_factor", "easing_factor", "easing_steps", "easing_clip"}
+    | {"hold_learning_rate_above", "hold_doubles_in", "reset_momentum", "reset_at_spike", "reset_warm_up"}
+    | {"cut_learning_rate", "act_ahead", "largest_scale", "cut_after_skips", "cut_factor", "smallest_scale"}
+    | {"search_skips", "rollback_after_skips", "tell_every_skips", "critical_skip_share", "skip_window"}
+)
+"""Fields of `RollbackPolicy` that are no arguments of `autolog()`."""
+ARGUMENT_SYNONYMS = {
+    "enable_divergence_rollback": "rollback=True",
+    "enable_rollback": "rollback=True",
+    "auto_rollback": "rollback=True",
+    "log_interval": "log_every_n_steps=...",
+    "log_freq": "log_every_n_steps=...",
+    "log_every": "log_every_n_steps=...",
+    "max_grad_norm": "adaptive_clip=True, or torch.nn.utils.clip_grad_norm_ in the script",
+    "callbacks": "alerts=...",
+    "tags": "extra_tags=...",
+}
+"""Arguments of `autolog()` by other names, and what to write."""
+ALWAYS_ON = {
+    "enable_sdr_collapse_monitor": "Sparse codes are always monitored; sdr_check_interval=... says how often.",
+    "enable_nan_detection": "Values that are not finite are always detected.",
+    "track_gradients": "Gradient norms are always measured; layer_metrics=True logs them by layer.",
+}
+"""What needs no argument."""
+
+
+def kind_named(typed: str, known: Collection[str]) -> str:
+    """The kind that was meant, `nan_detected` for `NaN`, if any; else what was typed, in small letters."""
+    name = typed.strip().lower().replace("-", "_").replace(" ", "_")
+    if name in known:
+        return name
+    meant = KIND_SYNONYMS.get(name, name)
+    return meant if meant in known else name
+
+
+def kinds_near(name: str, known: Collection[str]) -> list[str]:
+    """At most three kinds that may have been meant: by meaning, then by spelling, then by words."""
+    words = set(name.split("_"))
+    by_meaning = [kind for synonym, kind in KIND_SYNONYMS.items() if synonym in words and kind in known]
+    by_word = [kind for kind in known if words & set(kind.split("_"))]
+    by_spelling = get_close_matches(name, known, n=3, cutoff=0.5) or [kind for kind in known if name and name in kind]
+    return list(dict.fromkeys([*by_meaning, *by_spelling, *by_word]))[:3]
+
+
+def argument_meant(name: str, has: Collection[str]) -> str:
+    """A sentence about an argument that a call with the arguments of `autolog()` lacks; empty: nothing is known."""
+    if "rollback" not in has:
+        return ""
+    if name in ALWAYS_ON:
+        return ALWAYS_ON[name]
+    write = f"rollback=RollbackPolicy({name}=...)" if name in POLICY_FIELDS else ARGUMENT_SYNONYMS.get(name, "")
+    return f"Write {write}." if write else ""
