@@ -21,7 +21,7 @@ from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings, ta
 from mlflow_stability.courier.deliver import TICK, deliver_session, given_up
 from mlflow_stability.courier.process.claim import next_orphan
 from mlflow_stability.courier.process.environment import ask_for_short_requests, keep_credentials_out_of_the_log
-from mlflow_stability.courier.process.out_of_memory import MemoryWatch
+from mlflow_stability.courier.process.training_process import MemoryWatch
 from mlflow_stability.courier.session_delivery import SessionDelivery
 
 LINGER = 600.0

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.pictures import AttentionPictures, FigureSink
+from mlflow_stability.courier.pictures.attention_sink import AttentionSink
 from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.process.training_process import TrainingProcess, TrainingState
 from mlflow_stability.courier.progress import Delivered
@@ -29,16 +30,13 @@ from mlflow_stability.courier.run import (
     status_to_set,
     waits_for_process,
 )
+from mlflow_stability.courier.sinks.checkpoint_sink import BatchSink, CheckpointSink
 from mlflow_stability.courier.sinks.event_sink import EventSink
 from mlflow_stability.courier.sinks.fact_sink import FactSink, ask_git
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.missing_points import MissingPoints
-from mlflow_stability.courier.sinks.part_sink import PartSink
 from mlflow_stability.courier.sinks.sink import Backoff, Stream
-from mlflow_stability.courier.streams.attention_stream import AttentionStream
-from mlflow_stability.courier.streams.batch_stream import BatchStream
-from mlflow_stability.courier.streams.checkpoint_stream import CheckpointStream
-from mlflow_stability.courier.streams.layer_stream import LayerStream
+from mlflow_stability.courier.sinks.table_sinks import LayerSink, PartSink
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.follower import size_of
 from mlflow_stability.tracking.store.store_errors import RefusedError
@@ -74,13 +72,13 @@ class OpenRecording:
         self.events = EventSink(delivered, self.writer)
         facts = FactSink(delivered, self.writer)
         figures = FigureSink(delivered, self.writer)
-        layers = LayerStream(delivered, self.writer, opening.time, opening.layer_metrics)
-        attention = AttentionStream(delivered, self.writer)
+        layers = LayerSink(delivered, self.writer, opening.time, opening.layer_metrics)
+        attention = AttentionSink(delivered, self.writer)
         self._streams: list[Stream] = [self.events, facts, self.metrics, self.parts, layers, attention]
         self._attention = AttentionPictures(delivered, self.writer, process.alive)
         self._pictures: list[Stream] = [figures, self._attention]
-        self._checkpoints: CheckpointStream | None = None
-        self._batches: BatchStream | None = None
+        self._checkpoints: CheckpointSink | None = None
+        self._batches: BatchSink | None = None
         self._board = RunTags(self.writer, delivered.number or 0, place, installed_version())
         self._uri = uri
         self._delivered = delivered
@@ -167,10 +165,10 @@ class OpenRecording:
         """Begin with checkpoints and batches once the training has said where it keeps them; True where one began."""
         before, story = len(self._streams), self.events.story
         if self._checkpoints is None and story.checkpoints is not None:
-            self._checkpoints = self._also(CheckpointStream(story.checkpoints, self.writer.checkpoints()))
+            self._checkpoints = self._also(CheckpointSink(story.checkpoints, self.writer.checkpoints()))
         if self._batches is None and story.batches is not None:
             number, offset = self._delivered.number or 0, self._delivered.offset
-            self._batches = self._also(BatchStream(story.batches, self.writer, number, offset))
+            self._batches = self._also(BatchSink(story.batches, self.writer, number, offset))
         return len(self._streams) > before
 
     def _also(self, stream: _Stream) -> _Stream:

@@ -16,11 +16,12 @@ from typing import Any
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.open_recording import OpenRecording
-from mlflow_stability.courier.outlets import OutletPlan, Outlets
 from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.process.training_process import TrainingProcess, TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run import EarlierRecordings
+from mlflow_stability.courier.sinks.outlet import OutletPlan
+from mlflow_stability.courier.sinks.outlets import Outlets
 from mlflow_stability.courier.sinks.sink import Backoff
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import is_deleted, opening_if_readable, opening_of, size_of

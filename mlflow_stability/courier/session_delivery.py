@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_stability.alerts.outlet_settings import OutletSettings
-from mlflow_stability.courier.outlets import outlet_plan
 from mlflow_stability.courier.process.claim import Claim
 from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.process.training_process import TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
 from mlflow_stability.courier.recording import NO_OUTLETS, Recording
+from mlflow_stability.courier.sinks.outlet import outlet_plan
 from mlflow_stability.journal.follower import opening_if_readable
 from mlflow_stability.journal.layout import RELEASED, flush_asked, recording_folders, remove_empty_root
 from mlflow_stability.vocabulary.run import Opening

@@ -12,7 +12,7 @@ import pytest
 from faults.endings import Training
 from waiting import wait_until
 
-from mlflow_stability.courier.progress.json_file import read_page
+from mlflow_stability.courier.progress import read_page
 from mlflow_stability.journal.layout import STATUS, session_folders
 
 pytestmark = pytest.mark.fault

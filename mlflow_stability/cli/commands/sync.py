@@ -24,8 +24,7 @@ from mlflow_stability.cli.kit.options import journal_argument, journal_root, tra
 from mlflow_stability.cli.kit.quantities import Duration, Size
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
 from mlflow_stability.courier.clean_up import clean_up, size_of
-from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.many_journals import deliver_many, waiting_bytes, waits_for_its_process
+from mlflow_stability.courier.deliver import deliver_many, deliver_session, waiting_bytes, waits_for_its_process
 from mlflow_stability.courier.process import ask_for_short_requests, holder_lives, process_of
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import DeliveryReport

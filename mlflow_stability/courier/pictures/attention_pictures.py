@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mlflow_stability.courier.pictures.attention_sink import Round, RoundReader, Thinning
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.streams.attention_stream import Round, RoundReader, Thinning
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, read_attention_map
 from mlflow_stability.journal.layout import recording_folders

@@ -15,8 +15,7 @@ from statistics import median
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.run_summary import RunSummary
-from mlflow_stability.courier.sinks.sink import Sink
-from mlflow_stability.courier.upload import upload_file
+from mlflow_stability.courier.sinks.sink import Sink, upload_file
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of

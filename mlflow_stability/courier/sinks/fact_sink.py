@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks.sink import Sink
-from mlflow_stability.courier.upload import upload_file
+from mlflow_stability.courier.sinks.sink import Sink, upload_file
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import DATA_FOLDER
 from mlflow_stability.tracking.write import RunWriter, is_chosen

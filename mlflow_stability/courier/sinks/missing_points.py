@@ -14,8 +14,7 @@ import time
 from collections.abc import Sequence
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks.held_readings import HeldReadings
-from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, PointWriter
+from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, HeldReadings, PointWriter
 from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.write import LayerMetrics, Point, SingleValues, Thinner, is_extreme

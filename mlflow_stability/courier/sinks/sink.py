@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
-from mlflow_stability.errors import JournalError, RunNotFoundError
+from mlflow_stability.errors import JournalError, RunNotFoundError, TrackingError
 from mlflow_stability.journal.record import Record
+from mlflow_stability.tracking.write import RunWriter
 
 
 class Sink:
@@ -81,3 +85,14 @@ class Backoff:
         """It works (again)."""
         self.error, self.since, self.hopeless = "", None, False
         self._delay, self._again_at = _FIRST_DELAY, 0.0
+
+
+def upload_file(writer: RunWriter, folder: str, name: str, write: Callable[[Path], object]) -> None:
+    """Have a file written and send it; `TrackingError` where the disk is full or the store did not take it."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+            file = Path(room, name)
+            write(file)
+            writer.upload(file, folder)
+    except OSError as error:
+        raise TrackingError(f"Could not write {name}: {error}") from error

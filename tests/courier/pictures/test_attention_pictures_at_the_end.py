@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from courier.pictures.test_attention_sink import Shelf, keep, no_drawing
 from courier.staging import Training
-from courier.streams.test_attention_stream import Shelf, keep, no_drawing
 from figures.drawings import texts
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.pictures import attention_pictures
 from mlflow_stability.courier.pictures.attention_pictures import AttentionPictures
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.figures.style import sharp_png
 from mlflow_stability.vocabulary import Closing

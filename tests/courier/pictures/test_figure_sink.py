@@ -16,10 +16,9 @@ from courier.staging import Fed, Training
 from figures.layers import gpt_layers, normal, table
 from mlflow import MlflowClient
 
-from mlflow_stability.courier.pictures import figure_sink, picture_data
-from mlflow_stability.courier.pictures.figure_sink import FigureSink
-from mlflow_stability.courier.pictures.picture_data import PictureData
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.pictures import figure_sink
+from mlflow_stability.courier.pictures.figure_sink import FigureSink, PictureData
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.figures.of_run.duty_cycles import QUANTITIES as DUTY_CYCLES
 from mlflow_stability.journal.layer_tables import write_layer_table
@@ -211,7 +210,7 @@ def test_what_is_kept_stays_below_twenty_megabytes_with_a_thousand_layers() -> N
     data = PictureData(0)
     layers = gpt_layers(1000)
     groups = tuple(Signal("learning_rate", f"group_{number}") for number in range(1, 40))
-    measured = tuple(Signal(quantity, layer) for quantity in picture_data.BY_LAYER for layer in layers)
+    measured = tuple(Signal(quantity, layer) for quantity in figure_sink.BY_LAYER for layer in layers)
     often = (*WHOLE[:3], Signal("val_loss"), Signal("update_ratio"), Signal("grad_norm_clipped"), *groups)
     rarely = often + measured
     few, many = (1.0,) * len(often), (1.0,) * len(rarely)

@@ -15,7 +15,7 @@ from mlflow_stability import diagnose
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.run import run_tags
 from mlflow_stability.courier.run.conclusion import conclusion_of
-from mlflow_stability.courier.run.description import live_description
+from mlflow_stability.courier.run.run_tags import live_description
 from mlflow_stability.courier.sinks.run_summary import RunSummary
 from mlflow_stability.recovery.rollback_events import give_up_event
 from mlflow_stability.recovery.rollback_state import Decision

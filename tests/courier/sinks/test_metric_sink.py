@@ -7,9 +7,9 @@ from courier.staging import Fed, Training
 from findings import at_step
 from waiting import wait_until
 
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
-from mlflow_stability.courier.sinks.part_sink import PartSink
+from mlflow_stability.courier.sinks.table_sinks import PartSink
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.vocabulary import Severity, Signal, StepReading
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import mlflow_stability
-from mlflow_stability.courier.streams.checkpoint_stream import CheckpointStream
+from mlflow_stability.courier.sinks.checkpoint_sink import CheckpointSink
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
@@ -142,7 +142,7 @@ def test_what_was_uploaded_as_it_is_is_fetched_where_the_folder_is_gone(
     (folder,) = saved(parts, tmp_path / "c", 10)
     client = MlflowClient(sqlite_uri)
     run_id = client.create_run("0").info.run_id
-    stream = CheckpointStream(tmp_path / "c", RunCheckpoints(client, run_id))
+    stream = CheckpointSink(tmp_path / "c", RunCheckpoints(client, run_id))
     while stream.flush(over=True):
         pass
     assert stream.done

@@ -10,7 +10,7 @@ from courier.staging import Training
 from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.streams.batch_stream import FOLDER, BatchStream
+from mlflow_stability.courier.sinks.checkpoint_sink import FOLDER, BatchSink
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary import Closing, Note
 
@@ -28,7 +28,7 @@ def keep(directory: Path, step: int, content: bytes = b"tensors") -> Path:
     return file
 
 
-def drive(stream: BatchStream) -> None:
+def drive(stream: BatchSink) -> None:
     while stream.flush(over=True) or not stream.done:
         pass
 
@@ -43,14 +43,14 @@ def test_files_are_named_by_recording_and_by_the_step_that_the_run_counts(
 ) -> None:
     keep(tmp_path / "kept", 7)
     (tmp_path / "kept" / ".batch-000008.pt.4711").write_bytes(b"half a file")
-    drive(BatchStream(tmp_path / "kept", writer, number=2, offset=100))
+    drive(BatchSink(tmp_path / "kept", writer, number=2, offset=100))
     assert sent(sqlite_uri, writer.run_id) == ["recording-002-batch-000107.pt"]
 
 
 def test_what_comes_while_training_goes_on_is_sent_before_its_end(
     writer: RunWriter, sqlite_uri: str, tmp_path: Path
 ) -> None:
-    stream = BatchStream(tmp_path / "kept", writer, number=1, offset=0)
+    stream = BatchSink(tmp_path / "kept", writer, number=1, offset=0)
     keep(tmp_path / "kept", 7)
     assert stream.flush(over=False)
     keep(tmp_path / "kept", 9)
@@ -61,7 +61,7 @@ def test_what_comes_while_training_goes_on_is_sent_before_its_end(
 
 
 def test_a_folder_that_is_gone_holds_nothing_up(writer: RunWriter, tmp_path: Path) -> None:
-    drive(BatchStream(tmp_path / "never made", writer, number=1, offset=0))
+    drive(BatchSink(tmp_path / "never made", writer, number=1, offset=0))
 
 
 @pytest.mark.parametrize("announced", [True, False])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
-from mlflow_stability.courier.upload import upload_file
+from mlflow_stability.courier.sinks.sink import upload_file
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, attention_map_files, read_attention_map
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
@@ -147,7 +147,7 @@ THINNING = Thinning(dense=20, growth=1.1, most=100)
 _logger = logging.getLogger("mlflow_stability.courier")
 
 
-class AttentionStream:
+class AttentionSink:
     """The attention maps of one recording."""
 
     words = "attention maps"

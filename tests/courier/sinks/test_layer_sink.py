@@ -11,9 +11,9 @@ from figures.layers import gpt_layers, normal, table
 from journal.test_layer_tables import bare, equal
 from mlflow import MlflowClient
 
-from mlflow_stability.courier.progress.delivered import Delivered
-from mlflow_stability.courier.streams import layer_stream
-from mlflow_stability.courier.streams.layer_stream import LayerStream
+from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.sinks import table_sinks
+from mlflow_stability.courier.sinks.table_sinks import LayerSink
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.layer_tables import layer_table_files, write_layer_table
 from mlflow_stability.tracking.artifacts.layer_parts import read_layer_part
@@ -38,11 +38,11 @@ class Shelf:
         return [each.step for name in sorted(self.parts) for each in self.parts[name]]
 
 
-def stream_of(folder: Path, shelf: Shelf, **delivered: int) -> LayerStream:
-    return LayerStream(Delivered(folder, **delivered), shelf, time.time())
+def stream_of(folder: Path, shelf: Shelf, **delivered: int) -> LayerSink:
+    return LayerSink(Delivered(folder, **delivered), shelf, time.time())
 
 
-def drive(stream: LayerStream) -> None:
+def drive(stream: LayerSink) -> None:
     while not stream.done:
         stream.flush(over=True)
 
@@ -77,7 +77,7 @@ def test_what_was_sent_without_being_noted_lands_on_itself(tmp_path: Path) -> No
     shelf = Shelf()
     keep(tmp_path, range(100, 300, 100))
     drive(stream_of(tmp_path, shelf))
-    (tmp_path / layer_stream.PAGE).unlink()
+    (tmp_path / table_sinks.PAGE).unlink()
     keep(tmp_path, range(300, 400, 100))
     drive(stream_of(tmp_path, shelf))
     assert shelf.steps == [100, 100, 200, 200, 300, 300]
@@ -102,7 +102,7 @@ def test_while_training_goes_on_the_newest_step_waits_for_its_second_table(
 
 
 def test_more_than_fits_into_memory_goes_in_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_stream, "_MOST_BYTES", 1_000)
+    monkeypatch.setattr(table_sinks, "_MOST_BYTES", 1_000)
     shelf = Shelf()
     keep(tmp_path, range(100, 1000, 100))
     drive(stream_of(tmp_path, shelf))
@@ -111,7 +111,7 @@ def test_more_than_fits_into_memory_goes_in_several_parts(tmp_path: Path, monkey
 
 
 def test_a_step_too_large_for_one_part_is_sent_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_stream, "_MOST_BYTES", 10)
+    monkeypatch.setattr(table_sinks, "_MOST_BYTES", 10)
     shelf = Shelf()
     keep(tmp_path, range(100, 300, 100))
     drive(stream_of(tmp_path, shelf))
@@ -154,7 +154,7 @@ def test_tables_arrive_in_a_real_run(tmp_path: Path, sqlite_uri: str) -> None:
     write_layer_table(tmp_path, told)
     client = MlflowClient(tracking_uri=sqlite_uri)
     run_id = str(client.create_run("0").info.run_id)
-    drive(LayerStream(Delivered(tmp_path), RunWriter(client, run_id), time.time()))
+    drive(LayerSink(Delivered(tmp_path), RunWriter(client, run_id), time.time()))
     (part,) = client.list_artifacts(run_id, "stability/data/layers")
     (back,) = read_layer_part(Path(client.download_artifacts(run_id, part.path, str(tmp_path))))
     assert equal(back, told)
@@ -167,7 +167,7 @@ def test_statistics_are_metrics_where_they_were_asked_for(tmp_path: Path, sqlite
         run_id = client.create_run("0").info.run_id
         for _ in range(2):  # the second time the store has them already
             (tmp_path / "layers.json").unlink(missing_ok=True)
-            drive(LayerStream(Delivered(tmp_path), RunWriter(client, run_id), time.time(), asked))
+            drive(LayerSink(Delivered(tmp_path), RunWriter(client, run_id), time.time(), asked))
         metrics = client.get_run(run_id).data.metrics
         names = ("mean", "std", "abs_max", "zeros")
         assert set(metrics) == {f"stability/layers/weight_{name}/{layer}" for name in names for layer in layers}

@@ -19,10 +19,10 @@ from mlflow_stability.alerts.metrics import TENSORBOARD, Mirror
 from mlflow_stability.alerts.metrics.scalar_writer import MirroredRun, Scalar, ScalarWriter
 from mlflow_stability.alerts.metrics.tensorboard_writer import TensorBoardWriter
 from mlflow_stability.alerts.metrics.wandb_writer import WandbWriter
-from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan
 from mlflow_stability.courier.process.training_process import TrainingState
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
+from mlflow_stability.courier.sinks.outlet import Outlet, OutletPlan
 from mlflow_stability.journal.layout import mirror_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import metric_key

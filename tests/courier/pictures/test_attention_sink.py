@@ -19,8 +19,8 @@ from waiting import wait_until
 
 from mlflow_stability.courier.pictures import attention_pictures
 from mlflow_stability.courier.pictures.attention_pictures import AttentionPictures
-from mlflow_stability.courier.progress.delivered import Delivered
-from mlflow_stability.courier.streams.attention_stream import PAGE, AttentionStream, Thinning
+from mlflow_stability.courier.pictures.attention_sink import PAGE, AttentionSink, Thinning
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.attention_maps import attention_map_files, write_attention_map
 from mlflow_stability.tracking.artifacts.attention_parts import attention_part, read_attention_part
@@ -73,12 +73,12 @@ class Shelf:
         return [maps[0].step for _, maps in sorted(self.maps.items())]
 
 
-Both = tuple[AttentionStream, AttentionPictures]
+Both = tuple[AttentionSink, AttentionPictures]
 
 
 def both(folder: Path, shelf: Shelf, **delivered: int) -> Both:
     state = Delivered(folder, **delivered)
-    return AttentionStream(state, shelf), AttentionPictures(state, shelf)
+    return AttentionSink(state, shelf), AttentionPictures(state, shelf)
 
 
 def drive(streams: Both) -> None:
@@ -280,7 +280,7 @@ def test_a_damaged_map_costs_itself_alone(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_a_page_that_finds_no_room_keeps_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlflow_stability.courier.streams.attention_stream.write_page", lambda *_: False)
+    monkeypatch.setattr("mlflow_stability.courier.pictures.attention_sink.write_page", lambda *_: False)
     keep(tmp_path, [10, 500])
     shelf = Shelf()
     drive(both(tmp_path, shelf))
