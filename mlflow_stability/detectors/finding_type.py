@@ -81,6 +81,8 @@ class FindingType:
     """By which its cause is looked for."""
     instability: ClassVar[Instability] = Instability.NONE
     """Whether it is part of an unstable training."""
+    of_setup: ClassVar[bool] = False
+    """Whether it is a mistake in the set-up, which leaves a training stable."""
     order: ClassVar[int] = LAST
     """Where it stands among the others: detectors look, and types are listed, from the lowest on, then by name."""
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {}

@@ -38,6 +38,8 @@ ON_REQUEST = tuple(each for each in _LOOKING if each.on_request)
 """Those that look only when they are asked for by name: the classic rules, and one that is for Adam's family alone."""
 SEEN_FROM_OUTSIDE = tuple(each for each in TYPES if not issubclass(each, Detector))
 """What no detector finds: how a training ends, what the autopilot did, how the training is set up, what it came to."""
+OF_SETUP = frozenset(each.kind for each in TYPES if each.of_setup)
+"""Mistakes in the set-up."""
 EXPERIMENTAL = frozenset(each.kind for each in TYPES if each.experimental)
 """The kinds that are not relied upon yet: never above INFO, and part of no verdict."""
 KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in TYPES))

@@ -32,6 +32,11 @@ def probe_scheduler_of(
     """The probes that these settings ask for."""
     layers = settings.layers_every_n_steps
     facts = FactsProbe(recording)
+
+    def stop_looking() -> None:
+        pace.look = None
+
+    look = FirstLook(recording.emit, lambda: pace.models, lambda: recording.step + 1, stop_looking)
     batches, broken = held_batches(settings, guard, recording)
     capture = None if batches is None else batches.capture
     listeners = [each for each in (capture, recording.before_forward) if each is not None]
@@ -40,7 +45,7 @@ def probe_scheduler_of(
     inside = [each for each in found if isinstance(each, ForwardProbe)]
     forward = ForwardScheduler(guard, inside, recording.step + 1, recording.emit)
     probes = Probes(
-        by_step=[facts],
+        by_step=[facts, look],
         before_steps=[] if batches is None else [batches.before_steps],
         by_own_step=[each for each in found if not isinstance(each, ForwardProbe)],
         forward=forward,
@@ -50,11 +55,6 @@ def probe_scheduler_of(
     )
     pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [forward, facts, *listeners])
     facts.flops = pace.throughput.flops
-
-    def stop_looking() -> None:
-        pace.look = None
-
-    look = FirstLook(recording.emit, lambda: pace.models, lambda: recording.step + 1, stop_looking)
     pace.look = guard(FirstLook.part, look.at_loss)
     return ProbeScheduler(guard, probes, pace, recording.step + 1, objects)
 

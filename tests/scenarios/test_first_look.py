@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from scenarios.flying import flying
-from torch import nn
+from torch import Tensor, nn
 
 from mlflow_stability.vocabulary.result import Severity
 
@@ -31,3 +31,58 @@ def test_a_model_that_ends_in_a_softmax_before_cross_entropy_is_found_at_once(
     found = [(event.step, event.severity, event.message) for event in flown.events("loss_input")]
     message = "3 is a softmax, and its output goes into cross_entropy, which expects logits."
     assert found == ([(2, Severity.WARNING, message)] if last else [])
+
+
+class Body(nn.Module):
+    """A body in a list or not, an optional second part, and a head."""
+
+    def __init__(self, *, listed: bool, detached: bool) -> None:
+        super().__init__()
+        blocks = [nn.Linear(8, 8), nn.Linear(8, 8)]
+        self.blocks = blocks if listed else nn.ModuleList(blocks)
+        self.detached, self.head = detached, nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x).relu()
+        out: Tensor = self.head(x.detach() if self.detached else x)
+        return out
+
+
+MISTAKES = {
+    "unregistered_module": "blocks.0 to blocks.1 are in a Python list: 4 tensors with a gradient not in "
+    "model.parameters(), never updated.",
+    "not_optimized": "2 parameters of head (6 % of the values) have a gradient and are in no optimizer: no step "
+    "changes them.",
+    "no_gradient": "4 parameters of blocks.0, blocks.1 (94 % of the values) are in the optimizer and had no gradient "
+    "in 100 steps.",
+    "weight_decay_strong": "Weight decay 5 at learning rate 0.01 removes 5 % of each weight per step: without "
+    "gradients, weights halve in 14 steps.",
+    "loss_broadcast": "The prediction has shape (16, 1) and the target (16,): the loss compares all 16 x 16 pairs, not "
+    "each prediction with its own target.",
+}
+
+
+def train_body(mistake: str) -> None:
+    torch.manual_seed(0)
+    model = Body(listed=mistake == "unregistered_module", detached=mistake == "no_gradient")
+    trained = model.blocks if mistake == "not_optimized" else model
+    assert isinstance(trained, nn.Module)
+    decay = 5.0 if mistake == "weight_decay_strong" else 0.01
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01, weight_decay=decay)
+    for _ in range(105):
+        x = torch.randn(16, 8)
+        target = x[:, 0] if mistake == "loss_broadcast" else x[:, :1]
+        optimizer.zero_grad()
+        ((model(x) - target) ** 2).mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("mistake", [*MISTAKES, ""])
+def test_each_mistake_in_the_set_up_of_a_training_is_a_warning_of_its_own(tmp_path: Path, mistake: str) -> None:
+    with flying(tmp_path) as flown:
+        train_body(mistake)
+    found = {kind: event for kind in MISTAKES for event in flown.events(kind)}
+    assert {kind: (event.severity, event.message) for kind, event in found.items()} == (
+        {mistake: (Severity.WARNING, MISTAKES[mistake])} if mistake else {}
+    )

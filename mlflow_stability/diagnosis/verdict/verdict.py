@@ -16,6 +16,7 @@ from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import origin_of
 from mlflow_stability.diagnosis.findings.episodes import persists
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
+from mlflow_stability.kinds.catalog import OF_SETUP
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts, EarlyStopping
@@ -188,7 +189,8 @@ def _training_sentence(
     if outcome == "unstable":
         unit, first = bad[0].unit, min(each.start for each in bad)
         where = f"at {unit} {first}" if all(each.start == first for each in bad) else f"from {unit} {first} on"
-        return f"Unstable: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
+        title = "Check the set-up" if OF_SETUP.issuperset(each.kind for each in bad) else "Unstable"
+        return f"{title}: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
     if outcome == RECOVERED:
         return f"Recovered: {back}; {course}{last}.{_born(episodes)}"
     others = len(bad) - 1

@@ -74,6 +74,7 @@ class LossInput(FindingType):
     """
 
     kind = "loss_input"
+    of_setup = True
     noun = "probabilities in place of logits"
     order = 1126
     question = "Does the loss function get logits?"

@@ -79,6 +79,7 @@ class LearningRateRise(Detector):
     """Minimum number of rises; fewer are a restart."""
 
     kind = "learning_rate_rise"
+    of_setup = True
     noun = "a rising learning rate"
     plural = "rising learning rates"
     order = 166

@@ -100,6 +100,7 @@ class LearningRateZero(Detector):
     """Share of the highest rate; a smaller one of one digit is not rounded."""
 
     kind = "learning_rate_zero"
+    of_setup = True
     noun = "a learning rate of zero"
     plural = "learning rates of zero"
     question = "Is the learning rate above zero to the end?"

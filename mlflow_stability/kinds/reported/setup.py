@@ -312,6 +312,7 @@ class EvaluationMode(FindingType):
     """
 
     kind = "evaluation_mode"
+    of_setup = True
     noun = "training in evaluation mode"
     order = 1125
     severities = (Severity.INFO, Severity.WARNING)

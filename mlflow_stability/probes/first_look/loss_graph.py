@@ -39,7 +39,7 @@ MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
 def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | None:
     """Whether a loss function in the graph of this loss is given probabilities where it expects something else."""
     for function, node in _loss_functions(loss):
-        activation = ACTIVATIONS.get(_name(_source(node)))
+        activation = ACTIVATIONS.get(node_name(_source(node)))
         if activation is None or (function is LossFunction.NLL and activation is Activation.SIGMOID):
             continue
         facts = LossInputFacts(function, activation, _module_of(activation, models))
@@ -55,10 +55,10 @@ def _loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any]]:
         if node is None:
             continue
         looked_at += 1
-        name, inputs = _name(node), [following for following, _ in node.next_functions]
+        name, inputs = node_name(node), [following for following, _ in node.next_functions]
         if name in LOSSES:
             source = inputs[0] if inputs else None
-            if source is not None and _name(source) == "LogSoftmax":
+            if source is not None and node_name(source) == "LogSoftmax":
                 yield LossFunction.CROSS_ENTROPY, source.next_functions[0][0]
             else:
                 yield LOSSES[name], source
@@ -71,13 +71,13 @@ def _loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any]]:
 def _source(node: Any) -> Any:
     """The node that the values come from, however they were arranged since."""
     for _ in range(MAX_RESHAPES):
-        if _name(node) not in ARRANGING:
+        if node_name(node) not in ARRANGING:
             break
         node = node.next_functions[0][0]
     return node
 
 
-def _name(node: Any) -> str:
+def node_name(node: Any) -> str:
     """``Softmax`` of ``SoftmaxBackward0``; empty for none."""
     return "" if node is None else str(node.name()).partition("Backward")[0]
 

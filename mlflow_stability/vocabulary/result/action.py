@@ -333,6 +333,10 @@ class Action(Enum):
     UNFREEZE_PARAMETERS = "Set requires_grad to True for what has to learn."
     CREATE_OPTIMIZER_LATER = "Create the optimizer after the model has its final parameters, from model.parameters()."
     SET_EPS_OF_NORM = "Use an epsilon of 1e-5 or 1e-6."
+    MATCH_SHAPES = "Give prediction and target the same shape: squeeze(1) or unsqueeze(1) one of them."
+    REGISTER_MODULES = "Use nn.ModuleList, nn.ModuleDict or nn.Parameter, and make the optimizer after that."
+    RAISE_CLIPPING_THRESHOLD = "Raise max_norm to the usual gradient norm before clipping, or more."
+    SHUFFLE_DATA = "Shuffle the data: DataLoader(..., shuffle=True)."
     REMOVE_ACTIVATION_BEFORE_LOSS = (
         "Give the loss function what it expects: what comes before the softmax or sigmoid; for nll_loss, log_softmax."
     )

@@ -1,0 +1,118 @@
+"""Parameters that have a gradient and are in no optimizer, and parameters in an optimizer without a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
+from mlflow_stability.vocabulary.text import counted
+
+
+@dataclass(frozen=True, slots=True)
+class NotTrainedFacts(Facts):
+    """Parameters that no step changes."""
+
+    metrics: ClassVar[tuple[str, ...]] = ("tensors", "share")
+
+    tensors: int
+    """Number of these parameters."""
+    share: float
+    """Their share of the values of the model that require a gradient."""
+    modules: tuple[str, ...]
+    """The first of their modules."""
+
+    @property
+    def which(self) -> str:
+        """``4 parameters of head, embed (12 % of the values)``."""
+        share = f"{100 * self.share:.0f} % of the values"
+        return f"{counted(self.tensors, 'parameter')} of {', '.join(self.modules)} ({share})"
+
+
+@dataclass(frozen=True, slots=True)
+class NotOptimizedFacts(NotTrainedFacts):
+    """Parameters that have a gradient and are in no optimizer."""
+
+    kind: ClassVar[str] = "not_optimized"
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``4 parameters of head, embed (12 % of the values) have a gradient and are in no optimizer.``"""
+        return f"{self.which} have a gradient and are in no optimizer: no step changes them."
+
+
+@dataclass(frozen=True, slots=True)
+class NoGradientFacts(NotTrainedFacts):
+    """Parameters that are in an optimizer and never had a gradient."""
+
+    kind: ClassVar[str] = "no_gradient"
+
+    steps: int
+    """Number of steps so far."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``6 parameters of encoder (40 % of the values) are in the optimizer and had no gradient in 100 steps.``"""
+        return f"{self.which} are in the optimizer and had no gradient in {counted(self.steps, 'step')}."
+
+
+@dataclass(frozen=True, slots=True)
+class NotOptimized(FindingType):
+    """Parameters have a gradient and are in no optimizer, though the rest of the model is trained.
+
+    What it sees: parameters of a model that require a gradient and have one at steps 10 and 20, that are in no
+    optimizer, and that nothing wrote to in between. The optimizers hold at least {held:percent} of the model's values
+    that require a gradient; modules in evaluation mode do not count.
+
+    Why it matters: these parameters keep their initial values. Their gradients cost time and memory.
+
+    What to try: give the optimizer all parameters; where they are frozen on purpose, set `requires_grad` to False.
+
+    When it is wrong: a part that is frozen by leaving it out of the optimizer.
+
+    Reference: https://docs.pytorch.org/docs/stable/optim.html#constructing-it
+    """
+
+    held: float = 0.5
+    """Minimum share of a model's values that optimizers hold where the rest was forgotten, not frozen."""
+
+    kind = "not_optimized"
+    of_setup = True
+    noun = "parameters without an optimizer"
+    order = 1129
+    question = "Are all parameters in an optimizer?"
+    check_by_hand = "Compare the parameters in optimizer.param_groups with model.named_parameters()."
+    remedies = (Remedy(Action.ADD_TO_OPTIMIZER),)
+
+
+@dataclass(frozen=True, slots=True)
+class NoGradient(FindingType):
+    """A large part of what the optimizer holds never had a gradient.
+
+    What it sees: parameters in an optimizer that require a gradient and had none in any look at steps 1, 10, 20 and
+    100, and for which the optimizer keeps no state. A WARNING from {share:percent} of the values of the optimizers on;
+    fewer are not reported, such as an unused head.
+
+    Why it matters: these parameters keep their initial values. The usual reason is a `detach()` or a `no_grad()`
+    between them and the loss, or a module that `forward` does not use.
+
+    What to try: look for `detach()`, `no_grad()`, `.data`, `.item()` and conversions to NumPy between them and the
+    loss; set `requires_grad` to False where it is intended.
+
+    When it is wrong: features that are computed under `no_grad()` on purpose, experts that were never chosen, and parts
+    that are trained later.
+
+    Reference: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable-grad-doc
+    """
+
+    share: float = 0.25
+    """Minimum share of the values of the optimizers."""
+
+    kind = "no_gradient"
+    of_setup = True
+    noun = "parameters without a gradient"
+    order = 1131
+    severities = (Severity.WARNING,)
+    question = "Do all trained parameters have a gradient?"
+    check_by_hand = "After backward(), print the names of the parameters whose grad is None."
+    remedies = (Remedy(Action.LOOK_FOR_DETACH),)

@@ -1,0 +1,177 @@
+"""Finds parameters that no step changes: in no optimizer, not registered, or without a gradient.
+
+Nothing is read from a device: whether a tensor has a gradient, and how often torch counted a write to it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from mlflow_stability.kinds.first_look.not_trained import NoGradient, NoGradientFacts, NotOptimized, NotOptimizedFacts
+from mlflow_stability.kinds.first_look.unregistered import Holder, UnregisteredFacts, UnregisteredModule
+from mlflow_stability.probes.objects.module_names import owners_of_parameters, plain_name
+from mlflow_stability.probes.objects.optimizer_state import state_of
+from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.vocabulary.result import Finding, Severity
+
+OPTIMIZED, NO_GRADIENT = NotOptimized().held, NoGradient().share
+NAMED = 3
+"""Number of modules that are named."""
+_OF_TORCH = frozenset(vars(Module()))
+_Hidden: TypeAlias = tuple[Holder, str, str, Tensor]
+"""What holds a tensor, the attribute, the key in it, and the tensor."""
+_HOLDERS: Mapping[type, Holder] = {list: Holder.LIST, tuple: Holder.TUPLE, dict: Holder.DICT}
+
+
+class LeftOut:
+    """What was in no optimizer at the look before."""
+
+    def __init__(self) -> None:
+        self._versions: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._had_gradient: set[int] = set()
+
+    def note_gradients(self, optimizer: Optimizer) -> None:
+        """Note which parameters of an optimizer have a gradient; called right before its step."""
+        self._had_gradient.update(id(held) for held in parameters_of(optimizer) if held.grad is not None)
+
+    def look(
+        self,
+        models: Sequence[Module],
+        optimizers: Sequence[Optimizer],
+        step: int,
+        living: Callable[[], Sequence[Optimizer]],
+    ) -> list[Finding]:
+        """What was left out both now and at the look before, and was not written to in between.
+
+        `living` gives the optimizers that did not step yet as well: it is asked only where something is left out.
+        """
+        found, forgotten = _left_out(models, optimizers)
+        if forgotten or any(found):
+            found, forgotten = _left_out(models, (*optimizers, *living()))
+        candidates = [*(held[3] for hidden in found for held in hidden), *(tensor for _, tensor in forgotten)]
+        same = {id(tensor) for tensor in candidates if self._is_unchanged(tensor)}
+        self._versions = {id(tensor): (weakref.ref(tensor), tensor._version) for tensor in candidates}
+        findings = [_finding_of([held for held in hidden if id(held[3]) in same], step) for hidden in found]
+        missing = [(name, tensor) for name, tensor in forgotten if id(tensor) in same]
+        if missing:
+            share = _values(tensor for _, tensor in missing) / max(1, _values(_in_need(models)))
+            facts = NotOptimizedFacts(len(missing), share, _modules_of(missing, models))
+            findings.append(Finding.at(facts, step, Severity.WARNING, remedies=NotOptimized.remedies))
+        return [finding for finding in findings if finding is not None]
+
+    def without_gradient(self, models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> Finding | None:
+        """A large part of what these optimizers hold, if it never had a gradient in any look, and has no state."""
+        held = [
+            (optimizer, tensor)
+            for optimizer in optimizers
+            for tensor in parameters_of(optimizer)
+            if tensor.requires_grad and not is_lazy(tensor)
+        ]
+        never = [
+            tensor
+            for optimizer, tensor in held
+            if tensor.grad is None and id(tensor) not in self._had_gradient and not state_of(optimizer).get(tensor)
+        ]
+        share = _values(never) / max(1, _values(tensor for _, tensor in held))
+        if share < NO_GRADIENT or len(never) == len(held):
+            return None
+        facts = NoGradientFacts(len(never), share, _modules_of([("", tensor) for tensor in never], models), step)
+        return Finding.at(facts, step, Severity.WARNING, remedies=NoGradient.remedies)
+
+    def _is_unchanged(self, tensor: Tensor) -> bool:
+        reference, version = self._versions.get(id(tensor), (lambda: None, -1))
+        return reference() is tensor and version == tensor._version
+
+
+def _left_out(
+    models: Sequence[Module], optimizers: Sequence[Optimizer]
+) -> tuple[list[list[_Hidden]], list[tuple[str, Tensor]]]:
+    """What is not registered, by model, and what is in none of these optimizers."""
+    trained = {id(held) for optimizer in optimizers for held in parameters_of(optimizer)}
+    forgotten = [pair for model in models for pair in _not_optimized(model, trained)]
+    return [_unregistered(model, trained) for model in models], forgotten
+
+
+def _not_optimized(model: Module, trained: set[int]) -> list[tuple[str, Tensor]]:
+    """The parameters that have a gradient and are in no optimizer, where optimizers hold most of the model."""
+    named = [(name, tensor) for name, tensor in Module.named_parameters(model) if tensor.requires_grad]
+    named = [(name, tensor) for name, tensor in named if not is_lazy(tensor)]
+    held = _values(tensor for _, tensor in named if id(tensor) in trained)
+    if held < OPTIMIZED * _values(tensor for _, tensor in named):
+        return []
+    evaluates = {
+        id(tensor)
+        for module in Module.modules(model)
+        if model.training and not module.training
+        for tensor in module._parameters.values()
+    }
+    return [
+        (name, tensor)
+        for name, tensor in named
+        if id(tensor) not in trained and tensor.grad is not None and id(tensor) not in evaluates
+    ]
+
+
+def _unregistered(model: Module, trained: set[int]) -> list[_Hidden]:
+    """Tensors with a gradient that modules hold in lists, dicts or attributes: holder, attribute and key of each."""
+    registered = {id(tensor) for tensor in Module.parameters(model)} | trained
+    found: list[_Hidden] = []
+    for path, module in Module.named_modules(model):
+        for name, value in vars(module).items():
+            if name in _OF_TORCH:
+                continue
+            where = plain_name(f"{path}.{name}" if path else name)
+            for holder, key, tensor in _held(value):
+                if id(tensor) not in registered and tensor.is_leaf and tensor.grad is not None:
+                    registered.add(id(tensor))
+                    found.append((holder, where, key, tensor))
+    return found
+
+
+def _held(value: Any) -> Iterator[tuple[Holder, str, Tensor]]:
+    holder = _HOLDERS.get(type(value))
+    if holder is None:
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.requires_grad:
+            yield Holder.ATTRIBUTE, "", value
+        return
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, held in pairs:
+        if isinstance(held, Module):
+            yield from ((holder, str(key), tensor) for tensor in Module.parameters(held) if not is_lazy(tensor))
+        elif isinstance(held, Tensor) and held.requires_grad:
+            yield holder, str(key), held
+
+
+def _finding_of(hidden: Sequence[_Hidden], step: int) -> Finding | None:
+    """About the attribute with the most values."""
+    by_name: dict[str, list[_Hidden]] = {}
+    for held in hidden:
+        by_name.setdefault(held[1], []).append(held)
+    if not by_name:
+        return None
+    name, most = max(by_name.items(), key=lambda pair: _values(held[3] for held in pair[1]))
+    values = _values(held[3] for held in most)
+    facts = UnregisteredFacts(most[0][0], name, most[0][2], most[-1][2], len(most), values)
+    return Finding.at(facts, step, Severity.WARNING, place=name, remedies=UnregisteredModule.remedies)
+
+
+def _in_need(models: Sequence[Module]) -> Iterator[Tensor]:
+    """The parameters of these models that require a gradient."""
+    return (tensor for model in models for tensor in Module.parameters(model) if tensor.requires_grad)
+
+
+def _values(tensors: Iterable[Tensor]) -> int:
+    return sum(0 if is_lazy(tensor) else tensor.numel() for tensor in tensors)
+
+
+def _modules_of(named: Sequence[tuple[str, Tensor]], models: Sequence[Module]) -> tuple[str, ...]:
+    owners = owners_of_parameters(models)
+    names = dict.fromkeys(owners.get(id(tensor), "a tensor outside the model") for _, tensor in named)
+    return tuple(names)[:NAMED]

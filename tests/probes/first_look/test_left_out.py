@@ -1,0 +1,139 @@
+"""Parameters that no step changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mlflow_stability.kinds.first_look.not_trained import NoGradientFacts, NotOptimizedFacts
+from mlflow_stability.kinds.first_look.unregistered import Holder, UnregisteredFacts
+from mlflow_stability.probes.first_look.left_out import LeftOut
+from mlflow_stability.vocabulary.facts import Facts
+
+
+class Net(nn.Module):
+    """A model with a body, a head and whatever else it is given."""
+
+    def __init__(self, **more: object) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor, *extra: Callable[[Tensor], Tensor]) -> Tensor:
+        x = self.body(x)
+        for apply in extra:
+            x = apply(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def looked_at(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    *extra: Callable[[Tensor], Tensor],
+    living: Sequence[Optimizer] = (),
+    between: Callable[[], object] = lambda: None,
+) -> list[Facts]:
+    look = LeftOut()
+    found = []
+    for step in (10, 20):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(torch.ones(3, 4), *extra).sum().backward()
+        found = [finding.facts for finding in look.look([model], optimizers, step, lambda: living)]
+        between()
+    return found
+
+
+def sgd(tensors: Sequence[Tensor] | nn.Module) -> list[Optimizer]:
+    return [torch.optim.SGD(tensors.parameters() if isinstance(tensors, nn.Module) else tensors, lr=0.1)]
+
+
+def test_modules_in_a_list_are_named_by_their_attribute() -> None:
+    blocks = [nn.Linear(4, 4) for _ in range(3)]
+    model = Net(blocks=blocks)
+    assert looked_at(model, sgd(model), *blocks) == [UnregisteredFacts(Holder.LIST, "blocks", "0", "2", 6, 60)]
+
+
+def test_modules_in_a_dict_and_tensors_that_are_no_parameters_are_found() -> None:
+    blocks = {"up": nn.Linear(4, 4)}
+    model = Net(blocks=blocks)
+    assert looked_at(model, sgd(model), blocks["up"]) == [UnregisteredFacts(Holder.DICT, "blocks", "up", "up", 2, 20)]
+    scale = torch.ones(4, requires_grad=True)
+    model = Net(scale=scale)
+    assert looked_at(model, sgd(model), scale.mul) == [UnregisteredFacts(Holder.ATTRIBUTE, "scale", "", "", 1, 4)]
+
+
+def test_a_list_whose_modules_are_registered_or_optimized_or_not_used_is_left_alone() -> None:
+    unused = Net(blocks=[nn.Linear(4, 4)])
+    assert looked_at(unused, sgd(unused)) == []
+    blocks = [nn.Linear(4, 4)]
+    model = Net(blocks=blocks)
+    assert looked_at(model, sgd([*model.parameters(), *blocks[0].parameters()]), *blocks) == []
+    assert looked_at(model, sgd(model), *blocks, living=sgd(blocks[0])) == []
+    model.add_module("block", blocks[0])
+    assert looked_at(model, sgd(model), *blocks) == []
+
+
+def test_what_the_script_changes_itself_is_left_alone() -> None:
+    block = nn.Linear(4, 4)
+    model = Net(blocks=[block])
+
+    def update() -> None:
+        with torch.no_grad():
+            for parameter in block.parameters():
+                parameter.sub_(0.1)
+
+    assert looked_at(model, sgd(model), block, between=update) == []
+
+
+def test_parameters_that_an_optimizer_lacks_are_named_by_their_modules() -> None:
+    model = Net()
+    assert looked_at(model, sgd(model.body)) == [NotOptimizedFacts(2, 10 / 30, ("head",))]
+
+
+def test_a_model_of_which_a_small_part_is_trained_is_left_alone() -> None:
+    model = Net()
+    assert looked_at(model, sgd(model.head)) == []
+
+
+def test_modules_in_evaluation_mode_and_frozen_parameters_are_left_alone() -> None:
+    model = Net()
+    model.head.eval()
+    assert looked_at(model, sgd(model.body)) == []
+    model.head.train().requires_grad_(False)
+    assert looked_at(model, sgd(model.body)) == []
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_parameters_that_never_had_a_gradient_are_found(kind: type[torch.optim.SGD | torch.optim.Adam]) -> None:
+    model = Net()
+    optimizer = kind(model.parameters(), lr=0.1)
+    look = LeftOut()
+    for _ in range(2):
+        model.head(model.body(torch.ones(3, 4)).detach()).sum().backward()
+        look.note_gradients(optimizer)
+        optimizer.step()
+    finding = look.without_gradient([model], [optimizer], 100)
+    assert finding is not None
+    assert finding.facts == NoGradientFacts(2, 20 / 30, ("body",), 100)
+    assert (
+        finding.message
+        == "2 parameters of body (67 % of the values) are in the optimizer and had no gradient in 100 steps."
+    )
+
+
+def test_a_small_part_without_a_gradient_and_one_that_had_a_gradient_once_are_left_alone() -> None:
+    model = Net(unused=nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    look = LeftOut()
+    model(torch.ones(3, 4)).sum().backward()
+    look.note_gradients(optimizer)
+    assert look.without_gradient([model], [optimizer], 100) is None
+    optimizer.zero_grad()
+    assert look.without_gradient([model], [optimizer], 100) is None
