@@ -16,6 +16,7 @@ from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau, PlateauFacts
 from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, NoNoiseFacts, RepeatedData
+from mlflow_stability.kinds.progress.standstill import StandstillFacts
 from mlflow_stability.kinds.reported.autopilot import DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
 
@@ -38,9 +39,13 @@ def changed_data_check(around: EpisodeContext) -> CheckResult:
 def chance_check(around: EpisodeContext) -> CheckResult:
     """Whether the model does no better than guessing."""
     flat, stuck = around.episode.known(LastLevelFacts), around.episode.known(PlateauFacts)
-    last = flat.last if flat is not None else stuck.loss if stuck is not None else math.nan
+    stands = around.episode.known(StandstillFacts)
+    last = math.nan if stuck is None else stuck.loss
+    if flat is not None or stands is not None:
+        last = (flat or stands).last
     named = classes_in(around.history.params)
-    classes = chance_of(last, named) if last > 0 else 0
+    # A loss that fell first has learnt something: only a number of classes that the run names is no coincidence.
+    classes = chance_of(last, named) if last > 0 and (named or stands is None) else 0
     classes = classes or (stuck.classes if stuck is not None and stuck.classes else 0)
     if classes > 1:
         return is_it(

@@ -47,7 +47,7 @@ class Checklist:
 def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: Diagnosis | None = None) -> Checklist:
     """The checklist of one type of finding, filled in where a run and its diagnosis are given.
 
-    Of a run and no type: that of the worst thing that happened in it.
+    Of a run and no type: that of the worst thing that happened in it; what is INFO decides nothing.
     """
     episodes = diagnosis.findings if diagnosis is not None else ()
     episode = _episode(kind, episodes)
@@ -76,7 +76,8 @@ def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: D
 
 
 def _episode(kind: str, episodes: Sequence[Finding]) -> Finding | None:
-    """The first episode of the kind; without a kind the worst, and of the worst the first."""
+    """The first episode of the kind; without a kind the worst above INFO, and of the worst the first."""
     if kind:
         return next((each for each in episodes if each.kind == kind), None)
-    return min(episodes, key=lambda each: (-each.severity, each.attempt, each.start), default=None)
+    bad = [each for each in episodes if each.severity > Severity.INFO]
+    return min(bad, key=lambda each: (-each.severity, each.attempt, each.start), default=None)

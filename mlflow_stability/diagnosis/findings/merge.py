@@ -15,9 +15,11 @@ from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected, NonF
 from mlflow_stability.kinds.optimizer.step_skipped import StepSkipped
 from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesFacts
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts
+from mlflow_stability.kinds.progress.periodic_loss import PeriodicLoss, PeriodicLossFacts
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts
+from mlflow_stability.kinds.progress.standstill import StandstillFacts
 from mlflow_stability.kinds.reported.rollback import Rollback
-from mlflow_stability.vocabulary.facts import LossEndFacts, PeakFacts
+from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakFacts
 from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, Statement
 
 NEAR = 0.02
@@ -27,7 +29,11 @@ REPEATED_STEPS = StepSkipped().of_steps
 """What comes again within so many steps is the same trouble, as the detector of skipped steps counts it."""
 HELD_STEPS = 2
 """What was done about a trouble, or found of it, is reported at most so many steps away."""
-KNOWS_END = LossEndFacts | LastLevelFacts | LastBelowBestFacts | GradientRiseFacts
+OF_SWING = ("loss_spike", "divergence", "oscillation", "plateau")
+"""What the swing of a periodic loss may look like."""
+SWING_ROOM = 1.25
+"""How far, as a factor, a value that belongs to the swing may lie above its 90th percentile."""
+KNOWS_END = LossEndFacts | LastLevelFacts | StandstillFacts | LastBelowBestFacts | GradientRiseFacts
 """Facts that say how the curve ended."""
 
 Merge = Callable[[list[Finding], float], list[Finding]]
@@ -171,6 +177,12 @@ def add_to_divergence(findings: list[Finding], reach: float) -> list[Finding]:
     ]
 
 
+def add_to_periodic_loss(findings: list[Finding], _reach: float) -> list[Finding]:
+    """Spikes and rises that stay within the swing of a periodic loss belong to it."""
+    periodic = [finding for finding in findings if finding.kind == PeriodicLoss.kind]
+    return [finding for finding in findings if not any(_is_part_of_swing(finding, loss) for loss in periodic)]
+
+
 MERGES: Sequence[Merge] = (
     end_at_rollbacks,
     join_neighbours,
@@ -178,6 +190,7 @@ MERGES: Sequence[Merge] = (
     join_overflows,
     add_skipped_steps,
     add_origins,
+    add_to_periodic_loss,
     add_to_divergence,
 )
 
@@ -273,6 +286,18 @@ def _belongs(finding: Finding, divergence: Finding, reach: float) -> bool:
     if finding.kind == "loss_spike":
         return divergence.start - reach <= finding.start <= divergence.end
     return finding.kind == "plateau" and not divergence.recovered
+
+
+def _is_part_of_swing(finding: Finding, periodic: Finding) -> bool:
+    swing = periodic.known(PeriodicLossFacts)
+    if finding.kind not in OF_SWING or swing is None or finding.attempt != periodic.attempt:
+        return False
+    at_the_same = finding.place == periodic.place or finding.metric == periodic.metric
+    rise = finding.known(LossRiseFacts)
+    highest = max(_highest(finding), 0.0 if rise is None else rise.value)
+    within = periodic.start - swing.period <= finding.start and highest <= SWING_ROOM * swing.high
+    is_alike = finding.kind == "oscillation" or (finding.kind == "plateau" and periodic.severity > Severity.INFO)
+    return at_the_same and (is_alike or (within and highest > 0))
 
 
 def _holds(trouble: Finding, step: int) -> bool:

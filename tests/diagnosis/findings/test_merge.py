@@ -98,3 +98,12 @@ def test_an_infinity_that_turned_into_nan_has_the_last_finite_value_once() -> No
     )
     (found,) = diagnosis_of(run_of(metric_of("loss", losses), events=events)).findings
     assert found.message == f"loss is infinite at step 250; {before}. loss is NaN at step 251."
+
+
+def test_spikes_within_the_swing_of_a_periodic_loss_belong_to_it() -> None:
+    losses = np.where(np.arange(2000) % 40 < 20, 1.7, 3.3)
+    losses[1500] = 9.0
+    bad = [
+        one for one in diagnosis_of(run_of(metric_of("loss", losses.tolist()))).findings if one.severity > Severity.INFO
+    ]
+    assert [(one.kind, one.start) for one in bad] == [("periodic_loss", 0), ("loss_spike", 1500)]
