@@ -1,4 +1,4 @@
-"""Say when a loss that had fallen stands still for a large part of the run."""
+"""Say when a loss fell and then did not change for a large part of the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StandstillFacts(Facts):
     share: float
     """Share of the run."""
     threshold: float
-    """Relative fall below which it stands."""
+    """Relative fall below which it did not change."""
     other: str = ""
     """Of a validation loss: the training loss that fell meanwhile."""
 
@@ -57,7 +57,8 @@ class StandstillRule(Rule):
     that time, known to {known:percent}. It is a warning for {long_share:percent} of the run and {long_steps} steps or
     more, where {left:percent} or more of its start is left; else INFO. Not where the logged learning rate was below
     {decayed:percent} of its highest value in the middle of that time, nor where the loss is below
-    {loss_fall.LITTLE:percent} of its start. A validation loss that stands while the training loss falls is INFO.
+    {loss_fall.LITTLE:percent} of its start. A validation loss that does not change while the training loss falls is
+    INFO.
 
     Why it matters: these steps cost time and nothing was learnt in them.
 
@@ -79,9 +80,9 @@ class StandstillRule(Rule):
     fell: float = 0.25
     """Minimum relative fall from the start."""
     share: float = 0.4
-    """Minimum share of the run, up to its end, in which it stands."""
+    """Minimum share of the run, up to its end, in which it did not change."""
     gain: float = 0.01
-    """Relative fall from the first to the last third of that time below which it stands."""
+    """Relative fall from the first to the last third of that time below which it did not change."""
     known: float = 0.01
     """Maximum standard error of that fall."""
     long_share: float = 0.6
@@ -107,7 +108,7 @@ class StandstillRule(Rule):
         if levels is None or not levels.logarithmic or len(levels.raw_x) < self.fewest_points:
             return None
         start, last = float(np.median(levels.raw_x[:3])), float(np.median(levels.x[-max(3, len(levels.x) // 10) :]))
-        first = self._stands_from(levels)
+        first = self._constant_from(levels)
         if first is None or -math.expm1(last - start) < self.fell or math.exp(last) <= curve.floor:
             return None
         steps = levels.raw_steps
@@ -130,7 +131,7 @@ class StandstillRule(Rule):
         )
         return self.finding(curve, Severity.WARNING if is_warning else Severity.INFO, facts, since, end)
 
-    def _stands_from(self, levels: Levels) -> int | None:
+    def _constant_from(self, levels: Levels) -> int | None:
         """The block from which on nothing was gained up to the end."""
         x = levels.x
         for first in range(int(len(x) * (1 - self.share)) + 1):
