@@ -23,7 +23,7 @@ from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 LARGEST_STORED = 1.79e308
 """MLflow's SQL stores keep an infinity as the largest float."""
-NORMS = frozenset({"grad_norm", "update_ratio"})
+NORMS = frozenset({"grad_norm", "grad_norm_clipped", "update_norm", "update_ratio"})
 """Quantities that are no losses: those of several models are no parts of a sum."""
 GAME_WORDS = re.compile(
     r"(?:^|[^a-z0-9])(?:disc(?:riminator)?|gen(?:erator)?|critic|actor|adv(?:ersarial)?|policy|vf|pg|kl|[dg]|(?:loss|err)[dg]"
@@ -141,6 +141,10 @@ class RunCurves:
     """Norms of updates as shares of the weight norm, of whole models."""
     rates: tuple[Curve, ...] = ()
     """Learning rates, of each parameter group."""
+    clipped: tuple[Curve, ...] = ()
+    """Gradient norms after clipping, of whole models."""
+    moves: tuple[Curve, ...] = ()
+    """Norms of updates, of whole models."""
 
 
 def run_curves(history: RunHistory) -> RunCurves:
@@ -159,6 +163,8 @@ def run_curves(history: RunHistory) -> RunCurves:
         tuple(curve for quantity in ("loss", "val_loss") for curve in _averages(history, quantity, starts)),
         _curves(history, "update_ratio", _of_whole_models(history, "update_ratio"), starts),
         curves_of(history, "learning_rate", starts),
+        _curves(history, "grad_norm_clipped", _of_whole_models(history, "grad_norm_clipped"), starts),
+        _curves(history, "update_norm", _of_whole_models(history, "update_norm"), starts),
     )
 
 
