@@ -122,7 +122,8 @@ def _default(value: ast.expr | None) -> str:
     if isinstance(value, ast.Call):
         given = {each.arg: each.value for each in value.keywords}
         made = given.get("default_factory")
-        value = given.get("default", value if made is None else ast.Call(made, [], []))
+        is_a_field = ast.unparse(value.func) == "field"
+        value = given.get("default", ast.Call(made, [], []) if made is not None else None if is_a_field else value)
     return ast.unparse(value) if value is not None else ""
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import click
 from rich.text import Text
 
 from mlflow_stability.analysis.diagnose import asked_curves, concluded, history_of
-from mlflow_stability.cli.kit.finding_types import checked_kind_if_any, complete_kinds
+from mlflow_stability.cli.kit.finding_types import checked_kind, complete_kinds
 from mlflow_stability.cli.kit.options import (
     curve_options,
     last_option,
@@ -21,11 +24,17 @@ from mlflow_stability.kinds.thresholds import detectors_with
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.text import capitalised
 
+_RUN_ID = re.compile(r"(?=.*\d)[0-9a-f]{6,32}")
+"""A run id or its beginning; no kind of finding has digits."""
 STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 
 
+def _is_run(argument: str) -> bool:
+    return _RUN_ID.fullmatch(argument) is not None or Path(argument).exists()
+
+
 @click.command("checklist")
-@click.argument("kind", required=False, callback=checked_kind_if_any, shell_complete=complete_kinds)
+@click.argument("kind", required=False, shell_complete=complete_kinds)
 @click.option("--run", metavar="RUN|PATH", type=click.Path(), help="A run or log to check against the list.")
 @last_option
 @sensitivity_option
@@ -43,7 +52,11 @@ def command(
     """List what to check, with what a run shows for each item, and what to decide.
 
     KIND is the name of a finding, such as loss_spike. Default: the worst finding of the run, else a general list.
+    A run or a path in its place is that of --run.
     """
+    if kind is not None and run is None and not last and _is_run(kind):
+        kind, run = None, kind
+    kind = None if kind is None else checked_kind(kind)
     if last:
         (run,) = runs_asked_for(() if run is None else (run,), last, tracking_uri)[-1:]
     if run is None:

@@ -72,7 +72,7 @@ def _show(out: TerminalWriter, done: Simulation, *, answer: bool) -> None:
         )
     ways = (
         f"mlflow-stability diagnose {done.run_id}",
-        f"mlflow-stability checklist {done.run_id}",
+        f"mlflow-stability checklist --run {done.run_id}",
         f"mlflow-stability compare {done.healthy_run_id[:8]} {done.run_id[:8]}",
     )
     out.console.print()

@@ -76,8 +76,10 @@ def _counted(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Finding
     for metric in history.of("rollback_count") if history.events is None else ():
         values, attempts = metric.series.values, metric.series.attempts
         rises = np.flatnonzero((values[1:] > values[:-1]) & (attempts[1:] == attempts[:-1])) + 1
+        if len(values) and values[0] > 0:  # it is logged from the first rollback on
+            rises = np.append(0, rises)
         for at in rises[-MOST_ROLLBACKS:].tolist():
-            step, before, now = int(metric.series.steps[at]), float(values[at - 1]), float(values[at])
+            step, before, now = int(metric.series.steps[at]), float(values[at - 1]) if at else 0.0, float(values[at])
             yield Finding(
                 Rollback.kind,
                 Severity.INFO,

@@ -22,7 +22,9 @@ _STEPS = frozenset(
 _COUNT = frozenset({"count", "counter", "number", "num", "n", "total", "of", "so", "far"})
 _CODES = frozenset({"sdr", "sdrs"})
 _PATTERNS = frozenset({"pattern", "patterns", "code", "codes"})
-_PREFIXES = frozenset({"perf", "performance", "monitor", "metrics", "stability", "system", "health", "stats", "avg"})
+_PREFIXES = frozenset(
+    {"perf", "performance", "monitor", "metrics", "stability", "system", "health", "stats", "avg"} | {"throughput"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ METRICS = (
     MetricWords("sdr_unique_ratio", (_CODES, frozenset({"unique", "uniqueness"})), _PATTERNS | _SHARE, by_place=True),
     MetricWords("sdr_rows", (_CODES, frozenset({"rows", "total"})), _PATTERNS | _COUNT, by_place=True),
     MetricWords("sdr_temperature", (_CODES, frozenset({"temperature", "temp"})), by_place=True),
+    MetricWords("sdr_bit_usage", (_CODES, frozenset({"bit", "bits"}), frozenset({"usage"})), by_place=True),
     MetricWords("sdr_active_bits", (_CODES, frozenset({"active"}), frozenset({"bits", "bit"})), by_place=True),
     MetricWords("rollback_count", (frozenset({"rollback", "rollbacks"}),), _COUNT),
     MetricWords("skipped_steps", (frozenset({"skipped"}), _STEPS), _COUNT),
@@ -60,7 +63,8 @@ METRICS = (
 )
 """The first that fits a name counts. Losses, learning rates and norms are read by their own rules in `name_reading`."""
 _BY_LAYER = re.compile(
-    r"(?:[\w.-]+/)??(?:(?P<before>[a-z]+_[a-z]+)_(?:by|per)_layer|layers?_(?P<after>[a-z]+_[a-z]+?)s?)/(?P<place>.+)",
+    r"(?:[\w.-]+/)??(?:(?P<before>[a-z]+_[a-z]+)_(?:by|per)_layer|layers?_(?P<after>[a-z]+_[a-z]+?)s?)/(?P<place>.+)"
+    r"|updates?/(?P<updated>[^/].*)/ratio",
     re.IGNORECASE,
 )
 LAYER_QUANTITIES = {
@@ -78,7 +82,9 @@ LAYER_QUANTITIES = {
 
 def layer_metric(name: str) -> tuple[str, str] | None:
     """The quantity and the layer of a name that has both."""
-    found = _BY_LAYER.fullmatch(name) if "layer" in name.lower() else None
+    found = _BY_LAYER.fullmatch(name) if "layer" in name.lower() or "ratio" in name else None
+    if found and found["updated"]:
+        return "update_ratio", found["updated"]
     quantity = LAYER_QUANTITIES.get((found["before"] or found["after"]).lower()) if found else None
     return None if found is None or quantity is None else (quantity, found["place"])
 

@@ -74,3 +74,11 @@ def test_it_ends_in_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Decision - If one batch is the cause: Restart from a checkpoint" in words(capsys.readouterr().out)
     assert run(["checklist", "--run", "nan.jsonl", "--sensitivity", "low"]) == 0
     assert "Decision - " in words(capsys.readouterr().out)
+
+
+def test_a_run_or_a_path_may_stand_in_the_place_of_a_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(Path("log.jsonl"), falling())
+    assert run(["checklist", "log.jsonl"]) == 0
+    assert "What to check in log.jsonl" in capsys.readouterr().out
+    assert run(["checklist", "0123456789abcdef0123456789abcdef"]) == 2
+    assert "No such finding" not in capsys.readouterr().err

@@ -43,6 +43,7 @@ def jump(before: float, after: float, at: int) -> list[float]:
         ("sdr__unique_patterns", jump(71.5, 18.3, 1200), "sdr_collapse", 1205),
         ("sdr__unique_patterns", jump(512, 90, 1200), "sdr_collapse", 1205),
         ("rollback_count", jump(0, 1, 900), "rollback", 900),
+        ("rollback_count", jump(1, 1, 0), "rollback", 0),
         ("skipped_steps", jump(0, 1, 1000), "step_skipped", 1000),
         ("mfu", jump(0.5, 0.2, 1000), "low_mfu", 1245),
         ("mfu", jump(50, 20, 1000), "low_mfu", 1245),

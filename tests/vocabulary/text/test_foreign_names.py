@@ -27,6 +27,9 @@ from mlflow_stability.vocabulary.text.metric_names import meanings_of
         ("metrics/grad_norm_per_layer/h.0.attn", "grad_norm", "h.0.attn"),
         ("layer_grad_norm/h.0.attn", "grad_norm", "h.0.attn"),
         ("layer_weight_norms/h.0.attn", "param_norm", "h.0.attn"),
+        ("updates/h.0.attn/ratio", "update_ratio", "h.0.attn"),
+        ("throughput/mfu", "mfu", ""),
+        ("sdr/bit_usage", "sdr_bit_usage", ""),
     ],
 )
 def test_a_metric_has_the_quantity_that_its_name_says(name: str, quantity: str, place: str) -> None:
