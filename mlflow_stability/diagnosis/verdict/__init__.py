@@ -11,6 +11,7 @@ from mlflow_stability.diagnosis.verdict.verdict import (
     ended_by_autopilot,
     outcome_of,
     reason_of_end,
+    title_of,
     training_outcome,
     verdict_of,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "outcome_of",
     "reason_of_end",
     "single_loss",
+    "title_of",
     "training_outcome",
     "verdict_of",
 ]

@@ -136,6 +136,12 @@ def verdict_of(
     return f"{said} The level of {main} was not judged: {without_level[main]}."
 
 
+def title_of(outcome: str, episodes: Sequence[Finding]) -> str:
+    """The outcome as verdicts begin with it; a run with nothing but mistakes in its set-up is not called unstable."""
+    bad = {each.kind for each in episodes if each.severity >= Severity.WARNING}
+    return "Check the set-up" if outcome == "unstable" and bad and bad <= OF_SETUP else outcome.capitalize()
+
+
 def end_on_purpose(episodes: Sequence[Finding]) -> str:
     """`` Stopped before step 74 was taken: loss is 0.0397 (stop_on=loss<0.05).``; empty where nothing stopped it."""
     ended = ended_by_autopilot(episodes)
@@ -189,8 +195,7 @@ def _training_sentence(
     if outcome == "unstable":
         unit, first = bad[0].unit, min(each.start for each in bad)
         where = f"at {unit} {first}" if all(each.start == first for each in bad) else f"from {unit} {first} on"
-        title = "Check the set-up" if OF_SETUP.issuperset(each.kind for each in bad) else "Unstable"
-        return f"{title}: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
+        return f"{title_of(outcome, bad)}: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
     if outcome == RECOVERED:
         return f"Recovered: {back}; {course}{last}.{_born(episodes)}"
     others = len(bad) - 1

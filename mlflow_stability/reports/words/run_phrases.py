@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mlflow_stability.diagnosis.causes import cause_phrase
-from mlflow_stability.diagnosis.verdict import bare_noun_of
+from mlflow_stability.diagnosis.verdict import bare_noun_of, title_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Finding, Severity
@@ -36,7 +36,7 @@ def outcome(diagnosis: Diagnosis) -> str:
 
 def headline(diagnosis: Diagnosis) -> tuple[str, str]:
     """The outcome and the sentence about it; a sentence that begins with the outcome does not say it twice."""
-    word = outcome(diagnosis).capitalize()
+    word = title_of(outcome(diagnosis), diagnosis.findings)
     return word, diagnosis.verdict.removeprefix(f"{word}: ")
 
 

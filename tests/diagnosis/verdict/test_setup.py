@@ -6,10 +6,15 @@ import numpy as np
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result import Action
+from mlflow_stability.diagnosis.verdict import title_of
+from mlflow_stability.kinds.catalog import OF_SETUP
+from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts
+from mlflow_stability.reports.words.run_phrases import headline
+from mlflow_stability.vocabulary.result import Action, Finding, Severity
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 200
+DECAY = StrongDecayFacts(10.0, 0.003)
 
 
 def test_a_run_that_is_only_clipped_too_much_says_what_to_change() -> None:
@@ -25,4 +30,13 @@ def test_a_run_that_is_only_clipped_too_much_says_what_to_change() -> None:
     diagnosis = diagnosis_of(history)
     assert [finding.kind for finding in diagnosis.findings] == ["clipping_strong"]
     assert diagnosis.verdict.startswith("Check the set-up: too strong a clipping at step ")
+    title, sentence = headline(diagnosis)
+    assert title == "Check the set-up"
+    assert sentence.startswith("too strong a clipping at step ")
     assert diagnosis.remedies[0].action is Action.RAISE_CLIPPING_THRESHOLD
+
+
+def test_only_mistakes_in_the_setup_have_a_title_of_their_own() -> None:
+    assert {"above_chance", "clipping_strong"} <= OF_SETUP
+    assert title_of("unstable", [Finding.at(DECAY, 1, Severity.WARNING)]) == "Check the set-up"
+    assert title_of("unstable", [Finding.at(DECAY, 1, Severity.INFO)]) == "Unstable"
