@@ -52,7 +52,8 @@ class GuardedMeter(StepMeter):
         partners = [each for each, theirs in self._tracks._tracks.items() if theirs == track]
         norm = norms[-1] if norms and not late else None
         assert not isinstance(norm, float)
-        verdict = self.guard.before_step(optimizer, capture, capture.losses, norm, partners, self.largest)
+        asked = optimizer, capture, capture.losses, norm, partners, self.largest
+        verdict = Verdict(False, None) if self.guard.sound_at_once(*asked) else self.guard.before_step(*asked)
         if len(capture.stepped) == 1:
             self.verdicts.append(verdict)
 

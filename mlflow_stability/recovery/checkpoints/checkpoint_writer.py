@@ -200,6 +200,13 @@ class CheckpointCadence:
         self._waiting: list[int] = []
         """The steps of those that have yet to prove themselves; several only where the best ones are asked for."""
 
+    @property
+    def next_change(self) -> int:
+        """The first step after which a healthy step makes a checkpoint good, or one may be due."""
+        if self._waiting:
+            return self._waiting[0] + self._policy.healthy_after
+        return self._last + self._policy.checkpoint_every
+
     def is_due(self, step: int, wanted: bool = False) -> bool:
         """Whether a checkpoint should be taken after this step; `wanted`: one that was asked for is to be taken."""
         if self._writer.is_busy:

@@ -17,17 +17,6 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.tensors import gradients_of, total_norm
 
 
-def is_sound(losses: Sequence[Tensor | float], norm: Tensor, largest: float | Tensor | None) -> bool:
-    """Whether the host knows, without waiting, that all of these are finite and the norm is not too large."""
-    if not norm.is_cpu:
-        return False
-    for each in losses:
-        if isinstance(each, Tensor) or not math.isfinite(each):
-            return False
-    value = norm.item()
-    return math.isfinite(value) and (largest is None or value <= float(largest))
-
-
 def broken_flag(
     losses: Sequence[Tensor | float],
     norm: Tensor | None,

@@ -49,23 +49,13 @@ class GradientLimit:
         self._largest_loss = 0.0
         """... and the largest loss, whatever its sign."""
         self._usual = math.inf
-        """What was let through at the last step, absurd norms aside."""
+        """What is let through, absurd norms aside."""
+        self.largest: float | None = None
+        """The norm that is let through where the loss is absurd; None: any."""
         self._absurd: deque[float] = deque(maxlen=MOST_SKIPPED)
         """The last norms above it."""
         self._since = 0
         """How many steps ago the last of them was."""
-
-    @property
-    def largest(self) -> float | None:
-        """The norm that is let through where the loss is absurd; None: any."""
-        norms = self._by_size
-        if self._times is None or len(norms) < LEAST:
-            return None
-        median = (norms[(len(norms) - 1) // 2] + norms[len(norms) // 2]) / 2
-        self._usual = usual = max(self._times * median, OF_THE_LARGEST * self._largest)
-        if len(self._absurd) < MOST_SKIPPED:
-            return usual
-        return max(usual, OF_THE_LARGEST * min(self._absurd))
 
     def largest_for(self, losses: Sequence[Tensor | float]) -> float | Tensor | None:
         """The norm that is let through in a step with these losses, without waiting for their device; None: any."""
@@ -74,18 +64,17 @@ class GradientLimit:
             return None
         far = next((each for each in losses if isinstance(each, Tensor)), None)
         if far is None:
-            return largest if any(map(self._is_absurd, losses)) else WITHOUT_LOSS * largest
+            absurd = OF_THE_LARGEST * self._largest_loss
+            return largest if any(abs(float(loss)) > absurd for loss in losses) else WITHOUT_LOSS * largest
         sizes = torch.stack([torch.as_tensor(each).detach().to(far).abs() for each in losses])
         limits = sizes.new_tensor([largest, WITHOUT_LOSS * largest])
         is_absurd: Tensor = torch.gt(sizes.max(), OF_THE_LARGEST * self._largest_loss)
         return torch.where(is_absurd, limits[0], limits[1])
 
-    def _is_absurd(self, loss: Tensor | float) -> bool:
-        return abs(float(loss)) > OF_THE_LARGEST * self._largest_loss
-
     def step(self, norm: float, *, skipped: bool, loss: float = math.nan) -> None:
         """Take note of a step."""
-        usual = self._usual if self._is_absurd(loss) else WITHOUT_LOSS * self._usual
+        is_absurd = abs(loss) > OF_THE_LARGEST * self._largest_loss
+        usual = self._usual if is_absurd else WITHOUT_LOSS * self._usual
         if not skipped and math.isfinite(loss):
             self._largest_loss = max(self._largest_loss, abs(loss))
         if norm == 0 or not math.isfinite(norm):
@@ -103,6 +92,13 @@ class GradientLimit:
             insort(self._by_size, norm)
             if len(self._norms) > REMEMBERED:
                 del self._by_size[bisect_left(self._by_size, self._norms.popleft())]
+        norms = self._by_size
+        if self._times is None or len(norms) < LEAST:
+            return
+        median = (norms[(len(norms) - 1) // 2] + norms[len(norms) // 2]) / 2
+        self._usual = self.largest = max(self._times * median, OF_THE_LARGEST * self._largest)
+        if len(self._absurd) == MOST_SKIPPED:
+            self.largest = max(self._usual, OF_THE_LARGEST * min(self._absurd))
 
     def forget(self) -> None:
         """The training was rolled back: its norms are learnt anew."""
@@ -110,3 +106,4 @@ class GradientLimit:
         self._by_size.clear()
         self._absurd.clear()
         self._usual, self._largest, self._largest_loss, self._since = math.inf, 0.0, 0.0, 0
+        self.largest = None

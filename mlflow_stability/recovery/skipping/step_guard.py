@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.tensors import parameters_of
-from mlflow_stability.recovery.skipping.broken_step_flag import broken_flag, is_sound, takes_found_inf
+from mlflow_stability.recovery.skipping.broken_step_flag import broken_flag, takes_found_inf
 from mlflow_stability.recovery.skipping.step_undo import (
     BufferUndo,
     PutBack,
@@ -104,6 +105,11 @@ class StepGuard:
         self._versions: list[int] = []
         """Autograd's versions of the weights before the first closure of an optimizer of which that is not known."""
 
+    @property
+    def changes_step(self) -> bool:
+        """Whether gradients are hidden, flags given or copies held until the step is over."""
+        return bool(self._gated or self._hidden or self._copies)
+
     def skip_next(self) -> None:
         """Skip the next capture, broken or not."""
         self._skip_next = True
@@ -129,6 +135,40 @@ class StepGuard:
             if moves is not False:
                 self._copies[id(optimizer)] = copy_weights(optimizer)
 
+    def sound_at_once(
+        self,
+        optimizer: Optimizer,
+        capture: object,
+        losses: Sequence[Tensor | float],
+        norm: Tensor | None,
+        companions: Sequence[Optimizer],
+        largest: float | None,
+    ) -> bool:
+        """Whether this first step of a capture is sound, as the host knows without waiting: nearly every step is.
+
+        Then nothing is left to be done before it. `largest`: what its norm may be at most, whatever its loss is.
+        """
+        if norm is None or not norm.is_cpu or len(companions) > 1 or capture is self._capture:
+            return False
+        if self._skip_next or self._vote is not None or self._on_device is not None or self._copies:
+            return False
+        if isinstance(optimizer, LBFGS) or (companions and companions[0] is not optimizer):
+            return False
+        value = norm.item()
+        if not isfinite(value) or (largest is not None and value > largest):
+            return False
+        for loss in losses:
+            if isinstance(loss, Tensor) or not isfinite(loss):
+                return False
+        if self._hidden or self._gated:
+            self._begin(capture)
+        self._capture, self._verdict, self._looked = capture, _SOUND, {id(optimizer)}
+        if self.buffers is not None:
+            self.buffers_lost = False
+            if self.buffers.has_buffers:
+                self.buffers.keep()
+        return True
+
     def before_step(
         self,
         optimizer: Optimizer,
@@ -140,14 +180,17 @@ class StepGuard:
     ) -> Verdict:
         """Judge a capture at its first optimizer step, and hold this optimizer to the verdict.
 
-        `capture` is any object that stands for the capture; `norm` the norm of this optimizer's gradients, if it was
+        Where `sound_at_once` has not passed it. `capture` is any object that stands for the capture; `norm` the norm of this optimizer's gradients, if it was
         taken, and `largest` what it may be at most; `companions` the other optimizers that step in the same captures.
         """
         first = capture is not self._capture
         if first:
             self._begin(capture)
         if id(optimizer) not in self._looked:
-            everybody = [optimizer, *[each for each in companions if each is not optimizer]]
+            everybody = [optimizer]
+            for companion in companions:
+                if companion is not optimizer:
+                    everybody.append(companion)
             self._look(everybody, losses if first else (), norm, largest)
             if first:
                 self._settle_buffers()
@@ -186,8 +229,6 @@ class StepGuard:
         That happens to LBFGS alone, whose later evaluations nobody judges.
         """
         self.awaits_forward = self.buffers is not None and self.buffers.has_buffers
-        if not (self._gated or self._hidden or self._copies):
-            return False
         self._take_flag_back(id(optimizer))
         hidden, undo = self._hidden.pop(id(optimizer), None), self._copies.pop(id(optimizer), None)
         if hidden is not None:
@@ -217,10 +258,6 @@ class StepGuard:
         largest: float | Tensor | None,
     ) -> None:
         """Ask whether anything is not finite, and join it to what was found before in this capture."""
-        alone = self._vote is None and self._on_device is None and len(optimizers) == 1 and not self._skip_next
-        if alone and norm is not None and self._verdict.flag is None and is_sound(losses, norm, largest):
-            self._looked.add(id(optimizers[0]))
-            return  # as nearly always: the verdict that it begins with stands
         try:
             flag = broken_flag(losses, norm, optimizers if norm is None else optimizers[1:], largest)
         except Exception:

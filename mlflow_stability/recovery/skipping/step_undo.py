@@ -66,7 +66,8 @@ class BufferUndo:
         self._budget = budget
         self._places: list[_Place] = []
         self._buckets: list[_Bucket] = []
-        self._filled = False
+        self._filled = self.has_buffers = False
+        """Whether there is a copy, and anything to be copied."""
         self._versions = 0
         """Of all of them together, as autograd counts them, when the copy was made: they only grow."""
         self.left_out: tuple[str, ...] = ()
@@ -127,11 +128,6 @@ class BufferUndo:
         """Whether there is something to go back to."""
         return self._filled and self._is_current()
 
-    @property
-    def has_buffers(self) -> bool:
-        """Whether there is anything to be copied."""
-        return bool(self._places)
-
     def _copy(self) -> None:
         with torch.no_grad():
             for bucket in self._buckets:
@@ -189,7 +185,7 @@ class BufferUndo:
                     room -= buffer.nbytes
                     self._places.append(place)
                     found.setdefault((buffer.device, buffer.dtype), []).append(place)
-        self.left_out = tuple(left_out)
+        self.left_out, self.has_buffers = tuple(left_out), bool(self._places)
         for (device, dtype), places in found.items():
             buffers = [each.buffer for each in places]
             copy = torch.empty(sum(each.numel() for each in buffers), dtype=dtype, device=device)

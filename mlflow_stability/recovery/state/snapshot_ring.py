@@ -62,6 +62,15 @@ class SnapshotRing:
         self._admit_initial()
         return tuple(self._good)
 
+    @property
+    def next_change(self) -> int:
+        """The first step after which a healthy step makes a state good, or a state may be due."""
+        if self._first is not None:
+            return 0
+        if self._waiting is not None:
+            return self._waiting.step + self._policy.healthy_after
+        return 0 if self._last_step is None else self._last_step + self._policy.snapshot_every
+
     def is_due(self, step: int, nbytes: int) -> bool:
         """Whether a state of this size should be taken after this step."""
         self.places = min(self._policy.snapshots, self._known_budget() // max(nbytes, 1))

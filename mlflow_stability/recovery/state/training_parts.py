@@ -14,7 +14,7 @@ import dataclasses
 import math
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,9 @@ class TrainingParts:
 class WeakTrainingParts:
     """Remembers the parts of a training without keeping them alive."""
 
-    def __init__(self, parts: TrainingParts) -> None:
-        self._needed = _weakly((*parts.optimizers, *parts.models))
+    def __init__(self, parts: TrainingParts, on_end: Callable[[Any], None] | None = None) -> None:
+        """`on_end` is called when a model or an optimizer is gone."""
+        self._needed = _weakly((*parts.optimizers, *parts.models), on_end)
         self._optimizers = len(parts.optimizers)
         """How many of them are optimizers; models are behind them."""
         self._schedulers = _weakly(parts.schedulers)
@@ -80,12 +81,12 @@ class WeakTrainingParts:
         )
 
     def are_there(self) -> bool:
-        """Whether `alive` would give them: all that is asked at most steps."""
+        """Whether `alive` would give them."""
         return not [each for each in self._needed if each() is None]
 
 
-def _weakly(objects: Sequence[Any]) -> tuple[weakref.ref[Any], ...]:
-    return tuple(weakref.ref(each) for each in objects)
+def _weakly(objects: Sequence[Any], on_end: Callable[[Any], None] | None = None) -> tuple[weakref.ref[Any], ...]:
+    return tuple(weakref.ref(each, on_end) for each in objects)
 
 
 def _living(references: Sequence[weakref.ref[Any]]) -> tuple[Any, ...]:

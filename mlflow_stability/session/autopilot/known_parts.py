@@ -3,7 +3,8 @@
 In: optimizers before their steps, and states that are about to be copied. Out: the parts, and in what they have changed
 since. Guarantees: parts are held weakly; Python's objects are searched only where an optimizer brings parameters that
 no known model has, a part is gone, or modules of the models' types were made since the last search, which is looked
-for where a state is copied; an ordinary step compares two numbers.
+for where a state is copied; an ordinary step looks its optimizer up in
+`settled`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class KnownParts:
         self._clock = clock
         self._groups: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         """How many parameter groups each optimizer had when it was met."""
+        self.settled: dict[int, int] = {}
+        """The same by identity, as long as all parts are there: those optimizers need not be met again."""
         self._order: list[weakref.ref[Optimizer]] = []
         self._parts: WeakTrainingParts | None = None
         self._searches = self._later_searches = 0
@@ -66,6 +69,12 @@ class KnownParts:
 
     def meet(self, optimizer: Optimizer, scaler: Any) -> PartsChange:
         """Take note of an optimizer before its step."""
+        change = self._met(optimizer, scaler)
+        if self.are_there():
+            self.settled[id(optimizer)] = len(optimizer.param_groups)
+        return change
+
+    def _met(self, optimizer: Optimizer, scaler: Any) -> PartsChange:
         groups, known = len(optimizer.param_groups), self._groups.get(optimizer)
         if known == groups and self.are_there():
             return PartsChange.NONE
@@ -76,12 +85,13 @@ class KnownParts:
         if parts is not None and _own(parts.models, optimizer):
             if known is not None:
                 return PartsChange.NONE
-            self._parts = WeakTrainingParts(dataclasses.replace(parts, optimizers=(*parts.optimizers, optimizer)))
+            self._hold(dataclasses.replace(parts, optimizers=(*parts.optimizers, optimizer)))
             self._references = ()  # its schedules are still to be found
             return PartsChange.OPTIMIZER
         self._searches += 1
         if self._searches > MOST_SEARCHES:
             self._parts = None
+            self.settled.clear()
             raise ChangingPartsError(f"the training's optimizers changed {MOST_SEARCHES} times")
         self._order = [each for each in self._order if each() is not None]
         self._search(self.optimizers(), scaler)
@@ -115,6 +125,10 @@ class KnownParts:
         """The optimizers that are still there, in the order in which they first stepped."""
         return [found for each in self._order if (found := each()) is not None]
 
+    def _hold(self, parts: TrainingParts) -> None:
+        settled = self.settled = {}  # its own, for parts that were replaced may go at any time
+        self._parts = WeakTrainingParts(parts, lambda _: settled.clear())
+
     def _search(
         self, optimizers: Sequence[Optimizer], scaler: Any, known: TrainingParts | None = None
     ) -> TrainingParts:
@@ -124,7 +138,7 @@ class KnownParts:
             schedulers = _known_first(known.schedulers, found.schedulers)
             averaged = _known_first(known.averaged, found.averaged)
             found = dataclasses.replace(found, schedulers=schedulers, averaged=averaged)
-        self._parts = WeakTrainingParts(found)
+        self._hold(found)
         modules = (each for model in found.models for each in Module.modules(model))
         self._types = tuple(map(weakref.ref, {AveragedModel, *map(type, modules)}))
         self._references = _references_to(self._types)
