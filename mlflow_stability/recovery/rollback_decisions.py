@@ -231,11 +231,6 @@ def _with_loss(policy: RollbackPolicy, past: RollbackHistory, now: Situation) ->
     return replace(past, losses=(*past.losses, now.loss)[-policy.recovery_patience :], first=first)
 
 
-def is_on_trial(past: RollbackHistory) -> bool:
-    """Whether it is not known yet that a rollback has helped, so that the state before it may be wanted back."""
-    return past.on_trial
-
-
 def carried_out(past: RollbackHistory, step: int) -> RollbackHistory:
     """What was done, once the rollback that was decided last has been carried out, after this step: of several
     processes that is one step later, whose loss is still one of the weights that were left.

@@ -10,10 +10,10 @@ import math
 from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, HeldRate, RollbackFacts
-from mlflow_stability.probes.objects import ZERO
 from mlflow_stability.recovery.rollback_decisions import UNDONE_AT_MOST
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.rollback_triggers import ABSURD_RISE
+from mlflow_stability.recovery.state import SplitBy, StateSplit
 from mlflow_stability.vocabulary.result import LOWER_RATE_3_TO_10_OR_WARM_UP, Action, Finding, Remedy, Severity
 
 ROLLBACK = "rollback"
@@ -100,14 +100,14 @@ SAVE_SHARDED = Remedy(Action.SAVE_SHARDS)
 SAVE_SHARDED_OPTIMIZER = Remedy(Action.CONSOLIDATE_OPTIMIZER)
 
 
-def no_checkpoints_event(split: str, step: int) -> Finding:
+def no_checkpoints_event(split: StateSplit, step: int) -> Finding:
     """States are kept in memory alone, for no process holds all of one."""
-    remedies = (SAVE_SHARDED_OPTIMIZER if split == ZERO else SAVE_SHARDED,)
-    return Finding.at(CheckpointFailedFacts(split_by=split), step, Severity.WARNING, remedies=remedies)
+    remedies = (SAVE_SHARDED_OPTIMIZER if split.by is SplitBy.OPTIMIZER else SAVE_SHARDED,)
+    return Finding.at(CheckpointFailedFacts(split_by=str(split)), step, Severity.WARNING, remedies=remedies)
 
 
-def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: int, torn: str = "") -> Finding:
-    """We wanted to go back and could not; `torn` says what is neither as it was nor as it should be, if anything is."""
+def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: int, not_restored: str = "") -> Finding:
+    """We wanted to go back and could not; `not_restored`: what is neither as it was nor as it should be."""
     facts = GiveUpFacts(
         GaveUp.NOT_RESTORED,
         decision.reason,
@@ -115,7 +115,7 @@ def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: in
         rollbacks,
         target=decision.target,
         failure=why,
-        not_restored=torn,
+        not_restored=not_restored,
     )
     remedies = (
         Remedy(Action.RESTORE_BY_RUN),

@@ -6,10 +6,17 @@ Frozen dataclasses; `rollback_decisions.decide` reads and returns them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from mlflow_stability.vocabulary.result import Finding
+
+
+class StopPlace(NamedTuple):
+    """Which of the conditions to stop on is met, and on which rank."""
+
+    rank: int
+    condition: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +147,11 @@ class RollbackHistory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now."""
+    """What to do after a step; of several processes the first one decides, and all do it after the same step."""
 
     action: Literal["nothing", "rollback", "give_up", "data_changed", "undo"] = "nothing"
     reason: str = ""
-    """A sentence for the event."""
+    """A sentence for the event, known in the process that decides."""
     onset: int = 0
     """The step at which the trouble began."""
     target: int = -1
@@ -170,3 +177,50 @@ class Decision:
     """Whether a higher loss is no reason for a rollback from now on."""
     finding: Finding | None = None
     """Of a rollback: the finding that it answers, if there is one."""
+    is_counted: bool = False
+    """Of a rollback: whether the history ends with it; the script asked for the others, or they undo one."""
+
+    healthy: bool = False
+    """The states that wait for their proof are one healthy step further."""
+    trouble: bool = False
+    """They may carry what led to trouble: drop them."""
+    snapshot: bool = False
+    checkpoint: bool = False
+    ending: Exception | None = None
+    """What the training is to be ended with."""
+    stop: StopPlace | None = None
+    """The condition that is met before this step: all ranks skip it and end."""
+    reset: bool = False
+    """Reset the moments of the optimizers, and warm up."""
+    cut: bool = False
+    """Cut the learning rate for the rest of the training."""
+    ahead: bool = False
+    """A divergence may follow: write a checkpoint, and ease if that was asked for."""
+    release: bool = False
+    """End the reduction of the learning rate after a rollback: the weights were not to blame."""
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether a state is to be restored."""
+        return self.action == "rollback"
+
+    def joined(self, later: Decision) -> Decision:
+        """Both, where a second step was read before the decision on the first was carried out."""
+        return replace(
+            self if self.rolls_back else later,
+            healthy=later.healthy and not self.trouble,
+            trouble=self.trouble or later.trouble,
+            snapshot=False,
+            checkpoint=False,
+            stop=None,
+            ending=self.ending or later.ending,
+            reset=self.reset or later.reset,
+            cut=self.cut or later.cut,
+            ahead=self.ahead or later.ahead,
+            release=self.release or later.release,
+        )
+
+
+NOTHING = Decision()
+HEALTHY = Decision(healthy=True)
+"""A healthy step: the usual decision, and this very object."""

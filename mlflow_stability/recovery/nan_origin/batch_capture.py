@@ -159,10 +159,6 @@ class BatchCapture(ForwardObserver):
         loss = tensors if isinstance(tensors, Tensor) else tensors[0] if len(tensors) == 1 else None
         self.loss = None if loss is None else CapturedLoss(loss.detach(), loss.grad_fn)
 
-    def let_loss_go(self) -> None:
-        """Runs once nobody needs it any more."""
-        self.loss = None
-
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs right before a forward pass of training."""
         self._open = self.loss = None

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from mlflow_stability.recovery.skipping.broken_step_flag import local_part
 from mlflow_stability.recovery.skipping.gradient_limit import GradientLimit
-from mlflow_stability.recovery.skipping.skip_count import SkipCount, calm_loss_scaler, cap_loss_scale, cut_loss_scale
+from mlflow_stability.recovery.skipping.skip_count import (
+    SkipCount,
+    SkippedBy,
+    calm_loss_scaler,
+    cap_loss_scale,
+    cut_loss_scale,
+)
 from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
 from mlflow_stability.recovery.skipping.step_undo import BufferUndo, PutBack, copy_bookkeeping
 from mlflow_stability.recovery.skipping.step_values import values_before_step
@@ -14,6 +20,7 @@ __all__ = [
     "GradientLimit",
     "PutBack",
     "SkipCount",
+    "SkippedBy",
     "StepGuard",
     "Verdict",
     "Vote",

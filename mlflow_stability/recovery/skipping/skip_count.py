@@ -16,6 +16,8 @@ from mlflow_stability.recovery.extras import GROWTH_FACTOR, GROWTH_INTERVAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Finding, Remedy, Severity
 
+SkippedBy = Literal["guard", "scaler"]
+"""Who skipped a step: our guard, or the loss scaler of the script."""
 KIND = "step_skipped"
 REMEDIES = (
     Remedy(Action.INSPECT_FIRST_SKIPPED),
@@ -65,7 +67,7 @@ class SkipCount:
     def step(
         self,
         step: int,
-        skipped: Literal["", "guard", "scaler"],
+        skipped: SkippedBy | None,
         loss_scale: float | None = None,
         *,
         attempt: int = 0,
@@ -73,9 +75,10 @@ class SkipCount:
         buffers_lost: bool = False,
     ) -> SkipRow:
         """Take note of a step: who skipped it, if it was skipped; whether its buffers could not be put back."""
-        self._follow(loss_scale)
-        self._recent.append(bool(skipped))
-        if not skipped:
+        if loss_scale is not None:
+            self._follow(loss_scale)
+        self._recent.append(skipped is not None)
+        if skipped is None:
             self._row = 0
             if self._often_said and 2 * self._share() <= self._policy.critical_skip_share:
                 self._often_said = False
@@ -109,9 +112,7 @@ class SkipCount:
         self._recent.clear()
         self._often_said = False
 
-    def _follow(self, loss_scale: float | None) -> None:
-        if loss_scale is None:
-            return
+    def _follow(self, loss_scale: float) -> None:
         if self._scale is not None:
             self._grown = self._grown or loss_scale > self._scale
             self._falling = loss_scale < self._scale

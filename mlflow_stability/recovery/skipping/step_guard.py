@@ -180,17 +180,15 @@ class StepGuard:
     ) -> Verdict:
         """Judge a capture at its first optimizer step, and hold this optimizer to the verdict.
 
-        Where `sound_at_once` has not passed it. `capture` is any object that stands for the capture; `norm` the norm of this optimizer's gradients, if it was
-        taken, and `largest` what it may be at most; `companions` the other optimizers that step in the same captures.
+        For a capture that `sound_at_once` did not pass. `capture` is any object that stands for the capture; `norm` the
+        norm of this optimizer's gradients, if it was taken, and `largest` what it may be at most; `companions` the
+        other optimizers that step in the same captures.
         """
         first = capture is not self._capture
         if first:
             self._begin(capture)
         if id(optimizer) not in self._looked:
-            everybody = [optimizer]
-            for companion in companions:
-                if companion is not optimizer:
-                    everybody.append(companion)
+            everybody = [optimizer, *[companion for companion in companions if companion is not optimizer]]
             self._look(everybody, losses if first else (), norm, largest)
             if first:
                 self._settle_buffers()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflow_stability.recovery.state.finite_check import is_finite
 from mlflow_stability.recovery.state.host_copy import free_memory
-from mlflow_stability.recovery.state.restore import RestoreChoice, RestorePlan, misfit
+from mlflow_stability.recovery.state.restore import RestoreChoice, RestorePlan, TornState, misfit
 from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
 from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
 from mlflow_stability.recovery.state.state_copy import (
@@ -15,6 +15,8 @@ from mlflow_stability.recovery.state.state_copy import (
     with_what_followed,
 )
 from mlflow_stability.recovery.state.training_parts import (
+    SplitBy,
+    StateSplit,
     TrainingParts,
     WeakTrainingParts,
     any_shards,
@@ -28,8 +30,11 @@ __all__ = [
     "RestoreChoice",
     "RestorePlan",
     "SnapshotRing",
+    "SplitBy",
     "StaleGraphs",
     "StateCopy",
+    "StateSplit",
+    "TornState",
     "TrainingParts",
     "WeakTrainingParts",
     "any_shards",

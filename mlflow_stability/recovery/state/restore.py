@@ -78,6 +78,18 @@ def restore_state(copy: StateCopy, parts: TrainingParts, choice: RestoreChoice =
 
 
 @dataclass(frozen=True, slots=True)
+class TornState:
+    """What a restore that failed could not undo."""
+
+    step: int
+    """That of the state that was to be restored."""
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"Incomplete: these may now be of step {self.step}, or a mixture: {', '.join(self.parts)}."
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """A part of what is to be done, and how it is undone."""
 
@@ -123,12 +135,9 @@ class RestorePlan:
         self._begun: list[_Part] = []
 
     @property
-    def torn(self) -> str:
-        """A sentence about what was left; empty where nothing was."""
-        if not self.left:
-            return ""
-        what = ", ".join(self.left)
-        return f"Incomplete: these may now be of step {self._copy.step}, or a mixture: {what}."
+    def torn(self) -> TornState | None:
+        """What could not be undone, if anything could not."""
+        return TornState(self._copy.step, tuple(self.left)) if self.left else None
 
     def apply(self) -> Restored:
         """Do it; an error undoes what was done, and is raised."""

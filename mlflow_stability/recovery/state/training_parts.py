@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -97,20 +98,47 @@ _SPLITTING = ("FullyShardedDataParallel", ZERO)
 """Kinds of modules and optimizers that split what they hold without saying so of their tensors."""
 
 
-def stage_of_pipeline(parts: TrainingParts) -> str:
-    """The kind of pipeline stage that these models are; their parameters' names may be those of other stages too."""
+class SplitBy(Enum):
+    """What splits the state of a training over processes; the value is how it is said of a name."""
+
+    STAGE = "pipeline stage {name}"
+    OPTIMIZER = "optimizer {name}"
+    MODULE = "module {name}"
+    RANK = "parameter {name} is another one on each rank"
+    SHARDS = "parameter {name} is a {kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class StateSplit:
+    """What splits the state of a training over processes."""
+
+    by: SplitBy
+    name: str
+    """The kind of stage, optimizer or module, or the parameter."""
+    kind: str = ""
+    """Of a sharded parameter: its type."""
+
+    def __str__(self) -> str:
+        return self.by.value.format(name=self.name, kind=self.kind)
+
+
+def _stage_of_pipeline(parts: TrainingParts) -> StateSplit | None:
+    """The pipeline stage that these models are; their parameters' names may be those of other stages too."""
     stages = sys.modules.get("torch.distributed.pipelining.stage")
     if stages is None or not torch.distributed.is_initialized():
-        return ""
+        return None
     modules = {id(each) for model in parts.models for each in Module.modules(model)}
     (found,) = living(stages.PipelineStage.__base__)  # also stages that are made from a traced model
-    return next((type(each).__name__ for each in found if id(vars(each).get("submod")) in modules), "")
+    stage = next((each for each in found if id(vars(each).get("submod")) in modules), None)
+    return None if stage is None else StateSplit(SplitBy.STAGE, type(stage).__name__)
 
 
 def holds_shards(parts: TrainingParts) -> bool:
     """Whether all that is split over processes are sharded parameters, each of which knows its part of the whole."""
     modules = [each for model in parts.models for each in Module.modules(model)]
-    if stage_of_pipeline(parts) or any(type(each).__name__ in _SPLITTING for each in (*parts.optimizers, *modules)):
+    if _stage_of_pipeline(parts) is not None or any(
+        type(each).__name__ in _SPLITTING for each in (*parts.optimizers, *modules)
+    ):
         return False
     if any(is_of_one_rank(each) for model in parts.models for each in Module.parameters(model)):
         return False
@@ -124,23 +152,23 @@ def any_shards() -> bool:
     return any(local_part(each) is not each for each in parameters)
 
 
-def what_splits(parts: TrainingParts) -> str:
+def what_splits(parts: TrainingParts) -> StateSplit | None:
     """``FSDP``-like modules, sharded parameters, or optimizers that share their state out among processes."""
-    if stage := stage_of_pipeline(parts):
+    if (stage := _stage_of_pipeline(parts)) is not None:
         return stage
     for optimizer in parts.optimizers:
         if type(optimizer).__name__ in _SPLITTING:
-            return type(optimizer).__name__
+            return StateSplit(SplitBy.OPTIMIZER, type(optimizer).__name__)
     for model in parts.models:
         for module in Module.modules(model):
             if type(module).__name__ in _SPLITTING:
-                return type(module).__name__
+                return StateSplit(SplitBy.MODULE, type(module).__name__)
         for name, parameter in Module.named_parameters(model):
             if is_of_one_rank(parameter) and world_size() > 1:
-                return f"parameter {name} is another one on each rank"
+                return StateSplit(SplitBy.RANK, name)
             if local_part(parameter) is not parameter:
-                return f"parameter {name} is a {type(parameter).__name__}"
-    return ""
+                return StateSplit(SplitBy.SHARDS, name, type(parameter).__name__)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class AutopilotLifecycle:
         if recording is None:
             step = StepReading(0, reading.signals, reading.values, 0, reading.time)
         else:
-            if self._control is not None and self._recording is recording:
+            if self._control is not None and self._control.has_eased and self._recording is recording:
                 reading = self._control.with_used_rate(reading)
             step, events = recording.record(reading)
         if self._control is not None and self._recording is recording:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,12 +27,14 @@ from mlflow_stability.recovery.checkpoints.sharded_state import Layouts, layouts
 from mlflow_stability.recovery.checkpoints.state_file import read_state
 from mlflow_stability.recovery.rollback_events import no_checkpoints_event
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.recovery.rollback_state import GoodState
+from mlflow_stability.recovery.rollback_state import Decision, GoodState
 from mlflow_stability.recovery.state import (
     RestoreChoice,
     RestorePlan,
     SnapshotRing,
     StateCopy,
+    StateSplit,
+    TornState,
     TrainingParts,
     bytes_of_state,
     copy_state,
@@ -45,8 +48,8 @@ from mlflow_stability.recovery.state import (
 )
 from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import KnownParts
-from mlflow_stability.session.autopilot.ranks import Orders
 from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.recording import ScriptMetric
 from mlflow_stability.vocabulary.result import Finding
 
 ROOM = 2
@@ -65,6 +68,42 @@ OpenDirectory = Callable[[], tuple[Path, str]]
 
 class MissingStateError(LookupError):
     """A state that should be there is not."""
+
+
+class BestValue:
+    """The best value so far of the metric that says which state is the best."""
+
+    def __init__(self, metric: str | None, mode: str) -> None:
+        self._metric = metric
+        self._sign = -1.0 if mode == "max" else 1.0
+        self._best = self._before = math.inf
+
+    def is_new(self, heard: ScriptMetric) -> bool:
+        """Whether this is that metric, at a better value than before."""
+        if self._metric is None or heard.name != self._metric:
+            return False
+        value = self._sign * heard.values[0]
+        if not value < self._best:
+            return False
+        self._best, self._before = value, self._best
+        return True
+
+    def forget(self) -> None:
+        """That state could not be written: the next one need only be better than the one before."""
+        self._best = self._before
+
+
+@dataclass(frozen=True, slots=True)
+class IncompleteState:
+    """A copy that waits for what follows its step."""
+
+    copy: StateCopy
+    loss: float
+    value: float | None
+    """The metric that makes it the best state."""
+    ring: bool
+    disk: bool
+    """Where it is to be kept."""
 
 
 class States:
@@ -102,10 +141,12 @@ class States:
         self._plan: RestorePlan | None = None
         """The state that is being restored."""
         self._rates: dict[int, Rates] = {}
-        self._early: tuple[StateCopy, float, float | None, bool, bool] | None = None
-        """A copy that waits for what follows its step, its loss and metric; for the ring, for the disk?"""
+        self.incomplete: IncompleteState | None = None
+        """A copy that waits for what the script does after its step."""
+        self.quiet_until = 0
+        """Before this step, a healthy step changes nothing here, and no state is due."""
         self._nbytes: int | None = None
-        self._split = ""
+        self._split: StateSplit | None = None
         """What splits the state over processes: of such a state only the others together have the rest."""
         self._wanted: float | None = None
         """The metric of a checkpoint that is to be written as soon as none is on its way; NaN: without one."""
@@ -128,7 +169,8 @@ class States:
         """Keep no state of before."""
         self.ring.clear()
         self._rates.clear()
-        self._early = self._nbytes = self.untracked = None
+        self.incomplete = self._nbytes = self.untracked = None
+        self.quiet_until = 0
 
     def parts_joined(self, parts: TrainingParts) -> None:
         """The training has grown: states of before are kept where they fit."""
@@ -136,16 +178,19 @@ class States:
         self.ring.adapt(lambda copy: None if misfit(copy, parts) else copy)
         if self.untracked is not None and misfit(self.untracked, parts):
             self.untracked = None
-        self._early = self._nbytes = None
+        self.incomplete = self._nbytes = None
+        self.quiet_until = 0
 
     def optimizer_joined(self, parts: TrainingParts) -> None:
         """Another optimizer of the same models is about to make its first step: in states of before it has none."""
         self.ring.adapt(lambda copy: with_new_optimizer(copy, parts))
-        self._early = self._nbytes = self.untracked = None
+        self.incomplete = self._nbytes = self.untracked = None
+        self.quiet_until = 0
 
     def drop(self, step: int) -> None:
         """The state of this step does not fit the training as it is now."""
         self._unfit.add(step)
+        self.quiet_until = 0
         self.ring.drop(step)
 
     def take_initial(self, parts: TrainingParts, step: int) -> None:
@@ -154,13 +199,13 @@ class States:
             self.ring.add_initial(copy_state(parts, step, self._device_budget))
 
     @property
-    def has_incomplete(self) -> bool:
-        """Whether a copy waits for what the script does after its step."""
-        return self._early is not None
+    def step_set_aside(self) -> int | None:
+        """The step of the state from before the last rollback, where that is still there."""
+        return None if self.untracked is None else self.untracked.step
 
     def is_due(self, known: KnownParts, step: int) -> tuple[bool, bool]:
         """Whether the ring and the disk want this step's state."""
-        if self._early is not None:
+        if self.incomplete is not None:
             return False, False
         if self._nbytes is None:
             parts = known.alive()
@@ -172,13 +217,13 @@ class States:
             disk = (wanted or step >= self._due_from) and AutopilotPart.CHECKPOINTS not in self._off
         else:
             disk = bool(self._cadence_is_due(self._cadence, step, wanted))
-        if disk and self._split:
+        if disk and self._split is not None:
             self._due_from = NEVER
             self._told.append(no_checkpoints_event(self._split, step))
         elif disk and self.writes_together:  # before the others are told to: what fails here is no news to them
             self._begin_checkpoints()
             disk = AutopilotPart.CHECKPOINTS not in self._off
-        return self.ring.is_due(step, self._nbytes), disk and not self._split
+        return self.ring.is_due(step, self._nbytes), disk and self._split is None
 
     def take(
         self,
@@ -198,23 +243,25 @@ class States:
         self._nbytes = copy.nbytes
         if disk and self._wanted is not None:
             value, self._wanted = (None if math.isnan(self._wanted) else self._wanted), None
-        self._early = copy, loss, value, ring, disk
+        self.incomplete = IncompleteState(copy, loss, value, ring, disk)
+        self.quiet_until = 0
         self._rates[step] = dict(rates)
         while len(self._rates) > MOST_RATES:
             del self._rates[min(self._rates)]
 
     def complete(self, parts: TrainingParts | None) -> bool:
         """Runs before the next backward pass: take in what the script did after the step. False: none was waiting."""
-        if self._early is None or parts is None:
+        if self.incomplete is None or parts is None:
             return False
-        (early, loss, value, ring, disk), self._early = self._early, None
-        copy = with_what_followed(early, parts)
-        if ring:
-            self.ring.add(copy, loss)
-        if disk and not self._split:
+        waiting, self.incomplete = self.incomplete, None
+        self.quiet_until = 0
+        copy = with_what_followed(waiting.copy, parts)
+        if waiting.ring:
+            self.ring.add(copy, waiting.loss)
+        if waiting.disk and self._split is None:
             self._begin_checkpoints()
             if self._cadence is not None and AutopilotPart.CHECKPOINTS not in self._off:
-                return self._cadence.take(copy, loss, value)
+                return self._cadence.take(copy, waiting.loss, waiting.value)
         return True
 
     def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates, value: float | None = None) -> bool:
@@ -224,7 +271,7 @@ class States:
         way, gets it; otherwise the state is written behind the one that is on its way, where there is room for both.
         A state that several processes write together is written after the next step.
         """
-        if self._split:
+        if self._split is not None:
             self._told.append(no_checkpoints_event(self._split, step))
             return False
         if value is not None and self._is_written_as_best(parts, step, value):
@@ -233,6 +280,7 @@ class States:
             return False
         if self.writes_together and not self._alone:
             self._wanted = math.nan if value is None else value
+            self.quiet_until = 0
             return AutopilotPart.CHECKPOINTS not in self._off
         self.complete(parts)
         self.take(parts, step, loss, rates, ring=False, disk=True, value=value)
@@ -240,9 +288,9 @@ class States:
 
     def _is_written_as_best(self, parts: TrainingParts, step: int, value: float) -> bool:
         """Give the checkpoint of this step its metric; False where there is none, nor a copy that becomes one."""
-        early = self._early
-        if early is not None and early[0].step == step and early[4]:
-            self._early = (*early[:2], value, *early[3:])
+        waiting = self.incomplete
+        if waiting is not None and waiting.copy.step == step and waiting.disk:
+            self.incomplete = dataclasses.replace(waiting, value=value)
             return self.complete(parts)
         if self._cadence is None or self._writer is None or not self._cadence.has(step):
             return False
@@ -265,21 +313,33 @@ class States:
         """Whether a checkpoint was asked for that is written after the next step."""
         return self._wanted is not None
 
-    def prove(self, orders: Orders, step: int, rejects: bool = True) -> None:
+    def prove(self, decision: Decision, step: int, rejects: bool = True) -> None:
         """Runs when a step is over: states prove themselves by healthy steps, and are dropped where trouble comes.
 
         `rejects`: whether checkpoints are removed then.
         """
-        if orders.trouble:
-            self._early = None
+        if decision.trouble:
+            self.incomplete = None
             self.ring.trouble()
             if self._cadence is not None:
                 self._cadence.trouble(rejects=rejects)
-        elif orders.healthy:
+        elif decision.healthy:
             self.untracked = None
             self.ring.healthy(step)
             if self._cadence is not None:
                 self._cadence.healthy(step)
+
+    def find_next_change(self, keeps: bool) -> None:
+        """Set `quiet_until`, once all that this step changes is done; `keeps`: whether states are kept at all."""
+        self.quiet_until = 0
+        if self.incomplete is not None or self.untracked is not None or self._wanted is not None:
+            return
+        cadence = self._cadence
+        if keeps:
+            disk = self._due_from if cadence is None else cadence.next_change
+            self.quiet_until = min(self.ring.next_change, disk)
+        elif cadence is None:
+            self.quiet_until = NEVER
 
     def candidates(self, with_disk: bool) -> tuple[GoodState, ...]:
         """The states that can be gone back to, oldest first."""
@@ -300,14 +360,14 @@ class States:
 
     def _look_what_splits(self, parts: TrainingParts) -> None:
         self.writes_together = holds_shards(parts) and (self._ranks is not None or self._alone)
-        self._split = "" if self.writes_together else what_splits(parts)
+        self._split = None if self.writes_together else what_splits(parts)
 
     def set_aside(self, parts: TrainingParts, step: int, target: int) -> StateCopy:
         """Keep what the training is now, for going back may fail, or not help.
 
         Where memory is short, other states than the target leave; MemoryError where even that is too little.
         """
-        self.untracked = None
+        self.untracked, self.quiet_until = None, 0
         needed = bytes_of_state(parts) * self._ranks_here
         if free_memory() < needed:
             self.ring.keep_only(target)
@@ -343,10 +403,10 @@ class States:
         plan.finish()
         return plan.copies_left
 
-    def abandon(self) -> str:
-        """Forget the staged state; returns what could not be copied back as a sentence, empty where all was."""
+    def abandon(self) -> TornState | None:
+        """Forget the staged state; returns what could not be copied back, if anything could not."""
         plan, self._plan = self._plan, None
-        return "" if plan is None else plan.torn
+        return None if plan is None else plan.torn
 
     def state_of(self, step: int, parts: TrainingParts) -> StateCopy:
         """The state of a step, from memory or else from the disk; nobody else reads it now."""
@@ -372,10 +432,16 @@ class States:
 
     def rolled_back(self, step: int) -> None:
         """The training was rolled back to this step."""
-        self._early = None
+        self.incomplete = None
+        self.quiet_until = 0
         self.ring.rolled_back(step)
         if self._cadence is not None:
             self._cadence.trouble()
+
+    @property
+    def may_tell(self) -> bool:
+        """Whether there may be events of the writing of checkpoints."""
+        return bool(self._told) or self._writer is not None
 
     def events(self) -> list[Finding]:
         """What the writing of checkpoints has to tell."""
@@ -385,7 +451,7 @@ class States:
     def save_last_good(self, seconds: float) -> Path | None:
         """Make sure that the newest good state is on the disk; gives the directory."""
         good = [each for each in self.ring.good if each.step != self.ring.initial_step]
-        if good and not self._split:
+        if good and self._split is None:
             self._begin()
             if self._writer is not None and self._writer.drain(seconds):
                 self._writer.submit(good[-1].copy, good[-1].loss)

@@ -7,7 +7,6 @@ healthy steps are bit-identical.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,16 +15,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.kinds.reported.autopilot import Smaller, SmallerSteps, SmallerStepsFacts
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.probes.tensors import gradients_of, parameters_of
-from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, rates_of
+from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, reset_moments
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
 from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.step_record import StepRecord
+from mlflow_stability.vocabulary.result import Finding, Severity
+
+WARM_UP_FROM = 0.01
+"""The share of the learning rate at which the warm-up after a reset begins, as published (arXiv 2501.06842)."""
 
 
 class BufferWatch(ForwardObserver):
@@ -48,21 +53,26 @@ class BufferWatch(ForwardObserver):
 class StepModifier:
     """Skips, clips or slows the optimizer steps of one training."""
 
-    def __init__(self, policy: RollbackPolicy, adaptive_clip: bool, vote: Vote | None = None) -> None:
-        self._policy = policy
+    def __init__(
+        self, policy: RollbackPolicy, adaptive_clip: bool, emit: Callable[[Finding], None], vote: Vote | None = None
+    ) -> None:
+        self._policy, self._emit = policy, emit
         self.guards = policy.guard is True
         """Whether broken steps are skipped."""
         self.guard = StepGuard(None, vote)
         self._adaptive = AdaptiveClip() if adaptive_clip else None
+        self.clips = adaptive_clip
+        """Whether gradients are clipped by the training's own statistics."""
         self._limits: dict[str, GradientLimit] = {}
         self._easing_clips: dict[str, EasingClip] = {}
         self.easing: Easing | None = None
-        self._skip_next = False
+        self._skip_next = self.is_asked_to_skip = False
+        """Whether the next capture is to be skipped, and whether the present one may be."""
         self._skipping: StepCapture | None = None
 
     def skip_next(self) -> None:
         """Skip the next capture, broken or not."""
-        self._skip_next = True
+        self._skip_next = self.is_asked_to_skip = True
         self.guard.skip_next()
 
     def parts_changed(self, parts: TrainingParts) -> None:
@@ -81,33 +91,36 @@ class StepModifier:
         record: StepRecord,
         norm: Tensor | None,
         companions: Sequence[Optimizer],
-        still_open: bool,
     ) -> None:
         """Skip this step if it is broken, or if it is to be skipped."""
+        limits = self._limits
+        if self.guards and record.place in limits and not capture.unsure:
+            largest = limits[record.place].largest
+            if self.guard.sound_at_once(optimizer, capture, capture.losses, norm, companions, largest):
+                return
         if self._skip_next:
             self._skip_next, self._skipping = False, capture
+            self.is_asked_to_skip = True
         if not self.guards and capture is not self._skipping:
+            self.is_asked_to_skip = False
             return
         losses = capture.sure_losses if self.guards else []
-        largest = self._limit(record.place).largest_for(losses) if self.guards else None
-        verdict = self.guard.before_step(optimizer, capture, losses, norm, companions, largest)
+        largest_here = self._limit(record.place).largest_for(losses) if self.guards else None
+        verdict = self.guard.before_step(optimizer, capture, losses, norm, companions, largest_here)
         if verdict.broken is not False:
-            self._take_note(verdict, optimizer, capture, record, still_open)
+            self._take_note(verdict, optimizer, capture, record)
 
     def shape(self, optimizer: Optimizer, record: StepRecord, norm: Tensor | None) -> None:
         """Clip and ease a step that is taken."""
-        if record.skipped_by or record.asked_for:
-            return
         if norm is not None and (self._adaptive is not None or self.easing is not None):
             gradients = gradients_of(optimizer)
             if self._adaptive is not None:
                 self._adaptive.before_step(optimizer, gradients, norm)
-            if self._is_clipping(record.step) and self._policy.easing_clip is not None:
-                self._easing_clip(record.place, self._policy.easing_clip).before_step(gradients, norm)
+            if self._is_clipping(record.step) and record.place in self._easing_clips:
+                self._easing_clips[record.place].before_step(gradients, norm)
         if self.easing is not None:
             self.easing.before_step(optimizer, record.step)
             record.eased = True
-        record.rates[id(optimizer)] = rates_of(optimizer)
 
     def ease(self, optimizer: Optimizer, step: int) -> None:
         """Reduce the learning rate outside of a closure, where the optimizer reads it."""
@@ -133,21 +146,23 @@ class StepModifier:
 
     def read(self, record: StepRecord) -> None:
         """Learn from a step that was read: its norm, and the one that its optimizers were given."""
-        skipped_by, clip = record.was_skipped_by, self._policy.easing_clip
-        self._limit(record.place).step(record.norm, skipped=skipped_by == "guard", loss=record.loss)
-        if clip is not None and not skipped_by and not self._is_clipping(record.step) and math.isfinite(record.given):
-            self._easing_clip(record.place, clip).take(record.given)
-        if self.easing is not None and self.easing.is_over(record.step):
+        skipped_by, place = record.was_skipped_by, record.place
+        if place not in self._limits:
+            self._limits[place] = GradientLimit(self._policy.skip_gradients_above)
+            if self._policy.easing_clip is not None:
+                self._easing_clips[place] = EasingClip(self._policy.easing_clip)
+        self._limits[place].step(record.norm, skipped=skipped_by == "guard", loss=record.loss)
+        easing, clips = self.easing, self._easing_clips
+        may_clip = easing is not None and easing.plan.clips and not easing.is_over(record.step)
+        if skipped_by is None and not may_clip and place in clips:
+            clips[place].take(record.given)
+        if easing is not None and easing.is_over(record.step):
             self.easing = None
 
     @property
     def lasting(self) -> float:
         """The share of the learning rate that the training is held at for its rest."""
         return 1.0 if self.easing is None else self.easing.plan.lasting
-
-    def is_easing(self, step: int) -> bool:
-        """Whether a training is being eased back in at this step, or held at smaller steps for its rest."""
-        return self.easing is not None and not self.easing.is_over(step)
 
     def ease_in(self, start: int, factor: float, steps: int, *, linear: bool = False) -> bool:
         """Reduce the learning rate for some steps, gradients as they are; False where it is reduced already."""
@@ -157,6 +172,32 @@ class StepModifier:
         held, clips = ({}, False) if old is None else (old.held, old.plan.clips)
         self.easing = Easing(EasingPlan(start, factor, steps, self.lasting, held, linear=linear, clips=clips))
         return True
+
+    def adjust(self, decision: Decision, step: int, parts: TrainingParts | None, write: Callable[[], str]) -> None:
+        """Make the smaller steps that were decided, and tell of them.
+
+        `write` has a checkpoint written, and returns the sentence about it; empty where it could not.
+        """
+        policy = self._policy
+        if decision.cut:
+            assert policy.cut_learning_rate is not None
+            self.cut(step + 1, policy.cut_learning_rate)
+            self._tell(step, SmallerStepsFacts(Smaller.CUT, policy.cut_learning_rate))
+        if decision.reset and parts is not None:
+            steps = policy.reset_warm_up
+            if self.ease_in(step + 1, WARM_UP_FROM, steps, linear=True):  # else it is reduced already
+                count = sum(reset_moments(each) for each in parts.optimizers)
+                self._tell(step, SmallerStepsFacts(Smaller.RESET, WARM_UP_FROM, steps, count))
+        if decision.ahead:
+            facts = SmallerStepsFacts(Smaller.AHEAD, checkpoint=write(), value=str(policy.act_ahead))
+            factor, steps = policy.easing_factor, policy.easing_steps
+            if policy.act_ahead == "ease" and self.ease_in(step + 1, factor, steps):
+                facts = replace(facts, factor=factor, steps=steps)
+            if facts.checkpoint or facts.factor is not None:
+                self._tell(step, facts)
+
+    def _tell(self, step: int, facts: SmallerStepsFacts) -> None:
+        self._emit(Finding.at(facts, step, Severity.INFO, remedies=SmallerSteps.remedies))
 
     def cut(self, start: int, share: float) -> None:
         """Hold the learning rate at a share for the rest of the training."""
@@ -184,21 +225,19 @@ class StepModifier:
         """Whether gradients may be clipped because the training is eased back in."""
         return self.easing is not None and self.easing.plan.clips and not self.easing.is_over(step)
 
-    def _take_note(
-        self, verdict: Verdict, optimizer: Optimizer, capture: StepCapture, record: StepRecord, still_open: bool
-    ) -> None:
+    def _take_note(self, verdict: Verdict, optimizer: Optimizer, capture: StepCapture, record: StepRecord) -> None:
         """The capture carries the guard's flag beside the loss scaler's, so that skipped steps are counted."""
         flag = verdict.flag
         if verdict.broken:
             record.asked_for, record.buffers_lost = verdict.asked_for, self.guard.buffers_lost
             theirs = getattr(optimizer, "found_inf", None)
             by_scaler = theirs is not None and theirs.item() > 0  # the host has waited for our own flag anyway
-            record.skipped_by = "" if verdict.asked_for else "scaler" if by_scaler else "guard"
+            record.skipped_by = None if verdict.asked_for else "scaler" if by_scaler else "guard"
             if verdict.asked_for or flag is None:
                 flag = torch.ones((), dtype=torch.float32, device=parameters_of(optimizer)[0].device)
             if record.flag is not None and verdict.asked_for:
                 return
-        if flag is not None and flag is not record.flag and still_open:
+        if flag is not None and flag is not record.flag and not record.is_ended:
             record.flag = flag
             capture.found_inf.append(flag)
 
@@ -206,8 +245,3 @@ class StepModifier:
         if place not in self._limits:
             self._limits[place] = GradientLimit(self._policy.skip_gradients_above)
         return self._limits[place]
-
-    def _easing_clip(self, place: str, times: float) -> EasingClip:
-        if place not in self._easing_clips:
-            self._easing_clips[place] = EasingClip(times)
-        return self._easing_clips[place]

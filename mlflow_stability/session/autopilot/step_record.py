@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
+from math import isfinite
 
 from torch import Tensor
 
+from mlflow_stability.recovery.skipping import SkippedBy
 from mlflow_stability.recovery.stop_conditions import Stop
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
@@ -19,13 +21,15 @@ class StepRecord:
 
     step: int
     place: str = ""
-    skipped_by: str = ""
-    """``guard`` or ``scaler``; empty: it was taken, as far as the host knew when it was over."""
+    skipped_by: SkippedBy | None = None
+    """None: it was taken, as far as the host knew when it was over."""
     asked_for: bool = False
     """It was not broken: the script asked to skip it, or its gradients were those of weights that are no more."""
     buffers_lost: bool = False
     """It was skipped, and buffers that its forward pass wrote could not be put back."""
     has_scaler: bool = False
+    is_ended: bool = False
+    """The capture is over, and its reading was asked for."""
     flag: Tensor | None = None
     """The flag of the guard that the capture carries already."""
     stop: Stop | None = None
@@ -46,7 +50,7 @@ class StepRecord:
     given: float = math.nan
     """Of those that the optimizers were given."""
     loss_scale: float | None = None
-    was_skipped_by: str = ""
+    was_skipped_by: SkippedBy | None = None
     """As `skipped_by`, with what only the device knew: of all ranks, `skipped_by` alone is the same at one moment."""
     broken_taken: bool = False
     """A loss or gradients that are not finite, and nobody skipped the step."""
@@ -61,8 +65,8 @@ class StepRecord:
         """Fill in the numbers; `skipped_before` counts the skipped steps by place, and is brought up to date."""
         found: dict[str, float] = {}
         for signal, value in zip(reading.signals, reading.values, strict=True):
-            if signal.place == self.place or signal.quantity == "loss_scale":
-                found.setdefault(signal.quantity, value)
+            if (signal.place == self.place or signal.quantity == "loss_scale") and signal.quantity not in found:
+                found[signal.quantity] = value
         self.step = reading.step
         self.loss, self.norm = found.get("loss", math.nan), found.get("grad_norm", math.nan)
         self.given, self.loss_scale = found.get("grad_norm_clipped", self.norm), found.get("loss_scale")
@@ -72,5 +76,5 @@ class StepRecord:
             # Only the device knew. Where a loss scaler is at work, its flag and ours are one.
             self.was_skipped_by = "scaler" if self.has_scaler else "guard"
         skipped_before[self.place] = count
-        measured = [found[each] for each in ("loss", "grad_norm") if each in found]
-        self.broken_taken = not (all(map(math.isfinite, measured)) or self.was_skipped_by or self.asked_for)
+        finite = isfinite(found.get("loss", 0.0)) and isfinite(found.get("grad_norm", 0.0))
+        self.broken_taken = not (finite or self.was_skipped_by or self.asked_for)

@@ -36,6 +36,7 @@ from mlflow_stability.recovery.nan_origin import (
     replay_step,
     save_batch,
 )
+from mlflow_stability.recovery.skipping import SkippedBy
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 PART = BatchCapture.part
@@ -100,8 +101,6 @@ class BatchReport:
         """The last of them that was said to be broken."""
         self._row_is_told = False
         """Whether it belongs to a row of broken steps of which the first was looked at."""
-        self.backward_began: Callable[..., Any] = guard(PART, self.capture.backward_began)
-        """Runs before a backward pass."""
         self.judged: Callable[..., Any] = guard(PART, self._judged)
         """Runs before a step that is skipped, or of which only the device knows whether it is."""
         self.inspect_step: Callable[..., Any] = guard(PART, self._look)
@@ -135,11 +134,7 @@ class BatchReport:
         room = MOST_SPIKE_BYTES - self._spike_bytes
         return inputs if sum(each.bytes for each in inputs) <= room else ()
 
-    def let_loss_go(self) -> None:
-        """Runs before each step, once nobody needs its loss any more."""
-        self.capture.loss = None
-
-    def _judged(self, skipped_by: str, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
+    def _judged(self, skipped_by: SkippedBy | None, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
         if skipped_by == "guard":
             self._look(self.batch_number, optimizers)
         elif flagged:

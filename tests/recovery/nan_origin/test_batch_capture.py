@@ -269,14 +269,14 @@ def test_saved_tensors_load_with_weights_only_and_nothing_unfinished_is_left(tmp
     assert [each.name for each in path.parent.iterdir()] == ["batch-000007.pt"]
 
 
-def test_a_loss_is_known_until_it_is_let_go() -> None:
+def test_a_loss_is_known_until_the_next_forward_pass() -> None:
     model = Reader()
     capture, _ = listening(model)
     loss = model({"ids": torch.tensor([[1]])}) * 2
     capture.backward_began([loss])
     assert capture.loss is not None
     assert torch.equal(capture.loss.value, loss)
-    capture.let_loss_go()
+    model({"ids": torch.tensor([[1]])})
     assert capture.loss is None
 
 

@@ -9,23 +9,29 @@ from hypothesis import strategies as st
 from torch.amp import GradScaler
 
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.recovery.skipping.skip_count import SkipCount, SkipRow, calm_loss_scaler, cut_loss_scale
+from mlflow_stability.recovery.skipping.skip_count import (
+    SkipCount,
+    SkippedBy,
+    SkipRow,
+    calm_loss_scaler,
+    cut_loss_scale,
+)
 from mlflow_stability.vocabulary.result.severity import Severity
 
 POLICY = RollbackPolicy()
 
 
-def skip(count: SkipCount, steps: int, by: Literal["", "guard", "scaler"], scale: float | None = None) -> list[SkipRow]:
+def skip(count: SkipCount, steps: int, by: SkippedBy, scale: float | None = None) -> list[SkipRow]:
     return [count.step(step, by, scale) for step in range(1, steps + 1)]
 
 
 def test_a_taken_step_is_nothing_to_speak_of() -> None:
-    assert SkipCount(POLICY).step(1, "") == SkipRow()
+    assert SkipCount(POLICY).step(1, None) == SkipRow()
 
 
 def test_the_first_skip_of_each_row_is_told() -> None:
     count = SkipCount(POLICY)
-    told = [count.step(step, "guard" if step in (3, 4, 7) else "").events for step in range(1, 10)]
+    told = [count.step(step, "guard" if step in (3, 4, 7) else None).events for step in range(1, 10)]
     assert [bool(each) for each in told] == [step in (3, 7) for step in range(1, 10)]
     assert told[2][0].severity is Severity.WARNING
     assert "are unchanged" in told[2][0].message
@@ -62,8 +68,8 @@ def test_a_scale_that_does_not_come_down_by_itself_is_cut_after_five_skips() -> 
 
 def test_a_scale_that_had_grown_before_is_cut_though_it_falls() -> None:
     count = SkipCount(POLICY)
-    count.step(1, "", 1024.0)
-    count.step(2, "", 2048.0)
+    count.step(1, None, 1024.0)
+    count.step(2, None, 2048.0)
     rows = [count.step(3 + number, "scaler", 2048.0 / 2**number) for number in range(5)]
     assert [each.cut_scale for each in rows] == [False] * 4 + [True]
 
@@ -72,7 +78,7 @@ def test_a_scaler_that_has_to_be_cut_twice_in_short_is_calmed() -> None:
     rows = skip(SkipCount(POLICY), 12, "scaler", 2.0**20)
     assert [number for number, each in enumerate(rows, 1) if each.calm_scaler] == [10]
     seldom = SkipCount(POLICY)
-    rows = [seldom.step(step, "scaler" if step % 400 < 5 else "", 2.0**20) for step in range(1000)]
+    rows = [seldom.step(step, "scaler" if step % 400 < 5 else None, 2.0**20) for step in range(1000)]
     assert sum(each.cut_scale for each in rows) == 3
     assert not any(each.calm_scaler for each in rows)
 
@@ -92,7 +98,7 @@ def test_a_scale_at_its_floor_is_not_cut() -> None:
 
 def test_skipping_one_step_in_ten_is_critical_once() -> None:
     count = SkipCount(POLICY)
-    rows = [count.step(step, "guard" if step % 10 == 0 else "") for step in range(1, 1001)]
+    rows = [count.step(step, "guard" if step % 10 == 0 else None) for step in range(1, 1001)]
     critical = [event for row in rows for event in row.events if event.severity is Severity.CRITICAL]
     assert len(critical) == 1
     assert "30 of the last 300 steps" in critical[0].message
@@ -126,6 +132,6 @@ def test_the_first_skip_that_could_not_restore_buffers_says_so_and_what_to_do() 
     (event,) = skips.step(1, "guard", buffers_lost=True).events
     assert "Buffers (batch-norm statistics) are not finite and were not restored" in event.message
     assert "reset_running_stats()" in str(event.remedies[0])
-    skips.step(2, "")
+    skips.step(2, None)
     (event,) = skips.step(3, "guard", buffers_lost=True).events
     assert "Buffers" not in event.message

@@ -4,50 +4,57 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.recovery.rollback_state import Decision
-from mlflow_stability.session.autopilot.ranks import FIELDS, Orders, stop_named, stop_number
+from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision, StopPlace
+from mlflow_stability.session.autopilot.ranks import VoteRow
 
 
 @given(st.integers(1, 10**9), st.integers(0, 10**6), st.integers(0, 10**6), st.tuples(*[st.booleans()] * 4))
-def test_an_order_to_go_back_means_the_same_step_in_a_process_that_counts_its_own(
+def test_a_rollback_means_the_same_step_in_a_process_that_counts_its_own(
     step: int, back: int, behind: int, flags: tuple[bool, bool, bool, bool]
 ) -> None:
-    sent = Orders(*flags, Decision("rollback", "why", target=step - back, easing_factor=0.25, easing_steps=400))
-    numbers = sent.as_numbers(step)
-    assert len(numbers) == FIELDS
-    heard = Orders.from_numbers(numbers, step - behind)
-    assert heard.rollback is not None
-    assert heard.rollback.target == step - back - behind
-    assert (heard.rollback.easing_factor, heard.rollback.easing_steps) == (0.25, 400)
+    healthy, trouble, snapshot, checkpoint = flags
+    sent = Decision(
+        "rollback",
+        "why",
+        target=step - back,
+        easing_factor=0.25,
+        easing_steps=400,
+        healthy=healthy,
+        trouble=trouble,
+        snapshot=snapshot,
+        checkpoint=checkpoint,
+    )
+    heard = VoteRow().with_decision(sent, step).decision(step - behind)
+    assert heard.rolls_back
+    assert heard.target == step - back - behind
+    assert (heard.easing_factor, heard.easing_steps) == (0.25, 400)
     assert (heard.healthy, heard.trouble, heard.snapshot, heard.checkpoint) == flags
 
 
-def test_without_orders_nothing_is_ordered() -> None:
-    assert Orders.from_numbers(Orders().as_numbers(7), 7) == Orders()
-    assert Orders.from_numbers([0.0] * FIELDS, 7) == Orders()
+def test_where_nothing_is_decided_nothing_is_heard() -> None:
+    assert VoteRow().with_decision(NOTHING, 7).decision(7) == NOTHING
+    assert VoteRow().decision(7) == NOTHING
+    assert VoteRow().with_decision(HEALTHY, 7).decision(7) == HEALTHY
 
 
 def test_the_end_of_one_process_is_the_end_of_all() -> None:
-    heard = Orders.from_numbers(Orders(ending=TrainingDiverged("enough")).as_numbers(3), 3)
+    heard = VoteRow().with_decision(Decision(ending=TrainingDiverged("enough")), 3).decision(3)
     assert isinstance(heard.ending, TrainingDiverged)
 
 
-@given(st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 50)), min_size=1))
-def test_of_conditions_met_on_several_ranks_the_largest_number_is_one_of_them(met: list[tuple[int, int]]) -> None:
-    largest = max(stop_number(rank, condition) for rank, condition in met)
-    heard = Orders.from_numbers(Orders(stop=largest).as_numbers(3), 3)
-    assert stop_named(heard.stop) in met
+@given(st.lists(st.builds(StopPlace, st.integers(0, 4095), st.integers(0, 50)), min_size=1))
+def test_of_conditions_met_on_several_ranks_the_largest_number_is_one_of_them(met: list[StopPlace]) -> None:
+    largest = max(VoteRow().with_stop(place).stop for place in met)
+    assert VoteRow(stop=largest).decision(3).stop in met
 
 
-def test_a_condition_stands_where_each_process_writes_it_whatever_else_is_ordered() -> None:
-    numbers = Orders(stop=7, reset=True, cut=True, ahead=True).as_numbers(3)
-    assert len(numbers) == FIELDS
-    assert numbers[-1] == 7
-    heard = Orders.from_numbers([*[0.0] * (FIELDS - 1), 7.0], 3)
-    assert heard == Orders(stop=7)
+def test_a_condition_is_heard_whatever_else_is_decided() -> None:
+    decided = Decision(reset=True, cut=True, ahead=True)
+    heard = VoteRow().with_decision(decided, 3).with_stop(StopPlace(0, 6)).decision(3)
+    assert heard == Decision(reset=True, cut=True, ahead=True, stop=StopPlace(0, 6))
 
 
-def test_an_order_to_go_back_is_not_lost_when_a_healthy_step_is_read_after_it() -> None:
-    back = Decision("rollback", target=3)
-    both = Orders(trouble=True, rollback=back).joined(Orders(healthy=True))
-    assert both == Orders(trouble=True, rollback=back)
+def test_a_rollback_is_not_lost_when_a_healthy_step_is_read_after_it() -> None:
+    back = Decision("rollback", target=3, trouble=True)
+    assert back.joined(HEALTHY) == back
+    assert HEALTHY.joined(back) == back

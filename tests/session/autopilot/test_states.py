@@ -37,7 +37,7 @@ def test_a_metric_that_is_heard_before_the_next_backward_pass_goes_into_the_chec
     kept, parts = states_in(tmp_path), training()
     kept.take(parts, 100, 2.0, NO_RATES, ring=False, disk=True)
     assert kept.write_now(parts, 100, 2.0, NO_RATES, 0.5)
-    assert not kept.has_incomplete
+    assert kept.incomplete is None
     kept.close(30)
     assert values_in(tmp_path) == [(100, 0.5)]
 

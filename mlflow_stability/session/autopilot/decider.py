@@ -1,0 +1,372 @@
+"""Takes in each step that was read, and decides what to do after it.
+
+In: what was done before a step, its numbers, and what the panel found. Out: one decision. Guarantees: a step that the
+script asked to skip counts for nothing; a training that stands still is told of; nothing of it changes the training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from mlflow_stability.detectors.finding_type import Instability
+from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.kinds.catalog import of_instability
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
+from mlflow_stability.kinds.reported.autopilot import EarlyStopping
+from mlflow_stability.probes.step import StepCapture
+from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
+from mlflow_stability.recovery.restored_losses import LossHistory
+from mlflow_stability.recovery.rollback_decisions import carried_out, decide
+from mlflow_stability.recovery.rollback_events import (
+    OF_SCALE,
+    data_changed_event,
+    give_up_event,
+    level_ignored_event,
+    what_to_change,
+)
+from mlflow_stability.recovery.rollback_state import (
+    HEALTHY,
+    NOTHING,
+    Decision,
+    GoodState,
+    RollbackHistory,
+    Situation,
+    StopPlace,
+)
+from mlflow_stability.recovery.rollback_target import next_older_target, preferred_state
+from mlflow_stability.recovery.skipping import SkipCount, values_before_step
+from mlflow_stability.recovery.state import TrainingParts, is_finite
+from mlflow_stability.recovery.stop_conditions import Stop, StopCondition, StopRules
+from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
+from mlflow_stability.session.autopilot.known_parts import KnownParts
+from mlflow_stability.session.autopilot.states import States
+from mlflow_stability.session.autopilot.step_modifier import StepModifier
+from mlflow_stability.session.autopilot.step_record import StepRecord
+from mlflow_stability.session.broken_batch.batch_report import BatchReport
+from mlflow_stability.session.broken_batch.spike_batches import is_new_spike
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Finding, Severity
+
+OR_GO_ON = 'To continue all the same: rollback=RollbackPolicy(on_give_up="continue").'
+HARMFUL = of_instability(Instability.HARMFUL)
+"""Findings after which a state that has not proved itself may carry what led to them; a slow step is none."""
+SPIKES = (LossSpike.kind, GradientExplosion.kind)
+
+
+class Decider:
+    """The decisions about one training, and what they are made from."""
+
+    def __init__(
+        self,
+        config: AutopilotConfig,
+        modifier: StepModifier,
+        states: States,
+        batches: BatchReport | None,
+        emit: Callable[[Finding], None],
+        decides: bool,
+        has_level: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._policy = policy = config.policy
+        self._modifier, self._states, self._batches, self._emit = modifier, states, batches, emit
+        self._decides = decides
+        """Whether this process decides; of several that train together only one does."""
+        self._has_level = has_level
+        self._history = self._before = RollbackHistory()
+        """What was done so far, and what that was before the last decision to roll back."""
+        self._losses = LossHistory()
+        self._skips = SkipCount(policy)
+        self._skipped_before: dict[str, float] = {}
+        self._adjusts = bool(policy.reset_at_spike or policy.cut_learning_rate or policy.act_ahead)
+        self._was_cut = False
+        self.cuts_scale = self.calms_scaler = False
+        """Whether the loss scale is to be cut, and its scaler to be calmed, before the next step."""
+        self.loss = math.nan
+        """The last finite loss."""
+        self._stop_on = config.stop_on
+        self._stop_rules = StopRules(config.stop_on)
+        self._stop: Stop | None = None
+        """Why the training ends; no step is taken until its reading has come."""
+        self._stop_heard: Stop | None = None
+        """What the script has logged that is a reason to stop."""
+        self._stop_told = False
+        self._origin: Finding | None = None
+        """Where the last number that is not finite was born, where that was found."""
+
+    @property
+    def ends_training(self) -> bool:
+        """Whether the training is to be ended where it could not be rolled back for a reason of ours."""
+        return self._policy.on_give_up == "raise"
+
+    @property
+    def rollbacks(self) -> int:
+        """How many times the training was rolled back."""
+        return len(self._history.rollbacks)
+
+    def take(
+        self, record: StepRecord, reading: StepReading, findings: Sequence[Finding], known: KnownParts
+    ) -> Decision:
+        """Take in a step, and decide; `known`: what it was a step of, looked at only where something is wrong."""
+        if not self._decides:
+            reading = replace(reading, step=record.step)
+        record.read(reading, self._skipped_before)
+        record.findings = tuple(findings)
+        if math.isfinite(record.loss):
+            self.loss = record.loss
+        if not record.asked_for:
+            self._modifier.read(record)
+            skips = self._skips.step(
+                record.step,
+                record.was_skipped_by,
+                record.loss_scale,
+                time=reading.time,
+                buffers_lost=record.buffers_lost,
+            )
+            if skips.in_a_row:
+                record.skips_in_a_row = skips.in_a_row
+                self.cuts_scale, self.calms_scaler = (
+                    self.cuts_scale or skips.cut_scale,
+                    self.calms_scaler or skips.calm_scaler,
+                )
+                panel = {finding.kind for finding in findings}
+                for event in skips.events:
+                    if event.kind not in panel:  # else the panel has reported it of the same step
+                        self._emit(event)
+        if not self._decides:
+            return NOTHING
+        if self._batches is not None and (findings or record.was_skipped_by):
+            self._report_batch(self._batches, record, known)
+        decision = self._decide(record, known)
+        stop = record.stop or self._stop_heard
+        if stop is None and self._stop_on:
+            stop = self._stop_rules.after_step(reading, skipped=record.was_skipped_by == "scaler")
+        if stop is not None and not record.stopped_together:
+            decision = replace(decision, ending=self.stopped(replace(stop, step=record.step)))
+        return self._with_smaller_steps(decision, record) if self._adjusts else decision
+
+    def hear(self, reading: StepReading) -> None:
+        """Take in what the script has logged; what it is a reason to stop for holds before the next step."""
+        self._stop_heard = self._stop_heard or self._stop_rules.after_step(reading)
+
+    def look_for_stop(
+        self, optimizer: Optimizer, capture: StepCapture, record: StepRecord, norm: Tensor | None, alone: bool
+    ) -> int | None:
+        """Have the first step of a capture skipped, and the training ended behind it, where a condition is met.
+
+        Returns which condition that is. `alone`: no other process has to end with this one.
+        """
+        if record.stop is not None or capture.stepped[:1] != [id(optimizer)]:
+            return None
+        if self._stop is None and self._stop_heard is not None:
+            self._stop = replace(self._stop_heard, step=record.step, before_step=True)
+        elif self._stop is None:
+            values = values_before_step(optimizer, capture, norm, self._stop_rules.looks_before)
+            self._stop = self._stop_rules.before_step(record.step, values, is_guarded=self._modifier.guards)
+        if self._stop is None:
+            return None
+        if alone:
+            record.stop = self._stop
+        if alone or self._modifier.guards:
+            self._modifier.skip_next()
+        return self._stop_on.index(self._stop.condition)
+
+    def stop_over(self) -> None:
+        """The training was ended; a script that trains on is judged anew."""
+        self._stop = self._stop_heard = None
+        self._stop_told = False
+
+    def stopped_together(self, place: StopPlace, step: int) -> TrainingDiverged:
+        """What all ranks end with; the reason is known where the condition was met."""
+        known = self._stop_on[place.condition] if place.condition < len(self._stop_on) else None
+        condition = StopCondition("a condition of another rank") if known is None else known
+        met = Stop(condition, step, f"the condition was met on rank {place.rank}", before_step=True)
+        return self.stopped(self._stop or met)
+
+    def stopped(self, stop: Stop) -> TrainingDiverged:
+        """What ends the training; tells of it once."""
+        if not self._stop_told:
+            self._stop_told = True
+            self._emit(Finding.at(stop.facts, stop.step, Severity.INFO, remedies=EarlyStopping.remedies))
+        return stop.error
+
+    def by_hand(self, step: int) -> Decision | None:
+        """The decision of a script that asks for a rollback; None where there is no good state."""
+        good: tuple[GoodState, ...] = self._states.candidates(with_disk=True)
+        if not good:
+            return None
+        policy = self._policy
+        return Decision(
+            "rollback",
+            "The script called rollback().",
+            step,
+            preferred_state(policy, good).step,
+            policy.easing_factor,
+            policy.easing_steps,
+        )
+
+    def next_target(self, decision: Decision) -> int:
+        """The step of the next older state where the one of this decision does not fit; -1: none."""
+        return next_older_target(self._history, self._states.candidates(with_disk=True), decision.target)
+
+    def retarget(self, decision: Decision, target: int) -> Decision:
+        """The decision for another state."""
+        if decision.is_counted:
+            *others, last = self._history.rollbacks
+            # What the first state gave is no measure of what this one should give.
+            self._history = replace(self._history, rollbacks=(*others, replace(last, to=target)), given=())
+        return replace(decision, target=target)
+
+    def nothing_fits(self, decision: Decision) -> None:
+        """No state fits the training as it is now; those that come will, and so this trouble alone is not answered."""
+        if decision.is_counted:
+            before = self._before
+            self._history = replace(before, waiting=None, unanswered=before.unanswered + 1)
+
+    def rolled_back(self, decision: Decision, step: int) -> None:
+        """The training was rolled back after this step."""
+        self._losses.rolled_back(step)
+        if decision.is_counted:
+            self._history = carried_out(self._history, step)
+
+    def not_restored(self) -> None:
+        """A rollback failed: there are no more."""
+        self._history = replace(self._history, gave_up=True)
+
+    def forget_skips(self) -> None:
+        """The training was rolled back, or should have been: what is skipped now is a new row."""
+        self._skips.forget_row()
+
+    def _decide(self, record: StepRecord, known: KnownParts) -> Decision:
+        """Decide what to do after a step, and tell of it where rollbacks end."""
+        # The loss of a step that the script skips may be of weights that are no more, that of a broken batch is none.
+        if not (record.asked_for or record.was_skipped_by):
+            self._losses.take(record.step, record.loss, record.place)
+        before = self._history
+        suspicious = record.findings or record.was_skipped_by or record.broken_taken or record.skips_in_a_row
+        if not suspicious and before.waiting is None and before.limit is None and before.suspected is None:
+            return NOTHING if record.asked_for else HEALTHY
+        parts, broken = known.alive(), record.is_broken
+        place = next((each.place for each in record.findings if each.severity >= Severity.CRITICAL), record.place)
+        situation = Situation(
+            record.step,
+            record.findings,
+            math.nan if record.asked_for else record.loss,
+            record.skips_in_a_row,
+            record.broken_taken and self._policy.guard is not True,
+            not (broken and self._policy.rollback and parts is not None) or weights_finite(parts),
+            self._good_states(place),
+            record.place,
+            self._losses.last(record.step, self._policy.recovery_patience, place),
+            self._states.step_set_aside,
+            self._has_level(),
+        )
+        self._history, decision = decide(self._policy, before, situation)
+        trouble = decision.action != "nothing" or broken
+        trouble = trouble or any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in record.findings)
+        counted = decision.rolls_back
+        if counted:
+            self._before = before
+        elif decision.action == "give_up":
+            overflowed_in_half = record.was_skipped_by == "scaler" or (broken and _in_half(parts))
+            decision = self._give_up(decision, record.step, overflowed_in_half)
+        elif decision.action != "nothing":
+            decision = self._undo_rollback(decision, before, record.step)
+        # On trial, all processes keep the state that may be wanted back.
+        healthy = not (trouble or record.was_skipped_by or record.asked_for or self._history.on_trial)
+        return replace(decision, trouble=trouble, healthy=healthy, is_counted=counted)
+
+    def _good_states(self, place: str) -> tuple[GoodState, ...]:
+        """The states that can be restored, with the losses that they gave."""
+        proven_by = self._policy.healthy_after
+        return tuple(
+            dataclasses.replace(each, around=self._losses.around(each.step, place, proven_by))
+            for each in self._states.candidates(with_disk=self._policy.rollback)
+        )
+
+    def _undo_rollback(self, decision: Decision, before: RollbackHistory, step: int) -> Decision:
+        """The weights were not to blame for the last rollback: undo it where those from before are wanted back."""
+        last = before.rollbacks[-1]
+        self._losses.changed(last.at, last.to, self._losses.last(step, step - last.at, before.place))
+        if decision.action == "data_changed":
+            self._emit(data_changed_event(decision, step, rollbacks=self.rollbacks))
+        if decision.ignores_level:
+            self._emit(level_ignored_event(decision, step, rollbacks=self.rollbacks))
+        if decision.undoes:
+            return replace(decision, action="rollback", easing_steps=1)
+        return replace(decision, release=True)
+
+    def _give_up(self, decision: Decision, step: int, overflowed_in_half: bool) -> Decision:
+        wanted = self._policy.on_give_up
+        ends = decision.nothing_left if wanted is None else decision.final and self.ends_training
+        origin = self._origin if self._origin is not None and self._origin.step >= decision.onset else None
+        none_taken = not self._losses.has_taken
+        remedies = what_to_change(origin, overflowed_in_half=overflowed_in_half, no_step_taken=none_taken)
+        remedies = OF_SCALE if decision.is_no_better else remedies
+        self._emit(give_up_event(decision, step, attempt=0, rollbacks=self.rollbacks, ends=ends, remedies=remedies))
+        ending = None
+        if ends:
+            said = " ".join((decision.reason, *map(str, remedies), OR_GO_ON))
+            ending = TrainingDiverged(f"Training stopped at step {step}: {said}", decision.reason.rstrip("."))
+        if self._states.step_set_aside != decision.target:
+            return replace(decision, ending=ending)
+        abandoned = self._history.rollbacks[-1].to
+        reason = f"The rollback to step {abandoned} did not help; restored the weights from before that rollback."
+        return Decision("rollback", reason, decision.onset, decision.target, easing_steps=1, ending=ending)
+
+    def _with_smaller_steps(self, decision: Decision, record: StepRecord) -> Decision:
+        """With what the options ask for at this step; a rollback does all of this better."""
+        policy = self._policy
+        if decision.rolls_back or decision.ending is not None:
+            return decision
+        kinds = {finding.kind for finding in record.findings}
+        reset = policy.reset_at_spike and not record.was_skipped_by and not kinds.isdisjoint(SPIKES)
+        cut = policy.cut_learning_rate is not None and not self._was_cut and record.is_broken and not record.asked_for
+        ahead = policy.act_ahead is not None and DivergenceAhead.kind in kinds
+        self._was_cut = self._was_cut or cut
+        return replace(decision, reset=reset, cut=cut, ahead=ahead) if reset or cut or ahead else decision
+
+    def _report_batch(self, batches: BatchReport, record: StepRecord, known: KnownParts) -> None:
+        if record.was_skipped_by == "guard":
+            parts = known.alive()
+            optimizers = () if parts is None else parts.optimizers
+            batches.report(record.step, self._emit_batch_event, optimizers, record.batch_number)
+            return
+        spike = next((each for each in record.findings if is_new_spike(each) and each.step == record.step), None)
+        if spike is not None:
+            batches.keep_spike(spike, self._emit, batches.inputs_of_step(record.batch_number))
+
+    def _emit_batch_event(self, event: Finding) -> None:
+        if event.kind == NAN_ORIGIN:
+            self._origin = event
+        self._emit(event)
+
+
+def _in_half(parts: TrainingParts | None) -> bool:
+    """Whether a training computes in fp16: its weights are, or its loss is scaled, which nothing else needs."""
+    if parts is None:
+        return False
+    if parts.scaler is not None and parts.scaler.is_enabled():
+        return True
+    return any(each.dtype == torch.float16 for model in parts.models for each in Module.parameters(model))
+
+
+def weights_finite(parts: TrainingParts) -> bool:
+    """Whether every weight is a finite number; waits for the device, so only where something is wrong already.
+
+    A frozen one may be infinite, as masks are.
+    """
+    with torch.no_grad():
+        return all(
+            is_finite(each, may_be_infinite=not each.requires_grad)
+            for model in parts.models
+            for each in Module.parameters(model)
+        )
