@@ -129,13 +129,13 @@ def lose_the_states(flown: Autopilot) -> None:
 
 def break_off_half_way(flown: Autopilot) -> None:
     """What goes back is changed, and then an error comes."""
-    whole = flown._controller.apply
+    whole = flown._states.restore
 
     def half() -> None:
         whole()
         raise MemoryError("no room for the moments")
 
-    flown._controller.apply = half  # type: ignore[method-assign]
+    flown._states.restore = half  # type: ignore[method-assign]
 
 
 BREAKS = {"fail": break_the_guard, "lost": lose_the_states, "half": break_off_half_way}

@@ -104,14 +104,14 @@ def break_off_half_way() -> None:
     session = mlflow_stability.current_session()
     assert session is not None
     assert session._lifecycle is not None
-    controller = session._lifecycle.control._controller
-    whole = controller.apply
+    states = session._lifecycle.control._states
+    whole = states.restore
 
     def half() -> None:
         whole()
         raise MemoryError("no room for the moments")
 
-    controller.apply = half  # type: ignore[method-assign]
+    states.restore = half  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
