@@ -111,7 +111,7 @@ def break_off_half_way() -> None:
         whole()
         raise MemoryError("no room for the moments")
 
-    states.restore = half  # type: ignore[method-assign]
+    states.restore = half
 
 
 if __name__ == "__main__":
