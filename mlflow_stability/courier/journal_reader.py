@@ -2,7 +2,8 @@
 
 In: a recording's folder; sinks, each with the position up to which it has taken records. Out: the records behind that
 position, to each sink in order and once. Guarantees: a sink that is full neither delays the others nor fills the
-memory. It gets a cursor of its own, which reads on when there is room again and ends when it has caught up.
+memory. When its patience is over, it gets a cursor of its own, which reads on when there is room again and ends when
+it has caught up.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ class _Cursor:
     def position(self) -> int:
         return self.follower.position
 
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is read: all sinks are full, or one for which the others wait."""
+        full = [sink for sink in self.sinks if sink.full]
+        return len(full) == len(self.sinks) or any(sink.patience for sink in full)
+
     def read(self, until: int | None) -> bool:
         """Give the next records to the sinks; whether there may be more of them."""
         entries = self.follower.read(READ_AT_ONCE, until)
@@ -56,11 +63,11 @@ class JournalReader:
     def advance(self) -> bool:
         """Give each sink that is not full a portion of records; True if there is more to read at once."""
         now = time.monotonic()
-        self._part_with_full_sinks()
+        self._part_with_full_sinks(now)
         ahead: _Cursor | None = None
         more = False
         for cursor in self._cursors:
-            if cursor.sinks[0].full:
+            if cursor.waits:
                 more |= ahead is None
             elif ahead is None:
                 more = cursor.read(None)
@@ -73,12 +80,14 @@ class JournalReader:
                 if not sink.more:
                     sink.end_seen_at = now
         self._unite()
-        return any(sink.more and not sink.full for cursor in self._cursors for sink in cursor.sinks)
+        return any(cursor.sinks[0].more and not cursor.waits for cursor in self._cursors)
 
-    def _part_with_full_sinks(self) -> None:
-        """Make cursors whose sinks are all full or all not full; the first is the one that is furthest."""
+    def _part_with_full_sinks(self, now: float) -> None:
+        """Give those that have been full for too long a cursor of their own; the first is the one that is furthest."""
         for cursor in list(self._cursors):
-            full = [sink for sink in cursor.sinks if sink.full]
+            for sink in cursor.sinks:
+                sink.full_since = (sink.full_since or now) if sink.full else None
+            full = [sink for sink in cursor.sinks if sink.full_since and now - sink.full_since >= sink.patience]
             if full and len(full) < len(cursor.sinks):
                 cursor.sinks = [sink for sink in cursor.sinks if sink not in full]
                 self._cursors.append(_Cursor(cursor.follower.fork(), full))

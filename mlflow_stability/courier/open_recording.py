@@ -8,12 +8,10 @@ it arrives, and the run is ended with the process.
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.pictures import AttentionPictures, FigureSink
@@ -30,12 +28,11 @@ from mlflow_stability.courier.run import (
     status_to_set,
     waits_for_process,
 )
-from mlflow_stability.courier.sinks.checkpoint_sink import BatchSink, CheckpointSink
+from mlflow_stability.courier.sinks.checkpoint_sink import BatchSink, CheckpointSink, KeptFileSink
 from mlflow_stability.courier.sinks.event_sink import EventSink
 from mlflow_stability.courier.sinks.fact_sink import FactSink, ask_git
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
-from mlflow_stability.courier.sinks.missing_points import MissingPoints
-from mlflow_stability.courier.sinks.sink import Backoff, Stream
+from mlflow_stability.courier.sinks.sink import Backoff, TimedSink, upload_file
 from mlflow_stability.courier.sinks.table_sinks import LayerSink, PartSink
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.follower import size_of
@@ -43,7 +40,6 @@ from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write import REPORT_FOLDER, SystemMetrics
 from mlflow_stability.vocabulary.run import Closing, Opening
 
-_Stream = TypeVar("_Stream", bound=Stream)
 _logger = logging.getLogger("mlflow_stability.courier")
 
 
@@ -64,28 +60,27 @@ class OpenRecording:
             self.writer, place = open_run(opening, delivered, uri, process)
         finally:  # where the store is away, too: when it is back the code may be another
             ask_git(delivered, opening)
-        self._asked = opening.log_every_n_steps
-        self.metrics = MetricSink(delivered, self.writer, DeliveryPace(uri), self._asked, opening.layer_metrics)
         self._machine = SystemMetrics(self.writer.run_id, uri) if opening.system_metrics else None
-        self._missing: MissingPoints | None = None
         self.parts = PartSink(delivered, self.writer, opening.time)
         self.events = EventSink(delivered, self.writer)
         facts = FactSink(delivered, self.writer)
         figures = FigureSink(delivered, self.writer)
         layers = LayerSink(delivered, self.writer, opening.time, opening.layer_metrics)
         attention = AttentionSink(delivered, self.writer)
-        self._streams: list[Stream] = [self.events, facts, self.metrics, self.parts, layers, attention]
         self._attention = AttentionPictures(delivered, self.writer, process.alive)
-        self._pictures: list[Stream] = [figures, self._attention]
-        self._checkpoints: CheckpointSink | None = None
-        self._batches: BatchSink | None = None
-        self._board = RunTags(self.writer, delivered.number or 0, place, installed_version())
+        self._pictures: list[TimedSink] = [figures, self._attention]
+        self._kept_files: dict[type[KeptFileSink], KeptFileSink] = {}
+        constant = {**installed_version(), "metrics_every": opening.log_every_n_steps}
+        self._board = RunTags(self.writer, delivered.number or 0, place, constant)
         self._uri = uri
         self._delivered = delivered
         self._opening = opening
         self._process = process
         self._reader = reader
         self._ranks = ranks
+        self._pace = DeliveryPace(uri)
+        self.metrics = self._new_metrics()
+        self._sinks: list[TimedSink] = [self.events, facts, self.metrics, self.parts, layers, attention]
         self._awaits = awaits
         """Whether the end of the training should wait for something that does not go into the run."""
         self._patience: dict[object, Backoff] = {}
@@ -113,34 +108,40 @@ class OpenRecording:
         """What has not arrived yet, once nothing more is recorded."""
         if not self.over or self._delivered.complete:
             return []
-        waiting = [each.words for each in (*self._streams, *self._pictures) if not each.done]
+        waiting = [each.words for each in (*self._sinks, *self._pictures) if not each.done]
         return waiting or ["report"]
 
     @property
     def flushed(self) -> bool:
         """Whether all that was recorded before the last `hurry` has arrived."""
-        return not self.over and not any(each.hurried for each in self._streams)
+        return not self.over and not any(each.hurried for each in self._sinks)
 
     def hurry(self) -> None:
         """Deliver at once what was recorded so far."""
-        for each in self._streams:
+        for each in self._sinks:
             each.hurried = True
 
+    def _new_metrics(self) -> MetricSink:
+        every, layers = self._opening.log_every_n_steps, self._opening.layer_metrics
+        metrics = MetricSink(self._delivered, self.writer, self._pace, every, layers)
+        metrics.awaited = not self._delivered.complete
+        return metrics
+
     def flush(self, state: TrainingState) -> bool:
-        """One bite of each stream, and the end when it has come; False if there was nothing to do."""
+        """One request of each sink, and the end when it has come; False if there was nothing to do."""
         self._last_words = state.last_words
         over = not state.alive or self.over
         if not over and not state.journal_deleted and not self._opening.interactive:
             self.events.look_for_stall()
         moved = False
-        for stream in self._streams:
-            if not (over and stream.done):
-                moved |= self._try(stream, partial(stream.flush, over))
-        moved |= self._take_files_along()
+        self._add_kept_files()
+        for sink in self._sinks:
+            if not (over and sink.done):
+                moved |= self._try(sink, partial(sink.flush, over))
         if over and self._machine is not None:
             self._machine.finish()
             self._machine = None
-        arrived = over and all(stream.done for stream in self._streams)
+        arrived = over and all(sink.done for sink in self._sinks)
         if arrived and not self.concluded:
             moved |= self._try(self._board, partial(self._conclude, state))
         for picture in self._pictures:  # they come when all the rest is there
@@ -155,36 +156,29 @@ class OpenRecording:
         ):
             moved |= self._try(self._board, partial(self._end, state))
         if (self._told or self._delivered.complete) and not self.filled:  # the training waits no longer
-            moved |= self._try(self._missing_points(), partial(self._fill, state))
+            moved |= self._try(self.metrics, self._fill)
         self.finished = self._told and not left and self.filled
         if not self.concluded and not self._delivered.complete and self._board.due():
             self._try(self._board, self._show)
         return moved
 
-    def _take_files_along(self) -> bool:
-        """Begin with checkpoints and batches once the training has said where it keeps them; True where one began."""
-        before, story = len(self._streams), self.events.story
-        if self._checkpoints is None and story.checkpoints is not None:
-            self._checkpoints = self._also(CheckpointSink(story.checkpoints, self.writer.checkpoints()))
-        if self._batches is None and story.batches is not None:
-            number, offset = self._delivered.number or 0, self._delivered.offset
-            self._batches = self._also(BatchSink(story.batches, self.writer, number, offset))
-        return len(self._streams) > before
-
-    def _also(self, stream: _Stream) -> _Stream:
-        self._streams.append(stream)
-        return stream
+    def _add_kept_files(self) -> None:
+        """Begin with checkpoints and batches once the training has said where it keeps them."""
+        summary = self.events.story
+        for kind, folder in ((CheckpointSink, summary.checkpoints), (BatchSink, summary.batches)):
+            if folder is not None and kind not in self._kept_files:
+                self._kept_files[kind] = kind(self._delivered, self.writer, folder)
+                self._sinks.append(self._kept_files[kind])
 
     @property
     def filled(self) -> bool:
-        """Whether the metrics have all points that were asked for."""
-        return self._missing is not None and self._missing.done
+        """Whether the metrics have all points that were put off."""
+        return self.metrics.filled
 
     def seconds_to_wait(self) -> float:
         """When to come back for what waits only for its turn."""
-        sink = self.metrics if self._missing is None or self._missing.done else self._missing
-        failed = sink in self._patience and self._patience[sink].error
-        return float("inf") if failed else sink.seconds_to_wait()
+        failed = self.metrics in self._patience and self._patience[self.metrics].error
+        return float("inf") if failed else self.metrics.seconds_to_wait()
 
     def waiting_bytes(self) -> int:
         """How much of the journal has not arrived everywhere."""
@@ -192,7 +186,7 @@ class OpenRecording:
         return max(0, size_of(self._delivered.folder) - reached)
 
     def _show(self) -> None:
-        self._board.show(self.events.story, self.metrics.every, self._asked, self._last_words)
+        self._board.show(self.events.story, self._last_words)
 
     def _said(self, state: TrainingState) -> Closing | None:
         """How the training said that it ended."""
@@ -220,7 +214,7 @@ class OpenRecording:
         if died is not None:
             return True
         if not self._delivered.complete:
-            self._board.close(self.events.story, self.metrics.every, self._asked, self._last_words, closing)
+            self._board.close(self.events.story, self._last_words, closing)
             self._report()
         self.concluded = True
         return True
@@ -244,24 +238,14 @@ class OpenRecording:
         self._told = True
         return True
 
-    def _missing_points(self) -> MissingPoints:
-        """What takes all of the journal once more, where points were left out."""
-        if self._missing is None:
-            half = DeliveryPace(self._uri, share=0.5)  # nobody waits for it, and others write into the same store
-            layers = self._opening.layer_metrics
-            self._missing = MissingPoints(self._delivered, self.writer, half, self._asked, layers)
-            if not self._missing.done:
-                self._reader.add(self._missing)
-        return self._missing
-
-    def _fill(self, state: TrainingState) -> bool:
-        """Send what a slow store was spared, and then say at which interval its points are now."""
-        missing = self._missing_points()
-        more = not missing.done and missing.flush()
-        if missing.done and self.metrics.every != self._asked:
-            closing = self._closing(state)
-            self._board.close(self.events.story, self._asked, self._asked, self._last_words, closing)
-        return more
+    def _fill(self) -> bool:
+        """Send the points that a slow store was spared."""
+        self._pace.share = max(0.5, self._pace.share)  # nobody waits for them, and others write into the same store
+        self.metrics.awaited = False
+        if self.metrics.must_be_repeated:
+            self.metrics = self._new_metrics()
+            self._reader.add(self.metrics)
+        return self.metrics.flush(over=True)
 
     def _report(self) -> None:
         """The report, the final tags and the description; what reads and judges is loaded here."""
@@ -272,11 +256,8 @@ class OpenRecording:
             self._board.conclude(conclusion.tags, conclusion.description)
             self._delivered.verdict, self._delivered.cause = conclusion.verdict, conclusion.cause
             self._delivered.codes = conclusion.codes
-            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                for name, text in conclusion.files.items():
-                    file = Path(room, name)
-                    file.write_text(text, encoding="utf-8")
-                    self.writer.upload(file, REPORT_FOLDER)
+            for name, text in conclusion.files.items():
+                upload_file(self.writer, REPORT_FOLDER, name, text)
         except RefusedError as error:
             self._say_no_report(error)
         except (RunNotFoundError, TrackingError):

@@ -79,8 +79,6 @@ class Delivered:
     """What git said of the training's code; None before it was asked."""
     complete: bool = False
     """Everything that was recorded has arrived."""
-    filled_until: int = 0
-    """The position up to which the points that a slow store was spared have arrived as well."""
 
     @classmethod
     def read(cls, folder: Path) -> Delivered:

@@ -100,6 +100,24 @@ def test_a_sink_that_is_full_delays_no_other_and_misses_nothing(training: Traini
     assert decoded == [STEPS + 1, STEPS + 2, STEPS + 3], "they are not read together again"
 
 
+def test_the_others_wait_for_a_sink_with_patience_so_that_nothing_is_decoded_twice(
+    training: Training, decoded: list[int]
+) -> None:
+    quick, patient = Counting(), Counting(room=5)
+    patient.patience = 60.0
+    reader = JournalReader(training.journal.folder)
+    reader.add(quick, patient)
+    training.train(1, STEPS)
+    while reader.advance():
+        pass
+    assert quick.steps == patient.steps
+    assert len(quick.steps) < 10
+    while patient.more:
+        patient.waiting = 0
+        reader.advance()
+    assert quick.steps == patient.steps == decoded == list(range(1, STEPS + 1))
+
+
 def test_sinks_that_come_later_get_all_and_join_the_others(training: Training, decoded: list[int]) -> None:
     reader, first = JournalReader(training.journal.folder), Counting()
     reader.add(first)

@@ -10,15 +10,14 @@ once; one that cannot be sent is sent when the store answers.
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from mlflow_stability.courier.pictures.attention_sink import Round, RoundReader, Thinning
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.sinks.sink import RunSink, temporary_file
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, read_attention_map
 from mlflow_stability.journal.layout import recording_folders
@@ -81,39 +80,24 @@ _UNTIL_THEN = "attention_heatmap() draws any layer from the maps."
 _logger = logging.getLogger("mlflow_stability.courier")
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A picture that has not arrived yet."""
-
-    file_name: str
-    key: str
-    step: int
-    time: float
-    content: bytes
-    is_first: bool
-    """Whether it is of the first step that was measured in the run."""
-
-
-class AttentionPictures:
+class AttentionPictures(RunSink):
     """The pictures of the attention of one recording."""
 
     words = "attention pictures"
 
     def __init__(self, delivered: Delivered, writer: RunWriter, alive: Callable[[], bool] = lambda: False) -> None:
         """`alive`: whether the training's process is there, which may train again after this recording."""
-        self.done = False
-        self.hurried = False
+        super().__init__(delivered, writer)
         self.awaited = not delivered.complete
         """Whether the end of the training should wait for them."""
-        self._delivered = delivered
-        self._writer = writer
         self._alive = alive
         self._images: RunImages | None = None
         self._rounds = RoundReader(delivered.folder, "pictures", THINNING)
         self._under_way: list[Round] = []
         """What is passed when everything in `_to_draw` has been dealt with."""
         self._to_draw: deque[LayerPicture] = deque()
-        self._drawn: _Drawn | None = None
+        self._drawn: tuple[str, bytes] | None = None
+        """The key and the content of the first of `_to_draw`, which has not arrived yet."""
         self._draw_at = 0.0
         self._over_since: float | None = None
         self._spent = 0.0
@@ -122,8 +106,8 @@ class AttentionPictures:
         """The files that are in the run."""
         self._numbers: dict[str, int] = {}
         """Under which number a layer is in the charts: where layers are skipped at random, it is not always theirs."""
-        self._told: set[str] = set()
-        self._left_out: dict[int, int] = {}
+        self._logged: set[str] = set()
+        self._left_out: Counter[int] = Counter()
         """By step, how many pictures were given up."""
 
     def flush(self, over: bool) -> bool:
@@ -136,11 +120,12 @@ class AttentionPictures:
         elif not over and not self._under_way and not self._take_up():
             return False
         if self._over_since is not None and self.awaited and now - self._over_since >= _AWAITED and self._to_draw:
-            self._say(f"{len(self._to_draw)} being drawn. {_UNTIL_THEN}")
+            self._set_tag(f"{len(self._to_draw)} being drawn. {_UNTIL_THEN}")
             self.awaited = False
         if self._to_draw and self._drawn is None:
             if self._is_late(now):
-                self._give_up_the_rest()
+                self._left_out.update(self._step(picture.round) for picture in self._to_draw)
+                self._to_draw.clear()
             elif now < self._draw_at and self._is_paced(now):
                 return False
             else:
@@ -151,9 +136,9 @@ class AttentionPictures:
         if self._to_draw:
             return True
         if over and not self.done:
-            self._say_what_became_of_them()
-        for each in self._under_way:
-            self._rounds.passed(each)
+            self._name_what_is_missing()
+        for passed in self._under_way:
+            self._rounds.passed(passed)
         self._under_way = []
         self.done = over
         return not over
@@ -184,12 +169,12 @@ class AttentionPictures:
             return False
         if self._images is None:
             self._images = self._writer.images()
-        there = (self._images.steps(self._section()) - {BEGIN}) | (planned or set())
+        there = (self._images.steps(f"{self._delivered.section}/attention") - {BEGIN}) | (planned or set())
         reserved = 1 if planned is None else 0  # for the last of the training
         return self._step(found) in there or len(there) < MOST_STEPS - reserved
 
     def _pictures_of(self, found: Round) -> list[LayerPicture]:
-        return pictures_of(found, self._delivered.number or 0, self._step(found))
+        return pictures_of(found, self._number, self._step(found))
 
     def _is_paced(self, now: float) -> bool:
         """Whether somebody trains, or may train again."""
@@ -201,39 +186,23 @@ class AttentionPictures:
             return False
         return self._spent > _LAST_SECONDS or (now - self._over_since > _LAST_SECONDS and self._alive())
 
-    def _give_up_the_rest(self) -> None:
-        for each in self._to_draw:
-            self._leave_out(each)
-        self._to_draw.clear()
-
-    def _draw(self, one: LayerPicture) -> None:
-        """The picture, unless it is there; the first one loads matplotlib."""
+    def _draw(self, picture: LayerPicture) -> None:
+        """Draw it, unless it is in the run; the first one loads matplotlib."""
         began = time.monotonic()
         try:
-            attention = read_attention_map(one.file.path)
-            attention = replace(attention, step=attention.step + self._delivered.offset)
+            attention = read_attention_map(picture.file.path)
+            attention = replace(attention, step=attention.step + self._offset)
             layer = attention.layer or "model"
             number = self._numbers.setdefault(layer, attention.layer_number)
             key = image_key(self._delivered.section, "attention", number, layer)
             assert self._images is not None
-            if self._images.holds(key, attention.step, one.round.time):
+            if self._images.holds(key, attention.step, picture.round.time):
                 return
-            self._drawn = _Drawn(
-                one.name,
-                key,
-                attention.step,
-                one.round.time,
-                png_of(attention, one.round),
-                one.round.is_first and not self._delivered.offset,
-            )
+            self._drawn = key, png_of(attention, picture.round)
         except TrackingError:
             raise
         except Exception as error:  # whatever it is, it must not hold the delivery up
-            self._leave_out(one)
-            self._tell(
-                "draw",
-                (f"Picture {one.name} not drawn: {type(error).__name__}, {error}. Everything else is delivered."),
-            )
+            self._give_up(picture, "draw", f"{type(error).__name__}, {error}")
             return
         took = time.monotonic() - began
         self._spent += took if self._over_since is not None else 0.0
@@ -243,45 +212,40 @@ class AttentionPictures:
     def _send(self) -> None:
         if self._drawn is None:
             return
-        drawn = self._drawn
         assert self._images is not None
+        picture, (key, content) = self._to_draw[0], self._drawn
+        found = picture.round
+        steps = [self._step(found)] + ([BEGIN] if found.is_first and not self._offset else [])
         try:
-            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                file = Path(room, drawn.file_name)
-                file.write_bytes(drawn.content)
+            with temporary_file(picture.name, content) as file:
                 self._writer.upload(file, ATTENTION_FOLDER)
-                self._images.log(file, drawn.key, drawn.step, drawn.time)
-                if drawn.is_first:
-                    self._images.log(file, drawn.key, BEGIN, drawn.time)
-                self._sent.add(drawn.file_name)
+                for step in steps:
+                    self._images.log(file, key, step, found.time)
+                self._sent.add(picture.name)
         except (OSError, RefusedError) as error:
-            self._leave_out(self._to_draw[0])
-            self._tell("send", f"Picture {drawn.file_name} not drawn: {error}. Everything else is delivered.")
+            self._give_up(picture, "send", str(error))
         self._drawn = None
 
-    def _leave_out(self, one: LayerPicture) -> None:
-        step = self._step(one.round)
-        self._left_out[step] = self._left_out.get(step, 0) + 1
+    def _give_up(self, picture: LayerPicture, trouble: str, error: str) -> None:
+        self._left_out[self._step(picture.round)] += 1
+        self._log(trouble, f"Picture {picture.name} not drawn: {error}. Everything else is delivered.")
 
-    def _say_what_became_of_them(self) -> None:
-        """In the run, where something is missing or was."""
+    def _name_what_is_missing(self) -> None:
         if self._left_out:
             missing = ", ".join(f"{count} of step {step:,}" for step, count in sorted(self._left_out.items()))
-            self._say(f"missing: {missing}. {_UNTIL_THEN}")
-            self._tell("late", f"Attention pictures not drawn: {missing}. {_UNTIL_THEN}")
+            self._set_tag(f"missing: {missing}. {_UNTIL_THEN}")
+            self._log("late", f"Attention pictures not drawn: {missing}. {_UNTIL_THEN}")
         elif self._under_way and not self.awaited:
-            self._say("all drawn")
+            self._set_tag("all drawn")
 
-    def _say(self, what: str) -> None:
-        self._writer.set_tags({TAG: what})
+    def _set_tag(self, text: str) -> None:
+        self._writer.set_tags({TAG: text})
 
     def _step(self, found: Round) -> int:
-        return found.step + self._delivered.offset
+        return found.step + self._offset
 
-    def _section(self) -> str:
-        return f"{self._delivered.section}/attention"
-
-    def _tell(self, about: str, what: str) -> None:
-        if about not in self._told:
-            self._told.add(about)
-            _logger.warning("%s", what)
+    def _log(self, trouble: str, text: str) -> None:
+        """Log the first trouble of each kind."""
+        if trouble not in self._logged:
+            self._logged.add(trouble)
+            _logger.warning("%s", text)

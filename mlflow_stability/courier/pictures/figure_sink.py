@@ -9,7 +9,6 @@ cannot be sent is not drawn again, but sent when the store is back.
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks.sink import Sink
+from mlflow_stability.courier.sinks.sink import RunSink, temporary_file
 from mlflow_stability.figures.layers import LayerGrid, LayerSketch
 from mlflow_stability.figures.run_figure import RunFigure, run_figures
 from mlflow_stability.figures.run_page import MOST_CURVES, QUANTITIES, CurveSketch, DashboardData, MarkSketch
@@ -51,12 +50,12 @@ class _Wanted:
 
 
 class PictureData:
-    """What is known of one recording."""
+    """What is known of one recording, in the words of `FigureData`: at most 20 MB, whatever its length."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, run_id: str, folder: Path) -> None:
         self.readings = 0
         """How many steps were heard."""
-        self._offset = offset
+        self._offset, self._run_id, self._folder = offset, run_id, folder
         self._curves: dict[Signal, CurveSketch] = {}
         self._refused: set[Signal] = set()
         self._layers = {quantity: LayerSketch(quantity) for quantity in BY_LAYER}
@@ -74,11 +73,11 @@ class PictureData:
         elif isinstance(record, Closing):
             self._outcome = record.outcome
 
-    def board(self, run_id: str) -> DashboardData:
+    def board(self) -> DashboardData:
         """What the dashboard is drawn from."""
         left_out = Counter(signal.quantity for signal in self._refused)
         curves = tuple(sketch.curve() for sketch in self._curves.values())
-        return DashboardData("Training health", self.subtitle(run_id), curves, self._marks.marks(), left_out)
+        return DashboardData("Training health", self.subtitle, curves, self._marks.marks(), left_out)
 
     def has_layers(self, quantity: str) -> bool:
         """Whether a quantity was measured by layer."""
@@ -92,10 +91,24 @@ class PictureData:
         others = [each for name, each in self._layers.items() if not name.startswith(_OF_MODULES)]
         return self._layers[quantity].grid(max(others, key=lambda each: len(each.layers)).layers)
 
-    def subtitle(self, run_id: str) -> str:
+    @property
+    def subtitle(self) -> str:
         """Which run, which steps, how it stands."""
         steps = f"steps {self._first:,} to {self._last:,}" if self.readings else "no steps yet"
-        return f"run {run_id} · {steps} · {self._outcome or 'in progress'}"
+        return f"run {self._run_id} · {steps} · {self._outcome or 'in progress'}"
+
+    def has_histograms(self, what: str) -> bool:
+        """Whether gradients or weights were measured with histograms."""
+        return bool(self._tables(what))
+
+    def tables(self, what: str, most: int) -> list[LayerTable]:
+        """At most so many of these tables, spread over the run, the newest last."""
+        files = self._tables(what)
+        chosen = files[-1 :: -max(1, len(files) // most)][:most]  # backwards, the newest always
+        return [read_layer_table(file.path) for file in reversed(chosen)]
+
+    def _tables(self, what: str) -> list[LayerTableFile]:
+        return [file for file in layer_table_files(self._folder) if file.what == what and file.has_histograms]
 
     def _take_step(self, reading: StepReading) -> None:
         step = reading.step + self._offset
@@ -151,53 +164,16 @@ INTERVAL = 600.0
 _logger = logging.getLogger("mlflow_stability.courier")
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What figures ask of a recording, in the words of `FigureData`."""
-
-    data: PictureData
-    run_id: str
-    folder: Path
-
-    @property
-    def subtitle(self) -> str:
-        return self.data.subtitle(self.run_id)
-
-    def board(self) -> DashboardData:
-        return self.data.board(self.run_id)
-
-    def has_layers(self, quantity: str) -> bool:
-        return self.data.has_layers(quantity)
-
-    def grid(self, quantity: str) -> LayerGrid:
-        return self.data.grid(quantity)
-
-    def has_histograms(self, what: str) -> bool:
-        return bool(self._tables(what))
-
-    def tables(self, what: str, most: int) -> list[LayerTable]:
-        files = self._tables(what)
-        chosen = files[-1 :: -max(1, len(files) // most)][:most]  # backwards, the newest always
-        return [read_layer_table(each.path) for each in reversed(chosen)]
-
-    def _tables(self, what: str) -> list[LayerTableFile]:
-        files = layer_table_files(self.folder)
-        return [each for each in files if each.what == what and each.has_histograms]
-
-
-class FigureSink(Sink):
+class FigureSink(RunSink):
     """The pictures of one recording."""
 
     words = "pictures"
+    interval = INTERVAL
 
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
-        super().__init__()
-        self.done = False
-        self.hurried = False
-        self._delivered = delivered
-        self._writer = writer
-        self._data = PictureData(delivered.offset)
-        self._due_at = time.monotonic() + INTERVAL
+        super().__init__(delivered, writer)
+        self.looked_at = time.monotonic()
+        self._data = PictureData(delivered.offset, writer.run_id, delivered.folder)
         self._to_draw: deque[RunFigure] = deque()
         self._drawn: tuple[RunFigure, bytes] | None = None
         """A picture that has not arrived yet."""
@@ -214,7 +190,7 @@ class FigureSink(Sink):
             self._data.take(record)
         except Exception as error:  # whatever it is, it must not hold the delivery up
             self._off = True
-            self._note(f"Pictures of recording {self._delivered.recording} not drawn", error)
+            _log(f"Pictures of recording {self._delivered.recording} not drawn", error)
 
     def flush(self, over: bool) -> bool:
         """Draw one picture and send it, where it is time to. `over`: draw all of them.
@@ -222,13 +198,19 @@ class FigureSink(Sink):
         The end of training waits for the last pictures: say `over` when everything else has arrived.
         """
         more = self.more and not self._off
-        if not more and ((over and not self._ending) or time.monotonic() >= self._due_at):
+        if not more and ((over and not self._ending) or self.due(over=False)):
             self._to_draw = deque(self._pictures())
             self._ending = over
-            self._due_at = time.monotonic() + INTERVAL
+            self.looked_at = time.monotonic()
         if not more and self._to_draw and self._drawn is None:
-            self._draw(self._to_draw.popleft())
-        self._send()
+            figure = self._to_draw.popleft()
+            try:
+                self._drawn = figure, figure.draw(self._data)  # the first one loads matplotlib
+            except Exception as error:  # likewise
+                self._give_up(figure, error)
+        if self._drawn is not None:
+            self._send(*self._drawn)
+        self._drawn = None
         self.done = self._ending and not self._to_draw
         return bool(self._to_draw)
 
@@ -236,35 +218,19 @@ class FigureSink(Sink):
         """Those for which there is something to draw."""
         if self._off or not self._data.readings:
             return []
-        known = _Known(self._data, self._writer.run_id, self._delivered.folder)
-        return [each for each in run_figures() if each.name not in self._given_up and each.there(known)]
+        return [figure for figure in run_figures() if figure.name not in self._given_up and figure.there(self._data)]
 
-    def _draw(self, figure: RunFigure) -> None:
-        """Draw it; the first one loads matplotlib."""
+    def _send(self, figure: RunFigure, content: bytes) -> None:
         try:
-            known = _Known(self._data, self._writer.run_id, self._delivered.folder)
-            self._drawn = (figure, figure.draw(known))
-        except Exception as error:  # likewise
-            self._give_up(figure, error)
-
-    def _send(self) -> None:
-        if self._drawn is None:
-            return
-        figure, content = self._drawn
-        file_name = picture_name(figure.name, self._delivered.number or 0)
-        try:
-            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                file = Path(room, file_name)
-                file.write_bytes(content)
+            with temporary_file(picture_name(figure.name, self._number), content) as file:
                 self._writer.upload(file, figure.folder)
         except (OSError, RefusedError) as error:
             self._give_up(figure, error)
-        self._drawn = None
 
     def _give_up(self, figure: RunFigure, error: Exception) -> None:
         self._given_up.add(figure.name)
-        self._note(f"Picture {figure.name}.png not drawn", error)
+        _log(f"Picture {figure.name}.png not drawn", error)
 
-    @staticmethod
-    def _note(what: str, error: Exception) -> None:
-        _logger.warning("%s: %s, %s. Everything else is delivered.", what, type(error).__name__, error)
+
+def _log(trouble: str, error: Exception) -> None:
+    _logger.warning("%s: %s, %s. Everything else is delivered.", trouble, type(error).__name__, error)

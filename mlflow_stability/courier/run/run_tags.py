@@ -12,8 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mlflow_stability.courier.sinks.run_summary import RunSummary, events_in_words
@@ -78,20 +76,20 @@ class RunTags:
         """Whether it is time for another look."""
         return time.monotonic() - self._sent_at >= _INTERVAL
 
-    def show(self, story: RunSummary, every: int, asked: int, last_words: Mapping[str, Any]) -> None:
-        """Bring the tags up to date; `every` and `asked`: how many steps are between points, and should be."""
+    def show(self, story: RunSummary, last_words: Mapping[str, Any]) -> None:
+        """Bring the tags up to date."""
         self._send({tag_names.VERDICT: tag_names.RUNNING, **self._tags(story, "live")})
         now = time.monotonic()
         if story.last_step and now - self._described_at >= _DESCRIBED_EVERY:
             self._described_at = now
-            self._keep(self._bookkeeping(story, every, asked, last_words))
+            self._keep(self._bookkeeping(story, last_words))
             self.describe(live_description(story, self._findings(story)))
 
-    def close(self, story: RunSummary, every: int, asked: int, last_words: Mapping[str, Any], closing: Closing) -> None:
+    def close(self, story: RunSummary, last_words: Mapping[str, Any], closing: Closing) -> None:
         """Say how the process ended."""
         self._keep(
             {
-                **self._bookkeeping(story, every, asked, last_words),
+                **self._bookkeeping(story, last_words),
                 "ended": closing.outcome,
                 "ended_detail": closing.detail,
             }
@@ -138,7 +136,7 @@ class RunTags:
             tag_name(self._place.id): self._place.text(),
         }
 
-    def _bookkeeping(self, story: RunSummary, every: int, asked: int, last_words: Mapping[str, Any]) -> dict[str, Any]:
+    def _bookkeeping(self, story: RunSummary, last_words: Mapping[str, Any]) -> dict[str, Any]:
         """What the recording knows of itself that is not worth a tag."""
         missing = [story.missing] if story.missing else []
         if last_words.get("stopped_at") is not None:
@@ -152,7 +150,6 @@ class RunTags:
             "steps_added": self._place.offset,
             "notes": story.notes,
             "missing": "; ".join(missing),
-            "metrics_every": {"asked": asked, "delivered": every},
             "refused": dict(self._writer.refused),
             "last_finding": story.last_event,
         }
@@ -163,7 +160,7 @@ class RunTags:
         files = {} if self._kept else {"README.md": README}
         files[bookkeeping_name(self._number)] = json.dumps(said, indent=1, ensure_ascii=False) + "\n"
         for name, text in files.items():
-            upload_file(self._writer, DATA_FOLDER, name, partial(Path.write_text, data=text, encoding="utf-8"))
+            upload_file(self._writer, DATA_FOLDER, name, text)
         self._kept = said
 
     def _send(self, tags: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ from statistics import median
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.run_summary import RunSummary
-from mlflow_stability.courier.sinks.sink import Sink, upload_file
+from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
@@ -93,29 +93,22 @@ class StallWatch:
         return Finding.at(facts, step, severity, remedies=Stall.remedies if severity > Severity.INFO else (), time=time)
 
 
-_INTERVAL = 10.0
-
-
-class EventSink(Sink):
+class EventSink(RunSink):
     """The events of one recording."""
 
     words = "findings"
+    interval = 10.0
 
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
-        super().__init__()
-        self.done = False
-        self.hurried = False
+        super().__init__(delivered, writer)
         self.story = RunSummary(delivered.offset)
         self.concluded = False
         self._stalls = StallWatch()
-        self._delivered = delivered
-        self._writer = writer
         self._file = 0
         """The number of the first of the files below."""
         self._files = deque([[line_of(Fact(key, value)) for key, value in (delivered.git or {}).items()]])
         """The lines of each file that has not arrived whole; only the last one takes more."""
         self._changed = bool(self._files[0])
-        self._sent_at = 0.0
 
     @property
     def full(self) -> bool:
@@ -125,7 +118,7 @@ class EventSink(Sink):
     def take(self, record: Record) -> None:
         """Add a record to the story, and a line for it to the file."""
         self.story.take(record)
-        offset = self._delivered.offset
+        offset = self._offset
         if isinstance(record, StepReading):
             heard_at = time.monotonic() - self._late(record)
             pause = self._stalls.heard(record.step, record.time, _took(record), heard_at)
@@ -141,9 +134,7 @@ class EventSink(Sink):
     def flush(self, over: bool) -> bool:
         """Send a file that is full, or one that has changed when it is due."""
         full = self.full
-        hurry = over or self.hurried
-        due = self._changed and not self.more and (hurry or time.monotonic() - self._sent_at >= _INTERVAL)
-        if full or due:
+        if full or (self._changed and not self.more and self.due(over)):
             self._send()
         if full:
             self._next_file()
@@ -184,13 +175,13 @@ class EventSink(Sink):
 
     def _send(self) -> None:
         if self._file >= self._delivered.events_files:
-            number, stalled = self._delivered.number or 0, self.story.stalled
-            now = [] if stalled is None or self.full else [line_of(_counted(stalled, self._delivered.offset))]
+            stalled = self.story.stalled
+            now = [] if stalled is None or self.full else [line_of(_counted(stalled, self._offset))]
             text = "".join([*self._files[0], *now])
-            name = events_name(number, self._file)
-            upload_file(self._writer, EVENTS_FOLDER, name, lambda file: file.write_text(text, encoding="utf-8"))
+            name = events_name(self._number, self._file)
+            self.upload(EVENTS_FOLDER, name, text)
         self._changed = False
-        self._sent_at = time.monotonic()
+        self.looked_at = time.monotonic()
 
     def _next_file(self) -> None:
         self._file += 1

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks.sink import Sink, upload_file
+from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import DATA_FOLDER
 from mlflow_stability.tracking.write import RunWriter, is_chosen
@@ -85,18 +85,14 @@ ASK_WITHIN = 600.0
 """For how many seconds after the beginning of a recording the code on the disk is taken for the one that runs."""
 
 
-class FactSink(Sink):
+class FactSink(RunSink):
     """The facts of one recording."""
 
     words = "parameters"
 
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
-        super().__init__()
-        self.done = False
-        self.hurried = False
-        self._delivered = delivered
-        self._writer = writer
-        self._params = writer.params(delivered.number or 0)
+        super().__init__(delivered, writer)
+        self._params = writer.params(self._number)
         self._facts = dict(delivered.git or {})
         self._sent: set[str] = set()
 
@@ -111,17 +107,10 @@ class FactSink(Sink):
         if new:
             self._params.write({key: value for key, value in new.items() if is_chosen(key, value)})
             self._writer.refused.update(self._params.refused)
-            self._upload()
+            name = f"environment_{self._number + 1}.json" if self._number else "environment.json"
+            self.upload(DATA_FOLDER, name, json.dumps(self._facts, indent=1, ensure_ascii=False) + "\n")
             self._sent |= new.keys()
-        self.done = over and not self.more
-        self.hurried = self.hurried and self.more
-        return False
-
-    def _upload(self) -> None:
-        number = self._delivered.number or 0
-        name = f"environment_{number + 1}.json" if number else "environment.json"
-        text = json.dumps(self._facts, indent=1, ensure_ascii=False) + "\n"
-        upload_file(self._writer, DATA_FOLDER, name, lambda file: file.write_text(text, encoding="utf-8"))
+        return False if self.more else self.rest(over)
 
 
 def ask_git(delivered: Delivered, opening: Opening) -> None:

@@ -1,8 +1,7 @@
-"""Delivers thinned points of a journal to MLflow's metric tables, at a bounded rate.
+"""Deliver thinned points of a journal to MLflow's metric tables, at a bounded rate.
 
-In: records, from the position up to which metrics were delivered. Out: metrics. Guarantees: after a kill the same
-points are sent again, which the store recognises; memory is bounded; where the store is too slow, fewer points are
-chosen, and the run says so.
+Guarantees: after a kill the same points are sent again, which the store recognises; memory is bounded. A store that is
+too slow gets the newest points first, and those that were put off when there is time, at the latest after the training.
 
 On a SQLite file every writer makes all others wait, the script's own `log_metric` included. There batches are small,
 and during training at most one twenty-fifth of the time is used.
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from mlflow_stability.courier.sinks.sink import Sink
+from mlflow_stability.courier.sinks.sink import TimedSink
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.store import is_sqlite
@@ -30,7 +29,7 @@ HELD_READINGS = 128
 
 
 class HeldReadings:
-    """The newest measured steps of one recording, and where each begins in the journal."""
+    """The newest measured steps, and where each begins in the journal: their events come a little later than they."""
 
     def __init__(self) -> None:
         self._held: deque[tuple[StepReading, int]] = deque()
@@ -75,7 +74,6 @@ class HeldReadings:
 _SMALLEST_BATCH = 10
 # One in twenty-five of the script's own calls then meets one of ours, so that its 95th percentile stays what it was.
 _SQLITE_SHARE = 0.04
-_KNOWN_AFTER = 3  # requests
 
 
 class PointWriter(Protocol):
@@ -88,14 +86,13 @@ class PointWriter(Protocol):
 class DeliveryPace:
     """The rhythm of one recording's metrics."""
 
-    def __init__(self, uri: str, share: float | None = None) -> None:
-        """`share`: of the time, that may be used while nobody is in a hurry."""
+    def __init__(self, uri: str) -> None:
         sqlite = is_sqlite(uri)
-        self._share = share or (_SQLITE_SHARE if sqlite else 0.8)
+        self.share = _SQLITE_SHARE if sqlite else 0.8
+        """Of the time, that is used while nobody waits."""
         self._largest = 200 if sqlite else 1000
         self._rate = 1000.0 if sqlite else 1500.0
         self._free_at = 0.0
-        self._measured = 0
         self.batch = self._largest
         """How many points a request may hold."""
 
@@ -115,25 +112,21 @@ class DeliveryPace:
         took = now - began
         if len(points) >= self.batch // 2:  # small ones say nothing about what is possible
             self._rate += 0.3 * (len(points) / max(took, 1e-4) - self._rate)
-            self._measured += 1
-        self._free_at = now + took * (1 / self._share - 1)
+        self._free_at = now + took * (1 / self.share - 1)
         self.batch = min(self._largest, self.batch * 2)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the speed of the store was measured, not only guessed."""
-        return self._measured >= _KNOWN_AFTER
 
     def points_in(self, seconds: float) -> float:
         """How many points can be sent in this time while training lives."""
-        return self._rate * self._share * seconds
+        return self._rate * self.share * seconds
 
 
 _GATHER_SECONDS = 1.0  # few points wait this long for company
 HELD_SECONDS = 2.0
 """For so long at most a reading is held for the events of its step."""
-_BACKLOG_SECONDS = 5.0  # of sending; with more than that waiting, perhaps too many points are chosen
-_MOST_OF_CAPACITY = 0.5  # the share of what the store can take that new points may need
+_BACKLOG_SECONDS = 5.0  # of sending; what waits beyond that is put off
+MOST_WAITING = 50_000
+"""Points in memory that wait for their turn, and as many that were put off."""
+_LARGEST_BATCH = 1000
 
 
 class Progress(Protocol):
@@ -154,55 +147,65 @@ class Progress(Protocol):
         """Keep it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PointBatch:
     """Points that are sent together, and where the journal is taken up again once they have arrived."""
 
     points: list[Point]
     until: int
     thinning: dict[str, Any]
+    sent: int = 0
+    """How many of the points have arrived."""
 
 
-class MetricSink(Sink):
+class MetricSink(TimedSink):
     """The metrics of one recording."""
 
     words = "metrics"
+    patience = 10.0
 
     def __init__(
         self, delivered: Progress, writer: PointWriter, pace: DeliveryPace, every: int, layers: LayerMetrics = ""
     ) -> None:
         super().__init__(delivered.metrics_until)
-        self.done = False
-        self.hurried = False
+        self.awaited = True
+        """Whether somebody waits for the rest when the training is over."""
+        self.in_order = False
+        """Whether no point is put off."""
         self._delivered = delivered
         self._writer = writer
         self._pace = pace
         self._thinner = Thinner.resumed(delivered.thinning, layers) if delivered.thinning else Thinner(every, layers)
+        self._thinner.every = every  # recordings of older versions may say that fewer were chosen
         self._single_values = SingleValues(delivered.thinning)
-        self._batches: deque[PointBatch] = deque()
-        self._waiting = 0
-        self._sent_of_first = 0
+        self._fresh: deque[PointBatch] = deque()
+        self._put_off: deque[PointBatch] = deque()
+        self._dropped = False
+        """There was no room for all that was put off: from `metrics_until` on the journal is to be read once more."""
         self._open: list[Point] = []
         self._open_since = 0.0
         self._held = HeldReadings()
-        self._raised: list[list[int]] = list(delivered.thinning.get("raised", ()))
-        """Where in the journal fewer points were chosen, and at which interval from there on."""
-        self._adapted_at = 0.0
 
     @property
     def reached(self) -> int:
         """The position up to which no point waits; what is only held back for company does not count."""
-        return self.until if not self._batches else self._delivered.metrics_until
-
-    @property
-    def every(self) -> int:
-        """Every how many steps a point is chosen at the moment."""
-        return self._thinner.every
+        return self._delivered.metrics_until if self._fresh or self._put_off or self._dropped else self.until
 
     @property
     def full(self) -> bool:
-        """Whether more points wait than the store can take in a while."""
-        return self._waiting >= self._pace.points_in(2 * _BACKLOG_SECONDS)
+        """Whether more points wait than may be in memory; in order, than the store can take in a while."""
+        most = self._pace.points_in(2 * _BACKLOG_SECONDS) if self.in_order else MOST_WAITING
+        return _points_in(self._fresh) >= most
+
+    @property
+    def filled(self) -> bool:
+        """Whether all has arrived, and what was put off as well."""
+        return self.done and not self._put_off and not self._dropped
+
+    @property
+    def must_be_repeated(self) -> bool:
+        """Whether only a new sink, which reads the journal from `metrics_until` on, can send what is missing."""
+        return self.done and not self._put_off and self._dropped
 
     def take(self, record: Record) -> None:
         """Hold a step until its events are known, and choose from the oldest one held."""
@@ -213,30 +216,34 @@ class MetricSink(Sink):
     def flush(self, over: bool) -> bool:
         """Choose what is due, and send one request if it is time to."""
         full = self.full
-        hurry = over or self.hurried
+        hurry = (over or self.hurried) and self.awaited
         if not full:
-            self._choose(over, hurry)
-        if not over:
-            self._adapt()
-        if self._batches and self._pace.wait(time.monotonic(), hurry) <= 0:
-            self._send(self._batches[0])
+            self._choose(over)
+        if not (over or self.in_order):
+            self._put_off_what_is_too_much()
+        batches = self._fresh or (None if hurry else self._put_off)
+        if batches and self._pace.wait(time.monotonic(), hurry) <= 0:
+            self._send(batches)
         elif full:
             return False
-        arrived = not full and not self.more and not self._batches
+        arrived = not full and not self.more and not self._fresh
         self.done = over and arrived
         self.hurried = self.hurried and not arrived
-        return full or (hurry and bool(self._batches))
+        return full or (hurry and bool(self._fresh))
 
     def seconds_to_wait(self) -> float:
         """When to come back for points that wait only for their turn."""
-        return self._pace.wait(time.monotonic(), hurry=False) if self._batches else float("inf")
+        waiting = self._fresh or self._put_off
+        return self._pace.wait(time.monotonic(), hurry=False) if waiting else float("inf")
 
     def send_again(self) -> None:
         """Begin the request that failed anew, where it is not known how much of it has arrived."""
-        self._sent_of_first = 0
+        if self._fresh:
+            self._fresh[0].sent = 0
 
-    def _choose(self, over: bool, hurry: bool) -> None:
+    def _choose(self, over: bool) -> None:
         """Choose from readings that were held long enough; at the end from all."""
+        hurry = over or self.hurried
         while self._held and not self.more and (hurry or time.time() - self._held.oldest.time > HELD_SECONDS):
             self._release()
         if over and not self.more:
@@ -256,46 +263,48 @@ class MetricSink(Sink):
     def _seal(self) -> None:
         """Make a batch of what was chosen up to here."""
         chosen_until = self.until if self._held.begins is None else self._held.begins
-        behind = self._batches[-1].until if self._batches else self._delivered.metrics_until
+        newest = self._fresh or self._put_off
+        behind = newest[-1].until if newest else self._delivered.metrics_until
         if chosen_until > behind or self._open:
-            self._batches.append(PointBatch(self._open, chosen_until, self._saved()))
-            self._waiting += len(self._open)
+            state = {**self._thinner.saved(), **self._single_values.saved()}
+            self._fresh.append(PointBatch(self._open, chosen_until, state))
             self._open = []
 
     def _charted(self, points: list[Point]) -> list[Point]:
         """The points that are drawn: MLflow shows no chart at all of a metric whose last value is not finite."""
-        return self._single_values.of_curves([each for each in points if math.isfinite(each.value)])
+        return self._single_values.of_curves([point for point in points if math.isfinite(point.value)])
 
-    def _saved(self) -> dict[str, Any]:
-        return {**self._thinner.saved(), **self._single_values.saved(), "raised": self._raised}
+    def _put_off_what_is_too_much(self) -> None:
+        """Keep the newest points for the next requests; the older ones wait until the store has time."""
+        bearable = self._pace.points_in(_BACKLOG_SECONDS)
+        while len(self._fresh) > 1 and _points_in(self._fresh) > bearable:
+            batch = self._fresh.popleft()
+            last = self._put_off[-1] if self._put_off else None
+            if last is not None and len(last.points) + len(batch.points) <= _LARGEST_BATCH:
+                last.points += batch.points[batch.sent :]
+                last.until, last.thinning = batch.until, batch.thinning
+            else:
+                self._put_off.append(batch)
+        if _points_in(self._put_off) > MOST_WAITING:
+            self._put_off.clear()
+            self._dropped = True
 
-    def _send(self, batch: PointBatch) -> None:
-        """One request; the position in the journal moves on when all of the batch has arrived."""
-        points = batch.points[self._sent_of_first : self._sent_of_first + self._pace.batch]
+    def _send(self, batches: deque[PointBatch]) -> None:
+        """One request; the position in the journal moves on when all before it has arrived."""
+        batch = batches[0]
+        points = batch.points[batch.sent : batch.sent + self._pace.batch]
         if points:
             self._pace.send(self._writer, points, self._delivered.section)
-            self._sent_of_first += len(points)
-        if self._sent_of_first >= len(batch.points):
-            self._batches.popleft()
-            self._waiting -= len(batch.points)
-            self._sent_of_first = 0
+            batch.sent += len(points)
+        if batch.sent < len(batch.points):
+            return
+        batches.popleft()
+        if batches is self._fresh and self._put_off:  # it has arrived before its turn
+            self._put_off[-1].until, self._put_off[-1].thinning = batch.until, batch.thinning
+        elif not self._dropped:
             self._delivered.metrics_until, self._delivered.thinning = batch.until, batch.thinning
             self._delivered.save()
 
-    def _adapt(self) -> None:
-        """Choose fewer points, half of them or a quarter…, if more come in than the store can take."""
-        if not self._pace.is_known or self._waiting < self._pace.points_in(_BACKLOG_SECONDS):
-            return
-        times = [batch.points[0].time for batch in self._batches if batch.points]
-        span = times[-1] - times[0]
-        if times[0] < self._adapted_at or span <= 0:  # these were chosen before the last change
-            return
-        arriving = (self._waiting - len(self._batches[-1].points)) / span
-        bearable = _MOST_OF_CAPACITY * self._pace.points_in(1.0)
-        if arriving > bearable:
-            self._seal()
-            self._thinner.every *= 2 ** math.ceil(math.log2(arriving / bearable))
-            self._raised = [*self._raised, [self._batches[-1].until, self._thinner.every]]
-            # The batch before the change says so too: a courier that goes on from there chooses the same points.
-            self._batches[-1].thinning.update(every=self._thinner.every, raised=self._raised)
-            self._adapted_at = times[-1]
+
+def _points_in(batches: deque[PointBatch]) -> int:
+    return sum(len(batch.points) - batch.sent for batch in batches)

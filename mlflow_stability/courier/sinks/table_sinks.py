@@ -1,8 +1,7 @@
-"""Carries every reading of a journal into the Parquet record of its run.
+"""Deliver Parquet files: every reading of a journal, and the tables of layers beside it.
 
-In: records, from the position up to which parts have arrived. Out: parts, seldom at first and ever more seldom, so
-that a long run does not end as thousands of files. Guarantees: a part that is sent twice lands on itself; at most
-`_MOST_WAITING` observations are in memory.
+Files are sent seldom at first and ever more seldom, so that a long run does not end as thousands of them. Guarantees: a
+file that is sent twice replaces itself; what waits in memory is bounded.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
-from mlflow_stability.courier.sinks.sink import Sink, upload_file
+from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.record import Record
@@ -25,25 +24,41 @@ from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_na
 from mlflow_stability.tracking.write import LayerMetrics, Point, RunWriter, chosen_signals
 from mlflow_stability.vocabulary.measured import STATISTICS, LayerTable, Signal, StepReading
 
-_MOST_WAITING = 1_000_000
 _SHORTEST_INTERVAL = 60.0
 _INTERVALS_PER_RUN = 50
+_MOST_WAITING = 1_000_000
+"""Values and readings in memory."""
+_MOST_BYTES = 32_000_000
+"""Of tables of layers in one file."""
+_MOST_POINTS = 200
+"""A request: on a SQLite file the script's own calls wait for it."""
+PAGE = "layers.json"
+"""Up to which step tables have arrived."""
+_logger = logging.getLogger("mlflow_stability.courier")
 
 
-class PartSink(Sink):
+class TableSink(RunSink):
+    """A sink whose files become fewer the longer a recording is."""
+
+    def __init__(self, delivered: Delivered, writer: RunWriter, started: float, until: int = 0) -> None:
+        super().__init__(delivered, writer, until)
+        self._started = started
+        self.looked_at = time.monotonic()
+
+    def due(self, over: bool) -> bool:
+        """Whether it is time for the next file."""
+        self.interval = max(_SHORTEST_INTERVAL, (time.time() - self._started) / _INTERVALS_PER_RUN)
+        return super().due(over)
+
+
+class PartSink(TableSink):
     """The full-resolution record of one recording."""
 
     words = "full record"
 
     def __init__(self, delivered: Delivered, writer: RunWriter, started: float) -> None:
-        super().__init__(delivered.parts_until)
-        self.done = False
-        self.hurried = False
-        self._delivered = delivered
-        self._writer = writer
-        self._started = started
+        super().__init__(delivered, writer, started, delivered.parts_until)
         self._buffer = PartBuffer()
-        self._sent_at = time.time()
         self._overdue = False
 
     @property
@@ -59,113 +74,81 @@ class PartSink(Sink):
     def take(self, record: Record) -> None:
         """Keep a reading for the next part."""
         if isinstance(record, StepReading):
-            self._buffer.add(record, record.step + self._delivered.offset)
+            self._buffer.add(record, record.step + self._offset)
 
     def flush(self, over: bool) -> bool:
         """Send a part when it is due."""
         full = self.full
-        if full or (not self.more and (over or self.hurried or self._due())):
-            self._overdue = True
-            self._send()
-            self._overdue = False
-            self.done = over and not full
-            self.hurried = self.hurried and full
-        return full
-
-    def _due(self) -> bool:
-        now = time.time()
-        return now - self._sent_at >= max(_SHORTEST_INTERVAL, (now - self._started) / _INTERVALS_PER_RUN)
-
-    def _send(self) -> None:
+        if not full and (self.more or not self.due(over)):
+            return False
+        self._overdue = True
         if self._buffer.readings:
-            number = self._delivered.number or 0
-            name = part_name(number, self._delivered.parts_until)
-            upload_file(self._writer, RECORD_FOLDER, name, lambda file: self._buffer.write(file, number))
+            name = part_name(self._number, self._delivered.parts_until)
+            self.upload(RECORD_FOLDER, name, lambda file: self._buffer.write(file, self._number))
             self._buffer.clear()
         if self.until > self._delivered.parts_until:
             self._delivered.parts_until = self.until
             self._delivered.save()
-        self._sent_at = time.time()
+        self._overdue = False
+        self.looked_at = time.monotonic()
+        return full or self.rest(over)
 
 
-PAGE = "layers.json"
-"""Up to which step tables have arrived."""
-_SHORTEST_INTERVAL = 60.0
-_INTERVALS_PER_RUN = 50
-_MOST_BYTES = 32_000_000
-_MOST_POINTS = 200
-"""A request: on a SQLite file the script's own calls wait for it."""
-_logger = logging.getLogger("mlflow_stability.courier")
-
-
-class LayerSink:
-    """The tables of layers of one recording."""
+class LayerSink(TableSink):
+    """The tables of layers of one recording; where metrics of layers were asked for, their statistics as metrics."""
 
     words = "layers"
 
     def __init__(self, delivered: Delivered, writer: RunWriter, started: float, metrics: LayerMetrics = "") -> None:
-        self.done = False
-        self.hurried = False
-        self._delivered = delivered
-        self._writer = writer
-        self._started = started
+        super().__init__(delivered, writer, started)
         self._metrics = metrics
         self._page = delivered.folder / PAGE
-        self._until = int(read_page(self._page).get("until", -1))
-        self._looked_at = time.time()
+        self._until_step = int(read_page(self._page).get("until", -1))
 
     def flush(self, over: bool) -> bool:
-        """Send a part, where it is time to and there is something to send."""
-        now = time.time()
-        hurry = over or self.hurried
-        if not hurry and now - self._looked_at < max(_SHORTEST_INTERVAL, (now - self._started) / _INTERVALS_PER_RUN):
+        """Send a file, where it is time to and there is something to send."""
+        if not self.due(over):
             return False
-        waiting = [each for each in layer_table_files(self._delivered.folder) if each.step > self._until]
+        waiting = [file for file in layer_table_files(self._delivered.folder) if file.step > self._until_step]
         if not over and waiting:  # of the newest step there may be another table to come
-            waiting = [each for each in waiting if each.step < waiting[-1].step]
+            waiting = [file for file in waiting if file.step < waiting[-1].step]
         chosen = _as_many_as_fit(waiting)
         if chosen:
             self._send(chosen)
-        more = len(chosen) < len(waiting)
-        if not more:
-            self._looked_at = now
-            self.hurried = False
-        self.done = over and not more
-        return more
+        return len(chosen) < len(waiting) or self.rest(over)
 
     def _send(self, files: list[LayerTableFile]) -> None:
-        read = [(each, table) for each in files if (table := _read(each)) is not None]
-        tables = [table for _, table in read]
-        number, offset = self._delivered.number or 0, self._delivered.offset
+        tables = [(file, table) for file in files if (table := _read(file)) is not None]
         if tables:
-            name = layer_part_name(number, files[0].step + offset)
-            write = partial(write_layer_part, tables=tables, recording=number, offset=offset)
-            upload_file(self._writer, LAYER_TABLES_FOLDER, name, write)
+            name = layer_part_name(self._number, files[0].step + self._offset)
+            content = [table for _, table in tables]
+            write = partial(write_layer_part, tables=content, recording=self._number, offset=self._offset)
+            self.upload(LAYER_TABLES_FOLDER, name, write)
         if self._metrics:
-            points = [point for file, table in read for point in self._points(file, table)]
+            points = [point for file, table in tables for point in self._points(file, table)]
             for begin in range(0, len(points), _MOST_POINTS):
                 self._writer.log(points[begin : begin + _MOST_POINTS], self._delivered.section)
-        self._until = files[-1].step
-        write_page(self._page, {"until": self._until})
+        self._until_step = files[-1].step
+        write_page(self._page, {"until": self._until_step})
 
     def _points(self, file: LayerTableFile, table: LayerTable) -> list[Point]:
         """The statistics of a table; their time is that of its file, so that a store recognises what it has."""
         signals = tuple(Signal(f"{table.what}_{name}", layer) for layer in table.layers for name in STATISTICS)
         values = table.statistics.ravel().tolist()
-        step, when = table.step + self._delivered.offset, _written(file.path)
-        chosen = ((each.signal, each.value(values)) for each in chosen_signals(signals, self._metrics))
+        step, when = table.step + self._offset, _written(file.path)
+        chosen = ((signal.signal, signal.value(values)) for signal in chosen_signals(signals, self._metrics))
         return [Point(signal, step, value, when) for signal, value in chosen if math.isfinite(value)]
 
 
 def _as_many_as_fit(files: list[LayerTableFile]) -> list[LayerTableFile]:
     """The first of them, whole steps only: the position to go on from is a step."""
-    sizes = list(accumulate(_size(each) for each in files))
+    sizes = list(accumulate(_size(file) for file in files))
     room = next((number for number, size in enumerate(sizes) if size > _MOST_BYTES), len(files))
     if room == len(files):
         return files
     last = files[max(0, room - 1)].step
-    whole = [each for each in files if each.step < last]
-    return whole or [each for each in files if each.step == last]
+    whole = [file for file in files if file.step < last]
+    return whole or [file for file in files if file.step == last]
 
 
 def _size(file: LayerTableFile) -> int:

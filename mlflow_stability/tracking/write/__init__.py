@@ -18,7 +18,7 @@ from mlflow_stability.tracking.write.run_params import is_chosen
 from mlflow_stability.tracking.write.run_report import REPORT_FOLDER, log_comparison, log_report
 from mlflow_stability.tracking.write.run_writer import RunWriter, SystemMetrics
 from mlflow_stability.tracking.write.single_values import SingleValues
-from mlflow_stability.tracking.write.thinning import Point, Thinner, is_extreme, is_of_the_script
+from mlflow_stability.tracking.write.thinning import Point, Thinner, is_of_the_script
 
 __all__ = [
     "REPORT_FOLDER",
@@ -36,7 +36,6 @@ __all__ = [
     "earlier_left",
     "image_key",
     "is_chosen",
-    "is_extreme",
     "is_of_the_script",
     "log_comparison",
     "log_report",

@@ -48,7 +48,6 @@ SIGNALS = (
 LOGGED_BY_THE_SCRIPT = frozenset({"val_loss", "val_loss_step"})
 """What was heard of the script's own metrics: MLflow has it already, and must not get it twice."""
 _EXTREMES = {"loss": ("min", "max"), "grad_norm": ("max",), "step_time": ("max",)}
-_EXTREME_QUANTITIES = frozenset(f"{quantity}_{end}" for quantity, ends in _EXTREMES.items() for end in ends)
 _COUNTED = ("loss", "grad_norm")
 _NONFINITE = Signal("nonfinite_values")
 _MOST_MARKED = 10  # event steps kept between two multiples of `every`
@@ -81,17 +80,12 @@ def is_of_the_script(reading: StepReading) -> bool:
     return all(signal.quantity in LOGGED_BY_THE_SCRIPT for signal in reading.signals)
 
 
-def is_extreme(signal: Signal) -> bool:
-    """Whether its points tell of all steps since the point before."""
-    return signal.quantity in _EXTREME_QUANTITIES and not signal.place
-
-
 class Thinner:
     """Decides, reading by reading, what is kept."""
 
     def __init__(self, every: int, layers: LayerMetrics = "") -> None:
         self.every = every
-        """Every how many steps a point is kept; may be raised on the way, when the store is slow."""
+        """Every how many steps a point is kept."""
         self._kept: dict[Signal, int] = {}
         self._windows: dict[str, tuple[float, float]] = {}
         self._nonfinite = 0

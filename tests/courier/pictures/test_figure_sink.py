@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mlflow_stability.courier.pictures.figure_sink import FigureSink, PictureDat
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.figures.of_run.duty_cycles import QUANTITIES as DUTY_CYCLES
+from mlflow_stability.figures.run_figure import RunFigure, run_figures
 from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.tracking.store.store_errors import RefusedError
@@ -168,8 +170,12 @@ def test_a_picture_is_not_drawn_again_because_the_store_is_away(
     shelf, drawn = Shelf(), []
     shelf.trouble = TrackingError("away")
     figures = fed(training, shelf)
-    draw = FigureSink._draw
-    monkeypatch.setattr(FigureSink, "_draw", lambda self, one: drawn.append(one.name) or draw(self, one))
+
+    def counted(figure: RunFigure) -> RunFigure:
+        return replace(figure, draw=lambda data: drawn.append(figure.name) or figure.draw(data))
+
+    counted_figures = [counted(figure) for figure in run_figures()]
+    monkeypatch.setattr(figure_sink, "run_figures", lambda: counted_figures)
     for _ in range(3):
         with pytest.raises(TrackingError):
             figures.advance(over=True)
@@ -207,7 +213,7 @@ def test_pictures_arrive_in_a_real_run(training: Training, sqlite_uri: str) -> N
 
 
 def test_what_is_kept_stays_below_twenty_megabytes_with_a_thousand_layers() -> None:
-    data = PictureData(0)
+    data = PictureData(0, "3f2a9c", Path())
     layers = gpt_layers(1000)
     groups = tuple(Signal("learning_rate", f"group_{number}") for number in range(1, 40))
     measured = tuple(Signal(quantity, layer) for quantity in figure_sink.BY_LAYER for layer in layers)
@@ -220,18 +226,18 @@ def test_what_is_kept_stays_below_twenty_megabytes_with_a_thousand_layers() -> N
         with_layers = step % 60 == 0
         data.take(StepReading(step, rarely if with_layers else often, many if with_layers else few, 0, 0.0))
     assert psutil.Process().memory_info().rss - before < 20e6
-    board = data.board("x")
+    board = data.board()
     assert board.left_out == {"learning_rate": 36 + 1 - 2}
     assert len(data.grid("param_norm").layers) == 1000
 
 
 def test_steps_and_events_are_shown_as_the_run_counts_them() -> None:
-    data = PictureData(1000)
+    data = PictureData(1000, "3f2a9c", Path())
     data.take(StepReading(1, WHOLE, (1.0, math.nan, 1e-3, 1e-4), 0, 0.0))
     data.take(Finding.at(RollbackFacts("back", 1, 2, 1, 0.1, 1), 2, Severity.INFO))
     data.take(StepReading(3, WHOLE, (1.0, 2.0, 1e-3, 1e-4), 1, 0.0))
     data.take(Closing("finished"))
-    board = data.board("3f2a9c")
+    board = data.board()
     assert board.subtitle == "run 3f2a9c · steps 1,001 to 1,003 · finished"
     (norm,) = board.of("grad_norm")
     assert (norm.steps.tolist(), norm.nonfinite.tolist(), norm.attempts.tolist()) == ([1001, 1003], [1, 0], [0, 1])
@@ -239,7 +245,7 @@ def test_steps_and_events_are_shown_as_the_run_counts_them() -> None:
 
 
 def test_layers_measured_in_turns_come_in_the_order_of_the_model() -> None:
-    data, layers = PictureData(0), gpt_layers(6)
+    data, layers = PictureData(0, "3f2a9c", Path()), gpt_layers(6)
     turned = tuple(Signal("update_ratio", layer) for layer in layers[::-2])
     data.take(StepReading(1, turned, (1.0,) * 3, 0, 0.0))
     data.take(StepReading(2, tuple(Signal("param_norm", layer) for layer in layers), (1.0,) * 6, 0, 0.0))

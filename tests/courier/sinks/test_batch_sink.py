@@ -10,7 +10,8 @@ from courier.staging import Training
 from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.sinks.checkpoint_sink import FOLDER, BatchSink
+from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.sinks.checkpoint_sink import BATCHES_FOLDER, BatchSink
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary import Closing, Note
 
@@ -28,13 +29,13 @@ def keep(directory: Path, step: int, content: bytes = b"tensors") -> Path:
     return file
 
 
-def drive(stream: BatchSink) -> None:
-    while stream.flush(over=True) or not stream.done:
+def drive(sink: BatchSink) -> None:
+    while sink.flush(over=True) or not sink.done:
         pass
 
 
 def sent(uri: str, run_id: str) -> list[str]:
-    listed = MlflowClient(tracking_uri=uri).list_artifacts(run_id, FOLDER)
+    listed = MlflowClient(tracking_uri=uri).list_artifacts(run_id, BATCHES_FOLDER)
     return sorted(Path(each.path).name for each in listed)
 
 
@@ -43,25 +44,25 @@ def test_files_are_named_by_recording_and_by_the_step_that_the_run_counts(
 ) -> None:
     keep(tmp_path / "kept", 7)
     (tmp_path / "kept" / ".batch-000008.pt.4711").write_bytes(b"half a file")
-    drive(BatchSink(tmp_path / "kept", writer, number=2, offset=100))
+    drive(BatchSink(Delivered(tmp_path, number=2, offset=100), writer, tmp_path / "kept"))
     assert sent(sqlite_uri, writer.run_id) == ["recording-002-batch-000107.pt"]
 
 
 def test_what_comes_while_training_goes_on_is_sent_before_its_end(
     writer: RunWriter, sqlite_uri: str, tmp_path: Path
 ) -> None:
-    stream = BatchSink(tmp_path / "kept", writer, number=1, offset=0)
+    sink = BatchSink(Delivered(tmp_path), writer, tmp_path / "kept")
     keep(tmp_path / "kept", 7)
-    assert stream.flush(over=False)
+    assert sink.flush(over=False)
     keep(tmp_path / "kept", 9)
-    assert stream.flush(over=False)
-    assert not stream.flush(over=False)
-    assert not stream.done
+    assert sink.flush(over=False)
+    assert not sink.flush(over=False)
+    assert not sink.done
     assert len(sent(sqlite_uri, writer.run_id)) == 2
 
 
 def test_a_folder_that_is_gone_holds_nothing_up(writer: RunWriter, tmp_path: Path) -> None:
-    drive(BatchSink(tmp_path / "never made", writer, number=1, offset=0))
+    drive(BatchSink(Delivered(tmp_path), writer, tmp_path / "never made"))
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -80,6 +81,6 @@ def test_a_recording_brings_its_batches_along_only_if_it_says_so(
     names = sent(sqlite_uri, run_id)
     assert names == (["recording-000-batch-000003.pt"] if announced else [])
     if announced:
-        file = MlflowClient(sqlite_uri).download_artifacts(run_id, f"{FOLDER}/{names[0]}", str(tmp_path))
+        file = MlflowClient(sqlite_uri).download_artifacts(run_id, f"{BATCHES_FOLDER}/{names[0]}", str(tmp_path))
         assert Path(file).read_bytes() == b"what broke"
     assert list(tmp_path.glob("**/.sending-*")) == []

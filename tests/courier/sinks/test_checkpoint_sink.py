@@ -12,9 +12,11 @@ from courier.staging import Training
 from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.checkpoint_sink import CheckpointSink
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
+from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary import Closing, Note
 
 
@@ -33,8 +35,12 @@ def run(sqlite_uri: str) -> RunCheckpoints:
     return RunCheckpoints(client, str(client.create_run("0").info.run_id))
 
 
-def drive(stream: CheckpointSink) -> None:
-    while stream.flush(over=True) or not stream.done:
+def sink_of(run: RunCheckpoints, folder: Path) -> CheckpointSink:
+    return CheckpointSink(Delivered(folder), RunWriter(run._client, run.run_id), folder / "kept")
+
+
+def drive(sink: CheckpointSink) -> None:
+    while sink.flush(over=True) or not sink.done:
         pass
 
 
@@ -42,25 +48,25 @@ def test_only_what_has_proved_itself_is_sent_and_the_newest_first(run: RunCheckp
     keep(tmp_path / "kept", 500)
     keep(tmp_path / "kept", 1000)
     keep(tmp_path / "kept", 1500, good=False)
-    stream = CheckpointSink(tmp_path / "kept", run)
-    assert stream.flush(over=False)
+    sink = sink_of(run, tmp_path)
+    assert sink.flush(over=False)
     assert run.names() == ["rollback_ckpt-001000-1.0000"]
-    drive(stream)
+    drive(sink)
     assert run.names() == ["rollback_ckpt-000500-1.0000", "rollback_ckpt-001000-1.0000"]
 
 
 def test_what_the_training_removed_is_removed_from_the_run(run: RunCheckpoints, tmp_path: Path) -> None:
     old = keep(tmp_path / "kept", 500)
     keep(tmp_path / "kept", 1000)
-    drive(CheckpointSink(tmp_path / "kept", run))
+    drive(sink_of(run, tmp_path))
     shutil.rmtree(old)
-    drive(CheckpointSink(tmp_path / "kept", run))  # a new courier knows what the one before had sent
+    drive(sink_of(run, tmp_path))  # a new courier knows what the one before had sent
     assert run.names() == ["rollback_ckpt-001000-1.0000"]
 
 
 def test_one_that_is_damaged_on_the_disk_is_not_sent(run: RunCheckpoints, tmp_path: Path) -> None:
     (keep(tmp_path / "kept", 500) / "state.pt").write_bytes(b"weightz")
-    drive(CheckpointSink(tmp_path / "kept", run))
+    drive(sink_of(run, tmp_path))
     assert run.names() == []
 
 
@@ -70,14 +76,14 @@ def test_an_upload_that_broke_off_is_done_again(run: RunCheckpoints, tmp_path: P
     torn.mkdir(parents=True)
     (torn / "state.pt").write_bytes(b"wei")
     run.upload(torn)
-    drive(CheckpointSink(tmp_path / "kept", run))
+    drive(sink_of(run, tmp_path))
     back = run.download(folder.name, tmp_path / "back")
     assert (back / "state.pt").read_bytes() == b"weights"
 
 
 def test_nothing_is_left_beside_the_checkpoints(run: RunCheckpoints, tmp_path: Path) -> None:
     keep(tmp_path / "kept", 500)
-    drive(CheckpointSink(tmp_path / "kept", run))
+    drive(sink_of(run, tmp_path))
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 

@@ -92,8 +92,8 @@ def test_while_training_goes_on_the_newest_step_waits_for_its_second_table(
     write_layer_table(tmp_path, bare(200, "gradient"))
     assert not stream.flush(over=False)
     assert shelf.parts == {}
-    later = time.time() + 61
-    monkeypatch.setattr(time, "time", lambda: later)
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     stream.flush(over=False)
     assert shelf.steps == [100, 100]
     write_layer_table(tmp_path, bare(200, "weight"))

@@ -8,6 +8,7 @@ from findings import at_step
 from waiting import wait_until
 
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.sinks import metric_sink
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.table_sinks import PartSink
 from mlflow_stability.errors import TrackingError
@@ -48,29 +49,54 @@ def journal(training, steps, rate=50.0):
 
 
 @pytest.mark.slow
-def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
+def test_a_store_that_is_too_slow_gets_the_newest_points_first_and_all_others_after_the_training(training):
     shelf, delivered = Shelf(seconds_per_point=0.0002), Delivered(training.journal.folder)
-    sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
+    pace = DeliveryPace("sqlite:///x")
+    sink = MetricSink(delivered, shelf, pace, every=1)
     fed = Fed(training.journal, sink)
-    journal(training, 6000)  # 2500 points a second come in, 200 can be sent beside a living training
-
-    def thinned():
-        fed.advance(over=False)
-        return sink.every >= 16
-
-    wait_until(thinned)
+    journal(training, 400, rate=1e6)  # 20,000 points; 200 a second can be sent beside a living training
+    wait_until(lambda: (fed.advance(over=False), len(shelf.points) >= 1_200)[1])
+    assert max(point.step for point in shelf.points) > 390
+    assert delivered.metrics_until < training.journal.bytes_written, "a killed courier would go on behind a gap"
+    fed.drive()  # as far as the end of the training waits
+    assert len(shelf.points) < 2_000
+    assert not sink.filled
+    sink.awaited, pace.share = False, 0.5
+    while not sink.filled:
+        sink.flush(over=True)
+        time.sleep(min(0.01, sink.seconds_to_wait()))
+    assert len({(point.signal, point.step) for point in shelf.points}) == len(shelf.points) == 20_000
+    assert delivered.metrics_until == training.journal.bytes_written
 
 
 @pytest.mark.slow
-def test_a_store_that_was_away_but_is_fast_enough_gets_all_points(training):
+def test_a_store_that_was_away_but_is_fast_enough_gets_all_points_while_training_lives(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     sink = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
     fed = Fed(training.journal, sink)
-    journal(training, 3000)
-    began = time.monotonic()
-    while time.monotonic() - began < 3:
-        fed.advance(over=False)
-    assert sink.every == 10
+    journal(training, 3000, rate=1e6)
+    wait_until(lambda: (fed.advance(over=False), len({point.step for point in shelf.points}) >= 301)[1])
+    assert sink.reached == sink.until
+
+
+def test_what_memory_has_no_room_for_is_read_once_more_at_the_end(training, monkeypatch):
+    monkeypatch.setattr(metric_sink, "MOST_WAITING", 3_000)
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    shelf.broken = True
+    sinks = [MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)]
+    fed = Fed(training.journal, *sinks)
+    journal(training, 200)
+    for _ in range(10):
+        with suppress(TrackingError):
+            fed.advance(over=False)
+    shelf.broken = False
+    fed.drive()
+    assert sinks[0].must_be_repeated
+    assert delivered.metrics_until == 0
+    again = MetricSink(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
+    Fed(training.journal, again).drive()
+    assert again.filled
+    assert len({(point.signal, point.step) for point in shelf.points}) == 200 * 50
 
 
 @pytest.mark.slow
@@ -91,8 +117,9 @@ def test_memory_stays_bounded_however_long_the_store_is_away(training):
     assert process.memory_info().rss - before < 150e6
     shelf.broken = False
     fed.drive()
-    assert len({point.step for point in shelf.points}) >= 24_000 / metrics.every
-    assert delivered.parts_until == delivered.metrics_until == training.journal.bytes_written
+    assert metrics.must_be_repeated
+    assert max(point.step for point in shelf.points) == 24_000
+    assert delivered.parts_until == training.journal.bytes_written
     assert len(shelf.files) == len(set(shelf.files)) == 2
 
 

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import mlflow_stability
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.checkpoint_sink import CheckpointSink
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
@@ -29,7 +30,7 @@ from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, Ra
 from mlflow_stability.recovery.checkpoints.sharded_state import layouts_of
 from mlflow_stability.recovery.state.state_copy import copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts
-from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
+from mlflow_stability.tracking.write.run_writer import RunWriter
 
 TRAINING = str(Path(sharded_training.__file__))
 FORKED = [Path(TRAINING)]
@@ -142,10 +143,10 @@ def test_what_was_uploaded_as_it_is_is_fetched_where_the_folder_is_gone(
     (folder,) = saved(parts, tmp_path / "c", 10)
     client = MlflowClient(sqlite_uri)
     run_id = client.create_run("0").info.run_id
-    stream = CheckpointSink(tmp_path / "c", RunCheckpoints(client, run_id))
-    while stream.flush(over=True):
+    sink = CheckpointSink(Delivered(tmp_path), RunWriter(client, run_id), tmp_path / "c")
+    while sink.flush(over=True):
         pass
-    assert stream.done
+    assert sink.done
     uploaded = client.list_artifacts(run_id, f"stability/checkpoints/{folder.name}")
     names = sorted(Path(each.path).name for each in uploaded)
     assert names == [".metadata", "__0_0.distcp", "meta.json", "state.pt"]
