@@ -205,7 +205,7 @@ class MetricSink(TimedSink):
     @property
     def must_be_repeated(self) -> bool:
         """Whether only a new sink, which reads the journal from `metrics_until` on, can send what is missing."""
-        return self.done and not self._put_off and self._dropped
+        return self.done and self._dropped
 
     def take(self, record: Record) -> None:
         """Hold a step until its events are known, and choose from the oldest one held."""
