@@ -143,6 +143,8 @@ class RunCurves:
     """Learning rates, of each parameter group."""
     clipped: tuple[Curve, ...] = ()
     """Gradient norms after clipping, of whole models."""
+    chances: tuple[Curve, ...] = ()
+    """Losses of a model that gives each class the same probability, where the loss is cross entropy alone."""
     moves: tuple[Curve, ...] = ()
     """Norms of updates, of whole models."""
 
@@ -163,8 +165,9 @@ def run_curves(history: RunHistory) -> RunCurves:
         tuple(curve for quantity in ("loss", "val_loss") for curve in _averages(history, quantity, starts)),
         _curves(history, "update_ratio", _of_whole_models(history, "update_ratio"), starts),
         curves_of(history, "learning_rate", starts),
-        _curves(history, "grad_norm_clipped", _of_whole_models(history, "grad_norm_clipped"), starts),
-        _curves(history, "update_norm", _of_whole_models(history, "update_norm"), starts),
+        clipped=_curves(history, "grad_norm_clipped", _of_whole_models(history, "grad_norm_clipped"), starts),
+        chances=_curves(history, "chance_loss", _of_whole_models(history, "chance_loss"), starts),
+        moves=_curves(history, "update_norm", _of_whole_models(history, "update_norm"), starts),
     )
 
 

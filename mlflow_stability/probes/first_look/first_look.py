@@ -14,17 +14,28 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.first_look.chance import chance_loss
 from mlflow_stability.probes.first_look.decay import strong_decay
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.probes.first_look.loss_graph import loss_input
 from mlflow_stability.probes.first_look.pairs import loss_over_pairs
 from mlflow_stability.probes.objects import Kind, remembered
 from mlflow_stability.probes.probe import BaseProbe, StepView
+from mlflow_stability.vocabulary.measured import Signal, SignalType
 from mlflow_stability.vocabulary.result import Finding
 
+SIGNALS = (
+    SignalType(
+        "chance_loss",
+        "loss of a model that gives each class the same probability; first steps, for cross entropy alone",
+        "loss_statistics",
+    ),
+)
+CHANCE = (Signal("chance_loss", ""),)
 MAX_LOOKS = 8
 """Number of first backward passes that are looked at: those of a GAN's halves have graphs of their own."""
-STEPS = (1, 10, 20, 100, 1000)
+STEPS = (1, 2, 3, 10, 20, 100, 1000)
 """Steps of a recording before which parameters and settings are looked at."""
 KNOWN_FROM = 10
 """From this step on all optimizers are taken to be there, and a warm-up to have begun."""
@@ -50,16 +61,23 @@ class FirstLook(BaseProbe):
         self._left_out = LeftOut()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._looked_at = 0
+        self._chances: list[float | None] = []
+        """Chance levels of the losses of one step; None for a loss without one."""
+        self._chance_step = 0
         self._found: set[str] = set()
 
     def at_loss(self, tensors: Any) -> None:
         """Look at what a backward pass begins from."""
         self._looks += 1
+        step = self._step()
+        if step != self._chance_step:
+            self._chances, self._chance_step = [], step
         losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
         for loss in losses:
             if isinstance(loss, Tensor) and loss.grad_fn is not None:
                 self._emit(loss_input(loss, self._models(), self._step()))
                 self._emit(loss_over_pairs(loss, self._step()))
+                self._chances.append(chance_loss(loss))
         if self._looks >= MAX_LOOKS:
             self._stop()
 
@@ -82,6 +100,12 @@ class FirstLook(BaseProbe):
             self._optimizers.append(weakref.ref(view.optimizer))
         self._left_out.note_gradients(view.optimizer)
         self._looked_at = view.step
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """Chance level of the loss of this step, where it is known of each of its micro-batches."""
+        levels, self._chances = self._chances, []
+        known = [level for level in levels if level is not None]
+        return [Block(CHANCE, (sum(known),))] if known and len(known) == len(levels) else []
 
     def _look_at_parameters(self, seen: Sequence[Optimizer], step: int) -> None:
         models = self._models()

@@ -1,0 +1,48 @@
+"""Losses that begin far above chance level, or never get below it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.curves.curves import run_curves
+from mlflow_stability.kinds.first_look.chance import AboveChanceRule, ChanceFacts
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.text.metric_names import Meaning
+
+CHANCE = math.log(64)
+
+
+def found(losses: np.ndarray, chance: float = CHANCE) -> list[Finding]:
+    metrics = (
+        metric_of("loss", losses, meaning=Meaning("loss", known=True)),
+        metric_of("chance_loss", [chance, chance], steps=[2, 3], meaning=Meaning("chance_loss", known=True)),
+    )
+    return AboveChanceRule().find(run_curves(run_of(*metrics)))
+
+
+def test_a_loss_that_falls_from_far_above_to_chance_level_is_a_warning() -> None:
+    (finding,) = found(falling(400, first=20.5, last=4.2, noise=0.005))
+    assert finding.severity is Severity.WARNING
+    assert isinstance(finding.facts, ChanceFacts)
+    assert (finding.facts.classes, finding.facts.is_stuck) == (64, True)
+    assert finding.message.startswith("The loss is 4.25 at the end, no better than chance level (4.16 for 64 classes)")
+
+
+def test_a_first_loss_far_above_chance_level_is_only_mentioned_where_the_model_learnt() -> None:
+    (finding,) = found(falling(400, first=20.5, last=1.4))
+    assert finding.severity is Severity.INFO
+    assert finding.message.endswith("times chance level (4.16 for 64 classes).")
+
+
+def test_two_classes_at_chance_level_are_only_mentioned() -> None:
+    (finding,) = found(falling(400, first=0.7, last=0.69, noise=0.005), math.log(2))
+    assert finding.severity is Severity.INFO
+
+
+@pytest.mark.parametrize("losses", [falling(400, first=4.3, last=1.4), falling(150, first=4.2, last=4.15)])
+def test_a_loss_that_falls_and_a_short_run_are_left_alone(losses: np.ndarray) -> None:
+    assert found(losses) == []
