@@ -41,8 +41,8 @@ def chance_check(around: EpisodeContext) -> CheckResult:
     flat, stuck = around.episode.known(LastLevelFacts), around.episode.known(PlateauFacts)
     stands = around.episode.known(StandstillFacts)
     last = math.nan if stuck is None else stuck.loss
-    if flat is not None or stands is not None:
-        last = (flat or stands).last
+    for whole in (flat, stands):
+        last = last if whole is None else whole.last
     named = classes_in(around.history.params)
     # A loss that fell first has learnt something: only a number of classes that the run names is no coincidence.
     classes = chance_of(last, named) if last > 0 and (named or stands is None) else 0
