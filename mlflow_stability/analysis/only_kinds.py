@@ -17,7 +17,11 @@ from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 
 def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
     """The diagnosis as far as these kinds go; without any, all of it."""
-    kept = tuple(each for each in diagnosis.findings if not kinds or each.kind in kinds)
+    if not kinds:
+        return diagnosis
+    kept = tuple(each for each in diagnosis.findings if each.kind in kinds)
+    unjudged = tuple(each for each in diagnosis.cannot_tell if not each.kinds or each.kinds & set(kinds))
+    diagnosis = replace(diagnosis, cannot_tell=unjudged, asked_kinds=tuple(sorted(kinds)))
     bad, kept_bad = _bad(diagnosis.findings), _bad(kept)
     if len(bad) == len(kept_bad):
         return replace(diagnosis, findings=kept)

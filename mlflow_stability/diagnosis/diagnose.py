@@ -46,7 +46,7 @@ from mlflow_stability.kinds.rules import (
     found_by,
 )
 from mlflow_stability.vocabulary.loss_level import reason_words
-from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Finding
+from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Finding, NotJudged
 from mlflow_stability.vocabulary.run import RunHistory
 
 MOST_CURVES = 12
@@ -107,7 +107,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         curves=readings,
         sketches=tuple(sketch_of(curve) for curve in shown),
         judged=judged_curves(history, curves),
-        cannot_tell=(*limits_of(history, curves), *undecided),
+        cannot_tell=(*limits_of(history, curves), *map(NotJudged, undecided)),
         notes=_notes(history, curves, resumed),
         ended=history.outcome,
         steps=steps,

@@ -72,7 +72,7 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         course=None if main is None else _course(main),
         sketch=None if main is None else sketch_of(main),
         notes=diagnosis.notes,
-        cannot_tell=diagnosis.cannot_tell,
+        cannot_tell=tuple(map(str, diagnosis.cannot_tell)),
     )
 
 

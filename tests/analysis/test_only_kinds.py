@@ -3,10 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from analysis.logs import diverging, ending_in_nan, falling, write_log
 
 from mlflow_stability.analysis.diagnose import diagnose
 from mlflow_stability.analysis.only_kinds import only_kinds
+from mlflow_stability.cli.main import run
 from mlflow_stability.vocabulary.result.severity import Severity
 
 
@@ -45,3 +47,20 @@ def test_what_is_found_at_info_alone_is_not_said_to_be_missing() -> None:
     narrowed = only_kinds(replace(whole, findings=(*whole.findings, mild)), ("rollback",))
     assert narrowed.findings == (mild,)
     assert narrowed.verdict.startswith("Not found: no warning in 600 steps, only a rollback (INFO). Other findings: ")
+
+
+def test_what_was_not_checked_is_that_of_the_kinds_alone() -> None:
+    whole = diagnose(write_log(Path("a.jsonl"), falling()))
+    assert {str(each) for each in whole.cannot_tell} > {"Gradients: no gradient norm was logged."}
+    narrowed = only_kinds(whole, ("gradient_explosion",))
+    assert [str(each) for each in narrowed.cannot_tell] == ["Gradients: no gradient norm was logged."]
+    assert only_kinds(whole, ("loss_spike",)).cannot_tell == ()
+
+
+def test_a_kind_that_was_asked_for_is_shown_whatever_its_severity(capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_log(Path("a.jsonl"), falling())
+    log.write_text(f"{log.read_text()}Loss exploded\n")
+    assert run(["diagnose", str(log)]) == 0
+    assert "Loss exploded" not in capsys.readouterr().out
+    assert run(["diagnose", str(log), "--issue-type", "divergence"]) == 0
+    assert "Loss exploded" in capsys.readouterr().out

@@ -44,4 +44,4 @@ def test_a_plateau_at_the_cost_of_guessing_among_the_classes_of_a_setting_has_th
 def test_where_the_loss_is_another_one_what_guessing_costs_is_told() -> None:
     found = diagnosis_of(run_of(metric_of("loss", flat(77)), params={"vocab_size": "5000"}))
     assert found.cause is None
-    assert "chance level: 8.52 for 5,000 classes, loss 4.34" in " ".join(found.cannot_tell)
+    assert "chance level: 8.52 for 5,000 classes, loss 4.34" in " ".join(map(str, found.cannot_tell))

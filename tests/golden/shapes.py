@@ -78,7 +78,7 @@ def diagnosis_shape(diagnosis: Diagnosis) -> Shape:
             "cause": cause_shape(diagnosis.cause),
             "what_to_do": list(map(str, diagnosis.remedies)),
             "curves": [curve_shape(reading) for reading in diagnosis.curves],
-            "not_judged": diagnosis.cannot_tell,
+            "not_judged": [str(each) for each in diagnosis.cannot_tell],
             "notes": diagnosis.notes,
             "text": lines(terminal.render(Report((named,)), width=WIDTH)),
         }

@@ -11,7 +11,7 @@ from reports.samples import broken, nan, spike
 from mlflow_stability.reports.report import Failure, Report
 from mlflow_stability.vocabulary.result import Action, Remedy, Text
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis, NotJudged
 
 PIECES = st.sampled_from(
     [
@@ -98,7 +98,7 @@ def hostile_diagnoses(draw: st.DrawFn) -> Diagnosis:
         remedies=(remedy(),),
         curves=(replace(whole.curves[0], metric=text(), trend=text()),),
         sketches=(replace(whole.sketches[0], metric=text()),),
-        cannot_tell=(text(),),
+        cannot_tell=(NotJudged(text()),),
         notes=(text(), text()),
     )
 

@@ -10,7 +10,7 @@ from findings import over_steps
 from mlflow_stability.reports.report import Failure, Report
 from mlflow_stability.vocabulary.result import Text, read_remedies
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis, Sketch
+from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis, NotJudged, Sketch
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
 
@@ -60,7 +60,7 @@ def healthy(source: str = "logs/good.jsonl") -> Diagnosis:
         "Healthy: train_loss fell from 4.50 to 1.50 in 1,000 steps; no warnings.",
         curves=(reading("train_loss", FALLING),),
         sketches=(sketch("train_loss", FALLING),),
-        cannot_tell=("Overfitting: no validation loss was logged.",),
+        cannot_tell=(NotJudged("Overfitting: no validation loss was logged."),),
         steps=(0, 999),
         points=1000,
     )
@@ -130,7 +130,7 @@ def broken(source: str = "logs/bad.jsonl") -> Diagnosis:
         remedies=read_remedies(("Train in bf16 instead of fp16.", "Lower the learning rate 2-5 times.")),
         curves=(reading("train_loss", values),),
         sketches=(sketch("train_loss", values),),
-        cannot_tell=("Gradients: no gradient norm was logged.",),
+        cannot_tell=(NotJudged("Gradients: no gradient norm was logged."),),
         notes=("5 lines were no JSON.",),
         ended="crashed",
         steps=(0, 999),

@@ -1,6 +1,6 @@
 """Says what of a run cannot be judged, and why: never a guess.
 
-In: a history and its curves. Out: sentences; none where everything that is looked for could be looked for.
+In: a history and its curves. Out: what was not judged; nothing where everything that is looked for could be looked for.
 
 Says when a loss stops being logged while everything logged beside it goes on: such an end says nothing.
 
@@ -21,9 +21,18 @@ from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
 from mlflow_stability.kinds.progress.overfitting import OverfittingRule
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.vocabulary.loss_level import reason_words
+from mlflow_stability.vocabulary.result import NotJudged
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 from mlflow_stability.vocabulary.text import counted
 
+OF_RISES = frozenset({"loss_spike", "divergence", "divergence_ahead"})
+OF_PROGRESS = frozenset({"plateau", "slow_progress", "oscillation", "periodic_loss"})
+OF_LOSS = OF_RISES | OF_PROGRESS
+OF_VALIDATION = frozenset({"overfitting"})
+OF_GRADIENTS = frozenset(
+    {"gradient_explosion", "gradient_vanishing", "gradient_imbalance", "layer_explosion", "dead_layer"}
+)
+"""Kinds of findings that need the same curves."""
 FEWEST, SHARE = 10, 0.05
 """So many points of another metric, and this share of all it has, lie behind the last loss."""
 BESIDE = 0.5
@@ -65,39 +74,42 @@ def _last(metric: Metric) -> tuple[int, int]:
     return attempt, int(series.steps[series.attempts == attempt].max())
 
 
-def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
+def limits_of(history: RunHistory, curves: RunCurves) -> tuple[NotJudged, ...]:
     """What could not be judged."""
-    found: list[str] = []
+    found: list[NotJudged] = []
     losses = [curve for curve in curves.losses if not curve.part]
     single = single_loss(history)
     if not losses and single:
-        found.append(f"Spikes, divergence and plateaus of the training loss: {single}.")
+        found.append(NotJudged(f"Spikes, divergence and plateaus of the training loss: {single}.", OF_LOSS))
     elif not losses:
-        found.append("Spikes, divergence and plateaus of the training loss: no training loss was logged.")
+        sentence = "Spikes, divergence and plateaus of the training loss: no training loss was logged."
+        found.append(NotJudged(sentence, OF_LOSS))
     else:
         longest = max(losses, key=lambda curve: len(curve.values))
         points = len(longest.values)
-        for judged, needed in (
-            ("Spikes and divergence", max(SpikeRule().fewest_points, DivergenceRule().fewest_points)),
-            ("Plateaus", PlateauRule().fewest_points),
+        for judged, kinds, needed in (
+            ("Spikes and divergence", OF_RISES, max(SpikeRule().fewest_points, DivergenceRule().fewest_points)),
+            ("Plateaus", OF_PROGRESS, PlateauRule().fewest_points),
         ):
             if points < needed:
-                found.append(f"{judged}: {longest.name} has {counted(points, 'point')}, {needed} are needed.")
-        found += unjudged_levels(losses)
+                sentence = f"{judged}: {longest.name} has {counted(points, 'point')}, {needed} are needed."
+                found.append(NotJudged(sentence, kinds))
+        found += [NotJudged(sentence, OF_LOSS) for sentence in unjudged_levels(losses)]
     silence = loss_that_stopped(history)
     if silence:
-        found.append(f"The end of the training: {silence}.")
+        found.append(NotJudged(f"The end of the training: {silence}."))
     validations = max((len(curve.values) for curve in curves.validations), default=0)
     if not validations:
-        found.append("Overfitting: no validation loss was logged.")
+        found.append(NotJudged("Overfitting: no validation loss was logged.", OF_VALIDATION))
     elif validations < OverfittingRule().fewest_validations:
         needed = OverfittingRule().fewest_validations
-        found.append(f"Overfitting: {counted(validations, 'validation')}, {needed} are needed.")
+        sentence = f"Overfitting: {counted(validations, 'validation')}, {needed} are needed."
+        found.append(NotJudged(sentence, OF_VALIDATION))
     if not curves.norms:
-        found.append("Gradients: no gradient norm was logged.")
+        found.append(NotJudged("Gradients: no gradient norm was logged.", OF_GRADIENTS))
     if history.gaps:
         missing = ", ".join(f"{gap.first_step}-{gap.last_step}" for gap in history.gaps[:5])
-        found.append(f"Steps missing from the record: {missing}.")
+        found.append(NotJudged(f"Steps missing from the record: {missing}."))
     return tuple(found)
 
 

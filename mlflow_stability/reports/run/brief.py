@@ -116,5 +116,5 @@ def _said(diagnosis: Diagnosis, size: _Size) -> dict[str, Any]:
             }
             for each in diagnosis.curves[: size.few]
         ],
-        "cannot_tell": size.some(diagnosis.cannot_tell),
+        "cannot_tell": size.some(tuple(map(str, diagnosis.cannot_tell))),
     }

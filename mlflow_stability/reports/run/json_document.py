@@ -102,7 +102,7 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
         "cause": None if diagnosis.cause is None else _cause(diagnosis.cause),
         "remedies": [remedy.as_json() for remedy in diagnosis.remedies],
         "curves": [_curve(reading) for reading in diagnosis.curves],
-        "cannot_tell": list(diagnosis.cannot_tell),
+        "cannot_tell": list(map(str, diagnosis.cannot_tell)),
         "notes": list(diagnosis.notes),
     }
 

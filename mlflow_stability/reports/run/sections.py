@@ -78,9 +78,14 @@ def run_sections(diagnosis: Diagnosis) -> RunSections:
         sentences("Ruled out", cause.ruled_out if cause else ()),
         sentences("What to do", map(str, diagnosis.remedies), Sign.NUMBER, FEW_REMEDIES),
         Section("Curves", tuple(map(_curve, diagnosis.curves)), CURVES_HEAD, frozenset(CURVES_HEAD[1:4])),
-        sentences("Not checked", (*(cause.not_checked if cause else ()), *diagnosis.cannot_tell), few=FEW_REASONS),
+        sentences("Not checked", _not_checked(diagnosis), few=FEW_REASONS),
         sentences("Notes", diagnosis.notes, few=FEW_REASONS),
     )
+
+
+def _not_checked(diagnosis: Diagnosis) -> tuple[str, ...]:
+    causes = () if diagnosis.cause is None else diagnosis.cause.not_checked
+    return (*causes, *map(str, diagnosis.cannot_tell))
 
 
 def overview(report: Report) -> Section:

@@ -89,7 +89,8 @@ def _shown(out: TerminalWriter, run: RunSections) -> _Numbered:
 
     The origin of a NaN is shown unless the cause says it.
     """
-    findings = [each for each in run.findings if out.verbose or each.episode.severity > Severity.INFO]
+    mild_too = out.verbose or run.diagnosis.asked_kinds
+    findings = [each for each in run.findings if mild_too or each.episode.severity > Severity.INFO]
     if not out.verbose:
         findings = sorted(findings, key=lambda each: -each.episode.severity)[:FEW_FINDINGS]
         origins = [each for each in run.findings if wording.is_unsaid_birth(each.episode, run.diagnosis)]

@@ -23,7 +23,7 @@ from mlflow_stability.vocabulary.result.comparison import (
     GateVerdict,
     Rate,
 )
-from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE, CurveReading, Diagnosis, Sketch
+from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE, CurveReading, Diagnosis, NotJudged, Sketch
 from mlflow_stability.vocabulary.result.finding import Finding, Source, Span, Where
 from mlflow_stability.vocabulary.result.model_check import LayerCheck, ModelCheck, ModelFinding
 from mlflow_stability.vocabulary.result.recorded_remedy import read_remedies
@@ -82,6 +82,7 @@ __all__ = [
     "ModelCheck",
     "ModelFinding",
     "Need",
+    "NotJudged",
     "ParamPlot",
     "Rate",
     "Remedy",

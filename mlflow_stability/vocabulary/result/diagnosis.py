@@ -66,6 +66,18 @@ class Sketch:
 
 
 @dataclass(frozen=True, slots=True)
+class NotJudged:
+    """Something that could not be judged, and why."""
+
+    sentence: str
+    kinds: frozenset[str] = frozenset()
+    """The kinds of findings that it is about; empty: all."""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis(ShownAsPage):
     """The conclusion about one run."""
 
@@ -95,8 +107,10 @@ class Diagnosis(ShownAsPage):
     """The loss curves, small enough to draw."""
     judged: JudgedCurves = field(default_factory=JudgedCurves)
     """Which curves are taken for the loss and the validation loss."""
-    cannot_tell: tuple[str, ...] = ()
+    cannot_tell: tuple[NotJudged, ...] = ()
     """What could not be judged, and why."""
+    asked_kinds: tuple[str, ...] = ()
+    """The kinds of findings that were asked for; empty: all."""
     notes: tuple[str, ...] = ()
     """What else there is to know about what was read."""
     ended: str = ""

@@ -94,7 +94,7 @@ def test_a_nan_that_nothing_announced_has_no_cause_but_a_sentence_that_says_so()
     losses[300:] = nan
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert diagnosis.cause is None
-    assert any(each.startswith("No cause found for NaN at step 300. ") for each in diagnosis.cannot_tell)
+    assert any(str(each).startswith("No cause found for NaN at step 300. ") for each in diagnosis.cannot_tell)
 
 
 def test_a_plateau_without_gradients_is_put_down_to_them() -> None:

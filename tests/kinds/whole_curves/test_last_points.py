@@ -79,7 +79,7 @@ def test_a_loss_that_is_missing_at_the_end_is_not_called_healthy() -> None:
     diagnosis = diagnosis_of(run_of(losses, rates))
     said = "loss has no value after step 1499, but lr continues to step 1999"
     assert (diagnosis.outcome, diagnosis.verdict) == ("cannot_tell", f"Cannot tell: {said}.")
-    assert any(said in each for each in diagnosis.cannot_tell)
+    assert any(said in str(each) for each in diagnosis.cannot_tell)
     assert diagnosis.severity is Severity.INFO
 
 

@@ -10,7 +10,7 @@ from reports.samples import BAD, GOOD, broken, spike
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.brief import LARGEST, brief, render
-from mlflow_stability.vocabulary.result import read_remedies
+from mlflow_stability.vocabulary.result import NotJudged, read_remedies
 
 
 def test_it_says_what_happened_why_and_what_to_do() -> None:
@@ -58,6 +58,6 @@ def test_a_run_whose_every_text_is_long_is_small_too() -> None:
         cause=cause,
         findings=episodes,
         remedies=read_remedies([long] * 50),
-        cannot_tell=(long,) * 50,
+        cannot_tell=(NotJudged(long),) * 50,
     )
     assert len(json.dumps(brief(run), indent=4)) <= LARGEST

@@ -131,4 +131,4 @@ def test_no_name_becomes_a_tag_or_an_attribute(report: Report) -> None:
     assert all(link.startswith("#run-") for link in page.links)
     assert all(line.isprintable() for line in text.split("\n"))
     for diagnosis in report.diagnoses:
-        assert " ".join(plain(diagnosis.cannot_tell[0]).split()) in text_of(page)
+        assert " ".join(plain(str(diagnosis.cannot_tell[0])).split()) in text_of(page)
