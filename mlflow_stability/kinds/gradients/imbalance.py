@@ -17,6 +17,7 @@ from mlflow_stability.vocabulary.facts import Facts, FollowedFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.text import factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ class ImbalanceFacts(Facts):
 
     def statement(self, step: int, unit: str, /) -> str:
         """``gradient norms of layers differ by a factor of 5,000 at step 400 (threshold 1,000): head 1, …``."""
+        ratio = factor(self.largest / max(self.smallest, 5e-324))
         return (
-            f"{self.of_what} norms of layers differ by a factor of {self.largest / max(self.smallest, 5e-324):,.0f} at "
+            f"{self.of_what} norms of layers differ by a factor of {ratio} at "
             f"{unit} {step} (threshold {self.ratio:,.0f}): {self.largest_place} {self.largest:.2g}, "
             f"{self.smallest_place} {self.smallest:.2g}."
         )

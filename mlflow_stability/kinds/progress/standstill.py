@@ -14,7 +14,7 @@ from mlflow_stability.curves.levels import Levels, levels_of
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class StandstillRule(Rule):
     kind = "plateau"
     order = 81
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"gain": "inverse"}
-    remedies = (Remedy(Action.RAISE_OR_LOWER_LEARNING_RATE), Remedy(Action.STOP_AT_BEST))
+    remedies = (RAISE_OR_LOWER_RATE, Remedy(Action.USE_MORE_DATA))
 
     fewest_points: int = 30
     """Minimum number of points."""

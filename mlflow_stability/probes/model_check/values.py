@@ -206,7 +206,9 @@ def _zeros(layers: Sequence[LayerCheck], named: Sequence[Named]) -> list[ModelFi
     if not found or not named:
         return []
     all_of_them = len(found) == len(matrices)
-    message = f"{_counted(found, 'weight matrix', 'weight matrices')} zeros alone: {_listed(found)}."
+    largest = max(each.largest for each in found)
+    what = "zeros alone" if largest == 0 else f"values of {largest:.2g} at most"
+    message = f"{_counted(found, 'weight matrix', 'weight matrices')} {what}: {_listed(found)}."
     remedies = (Remedy(Action.INITIALISE_OR_KEEP_ZERO),)
     severity = Severity.WARNING if all_of_them else Severity.INFO
     evidence = {"matrices": float(len(found))}

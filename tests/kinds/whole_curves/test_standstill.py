@@ -39,6 +39,7 @@ def test_how_severe_it_is_goes_by_how_long_it_stood_and_what_is_left(
     assert finding.severity is severity
     assert finding.start == pytest.approx(stands_from, rel=0.15)
     assert finding.end == steps - 1
+    assert str(finding.remedies[0]) == "Raise the learning rate, or lower it by a factor of 10."
 
 
 def test_a_loss_that_falls_to_the_end_does_not_stand() -> None:

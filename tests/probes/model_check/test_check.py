@@ -115,6 +115,14 @@ def test_values_that_no_training_begins_with_are_found(
     assert place is None or found.place == place
 
 
+def test_weights_that_are_nearly_zero_are_not_called_zero() -> None:
+    model = net()
+    nn.init.constant_(model[0].weight, 1e-13)
+    assert one(check(model), "zero_weights").message == "1 weight matrix has values of 1e-13 at most: 0.weight."
+    nn.init.zeros_(model[0].weight)
+    assert one(check(model), "zero_weights").message == "1 weight matrix has zeros alone: 0.weight."
+
+
 def test_every_usual_initialisation_is_left_alone() -> None:
     ways = (nn.init.xavier_normal_, nn.init.kaiming_normal_, nn.init.orthogonal_, nn.init.kaiming_uniform_)
     for way in (*ways, lambda each: nn.init.normal_(each, std=0.02)):
