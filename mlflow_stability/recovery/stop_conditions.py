@@ -36,9 +36,10 @@ USUAL_OF, USUAL_FROM = 100, 20
 LOW_IN_A_ROW = 5
 """So many values in a row must have fallen so far: one slow step is none."""
 _RELATIVE = re.compile(r"\s*([A-Za-z_]\w*)\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
+_MULTIPLE = re.compile(r"\s*([A-Za-z_]\w*)\s*>\s*(\d+(?:\.\d+)?)\s*x\s*")
 _PLATEAU = re.compile(r"\s*([A-Za-z_]\w*)\s+plateau\s+(\d+)\s*")
 _SHARE = re.compile(r"(.*[<>]=?)\s*(\d+(?:\.\d+)?)\s*%\s*")
-FORMS = "'nonfinite', 'loss>50', 'val_loss plateau 5', 'val_loss+10%', 'throughput-80%' or 'memory>90%'"
+FORMS = "'nonfinite', 'loss>50', 'loss>100x', 'val_loss plateau 5', 'val_loss+10%', 'throughput-80%' or 'memory>90%'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,12 @@ class StopCondition:
     """One reason to end a training."""
 
     text: str
-    form: Literal["nonfinite", "comparison", "rise", "fall", "plateau"] = "nonfinite"
+    form: Literal["nonfinite", "comparison", "multiple", "rise", "fall", "plateau"] = "nonfinite"
     quantities: tuple[str, ...] = NONFINITE
     condition: Condition | None = None
     """Of a comparison."""
     share: float = 0.0
-    """Of a rise above the best value, or of a fall below the usual one."""
+    """Of a rise above the best value, or of a fall below the usual one; of a multiple the factor."""
     patience: int = 0
     """Of a plateau: so many values without a new best one."""
 
@@ -107,7 +108,8 @@ class StopRules:
 
     def __init__(self, conditions: Iterable[StopCondition]) -> None:
         self._conditions = tuple(conditions)
-        self._before = tuple(each for each in self._conditions if set(each.quantities) & set(BEFORE_STEP))
+        at_once = [each for each in self._conditions if each.form in ("nonfinite", "comparison")]
+        self._before = tuple(each for each in at_once if set(each.quantities) & set(BEFORE_STEP))
         self._courses: dict[tuple[str, Signal], _Course] = {}
 
     @property
@@ -145,6 +147,8 @@ class StopRules:
         course = self._courses.setdefault((condition.text, signal), _Course())
         if condition.form == "fall":
             return _fallen(course, condition.share, signal, value)
+        if condition.form == "multiple":
+            return _multiplied(course, condition.share, signal, value)
         best, course.best = course.best, min(course.best, value)
         course.since_best = 0 if value < best else course.since_best + 1
         if condition.form == "plateau":
@@ -157,6 +161,16 @@ class StopRules:
             return ""
         above = f"{value / best - 1:.0%} above" if best > 0 else "above"
         return f"{signal} is {value:.6g}, {above} its best of {best:.6g}"
+
+
+def _multiplied(course: _Course, factor: float, signal: Signal, value: float) -> str:
+    """Compare with the median of the values before, at first with that of the few there are."""
+    usual = median(course.usual) if course.usual else math.inf
+    if value > factor * abs(usual):
+        return f"{signal} is {value:.6g}, more than {factor:g} times its usual {usual:.6g}"
+    if math.isfinite(value):
+        course.usual.append(value)
+    return ""
 
 
 def _fallen(course: _Course, share: float, signal: Signal, value: float) -> str:
@@ -185,6 +199,11 @@ def _read(text: str, known: tuple[str, ...]) -> StopCondition:
         if not percent > 0 or (sign == "-" and percent >= 100):
             raise SettingsError(f"stop_on takes a fall by less than 100 % or a rise by more than 0 %, got {text!r}.")
         return StopCondition(said, "rise" if sign == "+" else "fall", _names(name, known, text), share=percent / 100)
+    if found := _MULTIPLE.fullmatch(text):
+        name, factor = found[1], float(found[2])
+        if not factor > 1:
+            raise SettingsError(f"stop_on takes a multiple above 1, got {text!r}.")
+        return StopCondition(said, "multiple", _names(name, known, text), share=factor)
     share = _SHARE.fullmatch(text)
     condition = condition_in(f"{share[1]}{float(share[2]) / 100:g}" if share else text)
     if condition is None or condition.signal.place:

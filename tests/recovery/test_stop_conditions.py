@@ -109,6 +109,10 @@ def first_stop(text: str, quantity: str, values: list[float]) -> tuple[int, Stop
         ("throughput-80%", "tokens_per_second", [100.0] * 30 + [21.0] * 50, None),
         ("throughput-80%", "samples_per_second", [100.0] * 10 + [1.0] * 9, None),
         ("memory>90%", "memory_share", [0.89, 0.91], 1),
+        ("loss>100x", "loss", [4.0, 2.0, 2.0, 199.0, 301.0], 4),
+        ("loss>100x", "loss", [4.0, 2.0, 2.0, INF], 3),
+        ("loss>100x", "loss", [4.0, 2.0, NAN, 2.0, 100.0], None),
+        ("grad_norm > 2.5x", "grad_norm", [1.0, 1.0, 2.4, 2.6], 3),
     ],
 )
 def test_a_course_of_values_is_a_reason_to_stop(text: str, quantity: str, values: list[float], at: int | None) -> None:
@@ -120,6 +124,7 @@ def test_a_course_of_values_is_a_reason_to_stop(text: str, quantity: str, values
 def test_before_a_step_only_what_is_known_then_is_judged() -> None:
     rules = StopRules(stop_conditions(("nonfinite", "loss>50", "step_time>9", "val_loss>1")))
     assert rules.looks_before == ("loss", "grad_norm")
+    assert StopRules(stop_conditions(("loss>100x", "loss plateau 5"))).looks_before == ()
     stop = rules.before_step(8, {"loss": 60.0}, is_guarded=False)
     assert stop is not None
     assert str(stop.error).startswith("Training stopped before step 8 was taken: loss is 60 (stop_on=loss>50). The ")
