@@ -98,7 +98,7 @@ class PeakWatch:
         found = self._baseline
         found.take(loss)
         point = Point(
-            "loss_statistics",
+            "loss",
             "",
             capture,
             loss,
