@@ -31,7 +31,7 @@ def command(kind: str | None) -> None:
 def _every() -> Iterator[tuple[str, type[FindingType]]]:
     """All that have thresholds: each detector, and behind those of a type the rules of whole curves."""
     detectors = (*DETECTORS, *ON_REQUEST)
-    for kind in dict.fromkeys(each.kind for each in detectors):
+    for kind in dict.fromkeys(each.kind for each in (*detectors, *RULES)):
         yield from ((name_of(each), each) for each in detectors if each.kind == kind)
         yield from ((f"{kind}, in whole curves ({each.__name__})", each) for each in RULES if each.kind == kind)
 

@@ -108,6 +108,7 @@ FACTS_OF_SEVERAL_KINDS = {
     "skipped_end",
     "skipped_step",
     "slow_rise",
+    "standstill",
     "vanishing_layer",
     "validation_rise",
 }
