@@ -12,6 +12,7 @@ import importlib
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -196,7 +197,16 @@ class _Unpickler(pickle.Unpickler):
             return getattr(torch, name)
         if (module, name) in _NAMES or (module in _MODULES and isinstance(_attribute(module, name), type)):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member_of_enum  # Python 3.11.0 to 3.11.3 write members of enumerations so
         raise CheckpointsRefused(f"The file {METADATA} of a checkpoint names {module}.{name}: expected only data.")
+
+
+def _member_of_enum(owner: Any, name: str) -> Any:
+    """Look up a member of an enumeration, and nothing else."""
+    if not (isinstance(owner, type) and issubclass(owner, Enum) and name in owner.__members__):
+        raise CheckpointsRefused(f"The file {METADATA} of a checkpoint looks up {name!r}: expected only data.")
+    return owner.__members__[name]
 
 
 def _attribute(module: str, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -27,10 +28,11 @@ from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, RankStore
-from mlflow_stability.recovery.checkpoints.sharded_state import layouts_of
+from mlflow_stability.recovery.checkpoints.sharded_state import _member_of_enum, layouts_of
 from mlflow_stability.recovery.state.state_copy import copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts
 from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.vocabulary.result import Severity
 
 TRAINING = str(Path(sharded_training.__file__))
 FORKED = [Path(TRAINING)]
@@ -174,3 +176,10 @@ def test_a_list_of_shards_that_would_run_code_is_refused(parts: TrainingParts, t
     with pytest.raises(CheckpointsRefused, match=r"names posix\.mkdir: expected only data"):
         restored(tmp_path / "c")
     assert not (tmp_path / "broken in").exists()
+
+
+def test_only_members_of_enumerations_are_looked_up_by_name() -> None:
+    assert _member_of_enum(Severity, "WARNING") is Severity.WARNING
+    for owner, name in ((Severity, "__class__"), (str, "format"), (math, "sqrt")):
+        with pytest.raises(CheckpointsRefused, match="expected only data"):
+            _member_of_enum(owner, name)
