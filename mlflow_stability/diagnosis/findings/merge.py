@@ -295,7 +295,8 @@ def _is_part_of_swing(finding: Finding, periodic: Finding) -> bool:
     at_the_same = finding.place == periodic.place or finding.metric == periodic.metric
     rise = finding.known(LossRiseFacts)
     highest = max(_highest(finding), 0.0 if rise is None else rise.value)
-    within = periodic.start - swing.period <= finding.start and highest <= SWING_ROOM * swing.high
+    at_its_time = periodic.start - swing.period <= finding.start <= periodic.end + swing.period
+    within = at_its_time and highest <= SWING_ROOM * swing.high
     is_alike = finding.kind == "oscillation" or (finding.kind == "plateau" and periodic.severity > Severity.INFO)
     return at_the_same and (is_alike or (within and highest > 0))
 

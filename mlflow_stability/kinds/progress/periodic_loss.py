@@ -39,7 +39,7 @@ class PeriodicLossFacts(Facts):
     threshold: float
     """From which share on it is periodic."""
     last_step: int
-    """Its last step that was judged."""
+    """The last step of the swing."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         """``loss oscillates between 1.7 and 3.3 with a period of 40 steps from step 1000 to step 4999 (90% of …``"""
@@ -140,7 +140,7 @@ class PeriodicLossRule(Rule):
     def _of(self, curve: Curve, rates: tuple[Curve, ...]) -> Finding | None:
         steps, values = curve.steps[curve.finite], curve.values[curve.finite]
         half = len(values) // 2
-        if half < self.fewest or values[-half:].min() <= 0:
+        if half < self.fewest or values.min() <= 0:
             return None
         waves = [
             self._wave(curve, steps, values, slice(last - half, last), rates)
@@ -149,11 +149,11 @@ class PeriodicLossRule(Rule):
         wave = max(filter(None, waves), key=lambda wave: wave.share, default=None)
         if wave is None:
             return None
-        last = wave.last
-        first = _since(np.log(np.maximum(values[:last], values[values > 0].min())), wave.period, wave.high - wave.low)
+        swing, at = wave.high - wave.low, wave.last - half
+        first, end = _stretch(np.log(values), wave.last, wave.period, swing)
         is_lasting = wave.period >= self.short or first <= self.from_start * len(values)
-        is_wide = wave.high - wave.low >= math.log(self.wide) and is_lasting
-        distance = float(steps[last - 1] - steps[last - half]) / (half - 1)
+        is_wide = swing >= math.log(self.wide) and is_lasting
+        distance = float(steps[wave.last - 1] - steps[at]) / (half - 1)
         facts = PeriodicLossFacts(
             curve.name,
             math.exp(wave.low),
@@ -161,10 +161,11 @@ class PeriodicLossRule(Rule):
             wave.period * distance,
             wave.share,
             self.share,
-            int(steps[last - 1]),
+            int(steps[end]),
         )
         severity = Severity.WARNING if is_wide else Severity.INFO
-        return self.finding(curve, severity, facts, steps[first], steps[last - 1], of=PeriodicLoss)
+        over = end < len(values) - 1
+        return self.finding(curve, severity, facts, steps[first], steps[end], recovered=over, of=PeriodicLoss)
 
     def _wave(
         self, curve: Curve, steps: NDArray[np.int64], values: Numbers, part: slice, rates: tuple[Curve, ...]
@@ -216,11 +217,13 @@ def _moves_with(rate: Curve, steps: NDArray[np.int64], wave: Numbers, least: flo
     return bool(abs(np.corrcoef(course, wave)[0, 1]) >= least)
 
 
-def _since(x: Numbers, period: float, swing: float) -> int:
-    """The point from which on each two periods have at least half of the swing."""
+def _stretch(x: Numbers, within: int, period: float, swing: float) -> tuple[int, int]:
+    """The first and the last point around one within which each two periods have at least half of the swing."""
     size = max(4, math.ceil(2 * period))
-    whole = len(x) // size * size
-    ends = x[len(x) - whole :].reshape(-1, size)
-    calm = np.flatnonzero(np.ptp(np.percentile(ends, [10, 90], axis=1), axis=0) < swing / 2)
-    first = int(calm[-1]) + 1 if len(calm) and calm[-1] + 1 < len(ends) else 0
-    return len(x) - whole + first * size if first else 0
+    before, behind = within // size, (len(x) - within) // size
+    blocks = x[within - before * size : within + behind * size].reshape(-1, size)
+    is_calm = np.ptp(np.percentile(blocks, [10, 90], axis=1), axis=0) < swing / 2
+    calm_before, calm_behind = np.flatnonzero(is_calm[:before]), np.flatnonzero(is_calm[before:])
+    first = within - (before - 1 - int(calm_before[-1])) * size if len(calm_before) else 0
+    end = within + int(calm_behind[0]) * size if len(calm_behind) else len(x)
+    return min(first, within - 1), end - 1

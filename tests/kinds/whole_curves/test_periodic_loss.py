@@ -51,6 +51,24 @@ def test_it_begins_where_the_loss_begins_to_swing() -> None:
     (finding,) = [one for one in found(losses) if one.severity > Severity.INFO]
     assert finding.kind == "periodic_loss"
     assert finding.start == pytest.approx(800, abs=80)
+    assert (finding.end, facts_of(finding).last_step, finding.recovered) == (1999, 1999, False)
+
+
+def test_it_ends_where_the_loss_becomes_calm_and_what_rises_later_is_another_finding() -> None:
+    losses = np.where(STEPS < 1600, square(40), 1.7) + noise(8)
+    (finding,) = [one for one in found(losses) if one.severity > Severity.INFO]
+    assert finding.end == pytest.approx(1600, abs=80)
+    assert finding.recovered is True
+    losses[1900:] += 1.5
+    kinds = [one.kind for one in found(losses) if one.severity > Severity.INFO]
+    assert kinds[0] == "periodic_loss"
+    assert "divergence" in kinds[1:]
+
+
+def test_a_loss_that_was_zero_once_is_left_alone() -> None:
+    losses = square(40) + noise(9)
+    losses[700] = 0.0
+    assert not [one for one in found(losses) if one.kind == "periodic_loss"]
 
 
 def test_a_rise_beyond_the_swing_is_a_divergence_of_its_own() -> None:
