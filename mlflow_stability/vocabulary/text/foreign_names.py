@@ -166,7 +166,7 @@ _NOT_SAID = re.compile(
 """A setting, a denial, a line of source code."""
 HINT = re.compile(
     r"collaps|roll|nan|inf|detected|triggered|diverg|explo|blown up|blew up|spike|diversity|bit.usage|temperature"
-    r"|(?:high|large|huge) grad|too (?:high|large)|loss.{1,30}(?:>|exceeds|is above)",
+    r"|(?:high|large|huge) grad|too (?:high|large)|loss ?[:=] ?[\d.,e+-]+ ?(?:> ?\d|exceeds|is above)",
     re.IGNORECASE,
 )
 """A line without any of these has no such sentence."""

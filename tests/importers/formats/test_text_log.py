@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from importers.reading import curve, history, metric, steps
 
+from mlflow_stability.importers.formats.text_log import _says_more
+
 
 def test_the_listing_of_the_source_in_front_of_a_log_is_no_log(tmp_path: Path) -> None:
     code = "import torch\nloss = 0.0\nfor step in range(10): loss: float = 1.0\nlr = 3e-4\nassert loss == 0.5, 'nan'\n"
@@ -219,3 +221,23 @@ def test_of_the_means_that_keras_shows_those_of_whole_epochs_count(tmp_path: Pat
     assert curve(run, "loss") == [(epoch, round(9 / epoch, 4)) for epoch in range(1, 10)]
     assert curve(run, "val_loss") == [(epoch, round(10 / epoch, 4)) for epoch in range(1, 10)]
     assert len(curve(history(tmp_path, keras_bars(1, bar)), "loss")) == 20
+
+
+@pytest.mark.parametrize(
+    ("line", "says_more"),
+    [
+        ("step 10 loss: 2.31 -> best 2.30 | lr 1e-3", False),
+        ("INFO step 10 loss 2.31 temperature 0.7 rollout 5", False),
+        ("step 10 high loss 2.31 gradient 1.0", False),
+        ("Loss=8.2340 > 2.0x avg", True),
+        ("loss: 8.2 exceeds 2 times its mean", True),
+        ("High gradient norm: 152.3", True),
+        ("Loss exploded: 1e9", True),
+        ("ROLLBACK TRIGGERED at step 12", True),
+        ("rolling back to step 900", True),
+        ("STOP TRAINING: loss 8.2", True),
+    ],
+)
+def test_lines_of_numbers_are_told_from_sentences_with_numbers(line: str, says_more: bool) -> None:
+    """What says more is read line by line, which takes a hundred times as long."""
+    assert _says_more(line) is says_more
