@@ -250,12 +250,13 @@ class OpenRecording:
     def _report(self) -> None:
         """The report, the final tags and the description; what reads and judges is loaded here."""
         try:
-            from mlflow_stability.courier.run.conclusion import conclusion_of
+            from mlflow_stability.courier.run.conclusion import best_checkpoint, conclusion_of
 
             conclusion = conclusion_of(self.writer.run_id, self._uri, self.writer.page())
             self._board.conclude(conclusion.tags, conclusion.description)
             self._delivered.verdict, self._delivered.cause = conclusion.verdict, conclusion.cause
             self._delivered.codes = conclusion.codes
+            self._delivered.checkpoint = best_checkpoint(self.events.story.checkpoints)
             for name, text in conclusion.files.items():
                 upload_file(self.writer, REPORT_FOLDER, name, text)
         except RefusedError as error:

@@ -60,6 +60,8 @@ class Delivered:
     """Why, in a sentence."""
     codes: str = ""
     """The diversity of sparse codes at the end, in a sentence."""
+    checkpoint: str = ""
+    """The best checkpoint, in a sentence."""
     creating: bool = False
     """Asked for a run and have not heard of it yet."""
     number: int | None = None
@@ -96,6 +98,7 @@ class Delivered:
             "verdict": self.verdict,
             "cause": self.cause,
             "codes": self.codes,
+            "checkpoint": self.checkpoint,
         }
 
     def save(self) -> None:

@@ -285,7 +285,9 @@ class Session:
         if self.settings.uses_autopilot:
             from mlflow_stability.session.autopilot import AutopilotLifecycle
 
-            self._lifecycle = AutopilotLifecycle(self.settings, self._guard, self._settle, self._binding.current_run_id)
+            self._lifecycle = AutopilotLifecycle(
+                self.settings, self._guard, self._settle, self._binding.current_run_id, self._output.warn_early
+            )
         return StepMeter(
             self._guard,
             self._recording_for,

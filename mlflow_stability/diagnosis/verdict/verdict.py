@@ -187,7 +187,9 @@ def _training_sentence(
     title = outcome.replace("_", " ").capitalize()
     if deciding is None:
         return f"{title}: {course}; no warnings before that."
-    back = f"{_back(episodes)} after {_worst_of(bad)}" if any(each.kind == Rollback.kind for each in episodes) else ""
+    back = _back(episodes, bad)
+    if back and len(bad) > 1:
+        back = f"{back} ({counted(len(bad) - 1, 'more finding')})"
     if outcome == "unstable" and back and any(map(persists, episodes)):
         return f"Unstable: {back}, but zero_grad() is still missing; {course}{last}.{_born(episodes)}"
     if outcome == "unstable" and (said := _new_data(bad)):
@@ -209,17 +211,16 @@ def _not_rescued(deciding: Finding, episodes: Sequence[Finding]) -> str:
     message = _to_the_end(deciding)
     if not rollbacks:
         return message
-    back = _back(episodes)
-    was = f"The training was {back.removesuffix(',')}"
+    back = _back(episodes, [each for each in episodes if each.severity >= Severity.WARNING])
+    was = f"The training was {back}"
     answered = any(each.attempt >= deciding.attempt and each.end >= deciding.start for each in rollbacks)
     if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered:
         return f"{message} {was}."
     ended = deciding.known(LastingRiseFacts)
     if ended is None or ended.best <= 0:
         return f"{message} {was}; the loss has not come down again."
-    after = f"{listed([deciding.kind])} at {deciding.unit} {deciding.start}"
     return (
-        f"{back} after {after}, but {deciding.metric or 'loss'} has not come down again: it ended at {ended.last:.4g}, "
+        f"{back}, but {deciding.metric or 'loss'} has not come down again: it ended at {ended.last:.4g}, "
         f"{factor(ended.last / ended.best)} times its best level of {ended.best:.4g}."
     )
 
@@ -263,18 +264,27 @@ def _rose(reading: CurveReading) -> bool:
     return reading.best > 0 and began is not None and ended is not None and RISEN * began <= ended
 
 
-def _back(episodes: Sequence[Finding]) -> str:
-    """``rolled back to step 380``; ``rolled back 2 times, last to step 380,``."""
+def _back(episodes: Sequence[Finding], bad: Sequence[Finding]) -> str:
+    """``rolled back 2 times, last to step 380 after a divergence at step 402``; empty where it never was."""
     rollbacks = [each for each in episodes if each.kind == Rollback.kind]
+    if not rollbacks:
+        return ""
     undone = sum(each.count for each in rollbacks if _is_reverted(each))
     count = max(1, sum(each.count for each in rollbacks) - 2 * undone)  # to undo one is one more
     last = max(rollbacks, key=lambda each: (each.attempt, each.start))
     only = last.facts if last.count == 1 else None  # of several in one episode, the first is known
-    target = only.target if isinstance(only, RollbackFacts) else None
-    if target is None:
-        return f"rolled back {times(count)}"
-    state = f"{last.unit} {target:.0f}"
-    return f"rolled back to {state}" if count == 1 else f"rolled back {times(count)}, last to {state},"
+    if not isinstance(only, RollbackFacts):
+        return f"rolled back {times(count)} after {_worst_of(bad)}"
+    state = f"{last.unit} {only.target:.0f}"
+    to = f"rolled back to {state}" if count == 1 else f"rolled back {times(count)}, last to {state}"
+    answered = [
+        each for each in bad if each.attempt == last.attempt and only.onset <= each.end and each.start <= last.end
+    ]
+    named = [each for each in answered if each.kind == only.finding] or answered
+    if named or not only.reason:
+        return f"{to} after {_worst_of(named or bad)}"
+    reason, _, _ = only.reason.partition(". ")
+    return f"{to} ({reason[0].lower()}{reason[1:].rstrip('.')})"
 
 
 def _is_reverted(rollback: Finding) -> bool:
@@ -282,12 +292,11 @@ def _is_reverted(rollback: Finding) -> bool:
 
 
 def _worst_of(bad: Sequence[Finding]) -> str:
-    """``a divergence at step 402 (3 more findings)``: what was lost, had it gone on, tells more than what led to it."""
+    """``a divergence at step 402``: what was lost, had it gone on, tells more than what led to it."""
     lost = (*KINDS_THAT_DECIDE["diverged"], *NON_FINITE)
     order = {kind: place for place, kind in enumerate(lost)}
     worst = min(bad, key=lambda each: (order.get(each.kind, len(order)), -each.severity, each.start))
-    more = f" ({counted(len(bad) - 1, 'more finding')})" if len(bad) > 1 else ""
-    return f"{listed([worst.kind])} at {worst.unit} {worst.start}{more}"
+    return f"{listed([worst.kind])} at {worst.unit} {worst.start}"
 
 
 def _born(episodes: Sequence[Finding]) -> str:

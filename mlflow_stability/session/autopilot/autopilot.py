@@ -76,7 +76,7 @@ class Autopilot:
         )
         self._batches = context.batches
         self._decider = Decider(
-            config, self._modifier, self._states, context.batches, self._emit, recording is not None, self._has_level
+            config, self._modifier, self._states, context, self._emit, recording is not None, self._has_level
         )
         self._rollback = TrainingRollback(
             config.policy,

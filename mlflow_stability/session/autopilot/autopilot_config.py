@@ -93,5 +93,7 @@ class AutopilotContext:
     open_directory: OpenDirectory
     batches: BatchReport | None
     vote: RankVote | None
+    warn: Callable[[str], None]
+    """Writes a line about what may follow."""
     checkpoint_ranks: CheckpointRanks | None = None
     """The processes that write checkpoints together; None where there is but one."""

@@ -40,13 +40,19 @@ class AutopilotLifecycle:
     """The pilots of one session."""
 
     def __init__(
-        self, settings: Settings, guard: PartGuard, settle: Callable[[], None], run_id: Callable[[], str | None]
+        self,
+        settings: Settings,
+        guard: PartGuard,
+        settle: Callable[[], None],
+        run_id: Callable[[], str | None],
+        warn: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._plan = autopilot_config_of(settings)
         self._guard = guard
         self._settle = settle
         self._run_id = run_id
+        self._warn = warn
         self._vote: RankVote | None = None
         self._checkpoint_ranks: CheckpointRanks | None = None
         self._is_refused = False
@@ -126,7 +132,13 @@ class AutopilotLifecycle:
             self._is_refused = False
         batches = self._batches(recording)
         context = AutopilotContext(
-            self._guard, self._settle, lambda: self._directory(recording), batches, self._vote, self._checkpoint_ranks
+            self._guard,
+            self._settle,
+            lambda: self._directory(recording),
+            batches,
+            self._vote,
+            self._warn,
+            self._checkpoint_ranks,
         )
         self._control, self._recording = Autopilot(self._plan, recording, context), recording
         return self._control

@@ -26,6 +26,7 @@ from mlflow_stability.kinds.reported.autopilot import EarlyStopping
 from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.restored_losses import LossHistory
+from mlflow_stability.recovery.rollback_countdown import RollbackCountdown, countdown_of
 from mlflow_stability.recovery.rollback_decisions import carried_out, decide
 from mlflow_stability.recovery.rollback_events import (
     OF_SCALE,
@@ -47,7 +48,7 @@ from mlflow_stability.recovery.rollback_target import next_older_target, preferr
 from mlflow_stability.recovery.skipping import SkipCount, values_before_step
 from mlflow_stability.recovery.state import TrainingParts, is_finite
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition, StopRules
-from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
+from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.states import States
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
@@ -71,16 +72,17 @@ class Decider:
         config: AutopilotConfig,
         modifier: StepModifier,
         states: States,
-        batches: BatchReport | None,
+        context: AutopilotContext,
         emit: Callable[[Finding], None],
         decides: bool,
-        has_level: Callable[[], bool] = lambda: True,
+        has_level: Callable[[], bool],
     ) -> None:
         self._policy = policy = config.policy
-        self._modifier, self._states, self._batches, self._emit = modifier, states, batches, emit
+        self._modifier, self._states, self._batches, self._emit = modifier, states, context.batches, emit
         self._decides = decides
         """Whether this process decides; of several that train together only one does."""
-        self._has_level = has_level
+        self._has_level, self._warn = has_level, context.warn
+        self._countdown = countdown_of(policy)
         self._history = self._before = RollbackHistory()
         """What was done so far, and what that was before the last decision to roll back."""
         self._losses = LossHistory()
@@ -236,6 +238,8 @@ class Decider:
         self._losses.rolled_back(step)
         if decision.is_counted:
             self._history = carried_out(self._history, step)
+        if self._countdown is not None:
+            self._countdown.restart()
 
     def not_restored(self) -> None:
         """A rollback failed: there are no more."""
@@ -250,6 +254,8 @@ class Decider:
         # The loss of a step that the script skips may be of weights that are no more, that of a broken batch is none.
         if not (record.asked_for or record.was_skipped_by):
             self._losses.take(record.step, record.loss, record.place)
+            if self._countdown is not None and math.isfinite(record.loss):
+                self._count_down(self._countdown, record)
         before = self._history
         suspicious = record.findings or record.was_skipped_by or record.broken_taken or record.skips_in_a_row
         if not suspicious and before.waiting is None and before.limit is None and before.suspected is None:
@@ -283,6 +289,12 @@ class Decider:
         # On trial, all processes keep the state that may be wanted back.
         healthy = not (trouble or record.was_skipped_by or record.asked_for or self._history.on_trial)
         return replace(decision, trouble=trouble, healthy=healthy, is_counted=counted)
+
+    def _count_down(self, countdown: RollbackCountdown, record: StepRecord) -> None:
+        """Write a line where a row of high losses begins that would lead to a rollback, or ends without one."""
+        line = countdown.line(record.step, record.loss, record.place)
+        if line and not self._history.gave_up and not self._history.ignores_level and self._has_level():
+            self._warn(line)
 
     def _good_states(self, place: str) -> tuple[GoodState, ...]:
         """The states that can be restored, with the losses that they gave."""

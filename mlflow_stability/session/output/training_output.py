@@ -41,6 +41,8 @@ class DeliveredRun:
     verdict: str = ""
     cause: str = ""
     codes: str = ""
+    checkpoint: str = ""
+    """``Best checkpoint: step 900 (loss 0.0852).``; empty where there is none."""
 
     @property
     def called(self) -> str:
@@ -115,6 +117,13 @@ class TrainingOutput:
         """
         if if_silent or not self.silent:
             write_line(logging.WARNING, message, *args)
+
+    def warn_early(self, message: str) -> None:
+        """Write a line about what may be done at the next steps."""
+        if not self.silent:
+            with self._lock:
+                self._begins_before_trouble()
+                self.warn("%s", message)
 
     def info(self, message: str, *args: Any) -> None:
         """Write a line about what was done."""
@@ -253,7 +262,9 @@ class TrainingOutput:
         self._begun.update(run.run_id for run in runs)
         for run in runs[-MOST_ENDS:]:
             said = run.verdict or f"No verdict yet: `mlflow-stability diagnose {run.run_id}` gives it."
-            self.info("%s", " ".join(filter(None, [said, run.cause, run.codes, f"Report: {run.where}"])))
+            self.info(
+                "%s", " ".join(filter(None, [said, run.cause, run.codes, run.checkpoint, f"Report: {run.where}"]))
+            )
         if len(runs) > MOST_ENDS:
             self.info(
                 "%d more runs were recorded before. Compare them all: `mlflow-stability compare --experiment NAME`.",

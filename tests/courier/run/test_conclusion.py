@@ -14,9 +14,10 @@ from mlflow import MlflowClient
 from mlflow_stability import diagnose
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.run import run_tags
-from mlflow_stability.courier.run.conclusion import conclusion_of
+from mlflow_stability.courier.run.conclusion import best_checkpoint, conclusion_of
 from mlflow_stability.courier.run.run_tags import live_description
 from mlflow_stability.courier.sinks.run_summary import RunSummary
+from mlflow_stability.recovery.checkpoints import CheckpointMeta
 from mlflow_stability.recovery.rollback_events import give_up_event
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.tracking.read.run_reader import RunReader
@@ -167,3 +168,16 @@ def test_sparse_codes_are_told_in_one_sentence(
     (run_id,) = delivered.run_ids
     assert conclusion_of(run_id, sqlite_uri, "").codes == said
     assert said in RunReader(run_id, sqlite_uri).tags["mlflow.note.content"].replace("\\", "")
+
+
+def test_the_best_checkpoint_is_named_with_its_loss(tmp_path: Path) -> None:
+    assert best_checkpoint(None) == best_checkpoint(tmp_path / "none") == ""
+    for step, loss, good in ((500, 0.4, True), (1000, 0.25, True), (1500, 0.1, False)):
+        meta = CheckpointMeta(step, loss, "", 1, 0.0, good=good)
+        (tmp_path / meta.name).mkdir()
+        (tmp_path / meta.name / "meta.json").write_bytes(meta.to_json())
+    assert best_checkpoint(tmp_path) == "Best checkpoint: step 1,000 (loss 0.25)."
+    meta = CheckpointMeta(1200, 0.3, "", 1, 0.0, good=True, best_by="val_loss", value=0.31)
+    (tmp_path / "by_value" / meta.name).mkdir(parents=True)
+    (tmp_path / "by_value" / meta.name / "meta.json").write_bytes(meta.to_json())
+    assert best_checkpoint(tmp_path / "by_value") == "Best checkpoint: step 1,200 (val_loss 0.31)."

@@ -84,7 +84,9 @@ def test_a_run_that_stop_on_ended_says_so_whatever_its_outcome_is() -> None:
 
 def test_it_is_said_how_often() -> None:
     again = back_to(300, 320, attempt=1)
-    assert "rolled back 2 times, last to step 300, after" in verdict_of("recovered", [DIVERGED, BACK, again], [], 500)
+    nan = episode("nan_detected", 319, Severity.CRITICAL, attempt=1)
+    said = verdict_of("recovered", [DIVERGED, BACK, nan, again], [], 500)
+    assert "rolled back 2 times, last to step 300 after NaN at step 319 (1 more finding)" in said
     merged = back_to(190, times=3)
     assert "rolled back 3 times after" in verdict_of("recovered", [DIVERGED, merged], [READING], 500)
 
@@ -109,6 +111,18 @@ def test_what_a_rollback_undid_is_not_left_though_it_lasted_until_then() -> None
     assert outcome_of(found, [READING], "", measured=True, last_attempt=1) == "recovered"
     left = changed(later, severity=Severity.CRITICAL, kind="gradient_explosion", recovered=False)
     assert outcome_of([lasted, BACK, left], [READING], "", measured=True, last_attempt=1) == "unstable"
+
+
+def test_a_rollback_is_said_with_its_own_reason_and_not_with_an_earlier_finding() -> None:
+    spike = episode("loss_spike", 300, Severity.WARNING)
+    nan = episode("nan_detected", 801, Severity.CRITICAL)
+    facts = RollbackFacts("Non-finite weights after step 801.", 673, 800, 128, 0.1, 1)
+    back = changed(BACK, facts=facts, start=801, peak=801, end=801)
+    said = verdict_of("recovered", [spike, nan, back], [READING], 500)
+    assert said.startswith("Recovered: rolled back to step 673 after NaN at step 801 (1 more finding); loss fell")
+    by_hand = changed(back, facts=replace(facts, reason="The script called rollback()."))
+    said = verdict_of("recovered", [spike, by_hand], [READING], 500)
+    assert said.startswith("Recovered: rolled back to step 673 (the script called rollback()); loss fell")
 
 
 def test_trouble_that_passed_by_itself_is_no_recovery_of_ours() -> None:
@@ -157,8 +171,9 @@ def test_a_loss_that_has_not_come_down_since_the_rollback_is_told_with_the_rollb
         "at 0.03, 3 times its best level of 0.01."
     )
     again = back_to(300, 320, attempt=1)
-    said = verdict_of("diverged", [*found, again], [READING], 500)
-    assert said.startswith("Diverged: rolled back 2 times, last to step 300, after a divergence at step 200, but loss ")
+    later = episode("divergence", 318, Severity.CRITICAL, attempt=1)
+    said = verdict_of("diverged", [*found, later, again], [READING], 500)
+    assert said.startswith("Diverged: rolled back 2 times, last to step 300 after a divergence at step 318, but loss ")
 
 
 def test_a_loss_that_came_down_after_a_rollback_and_diverged_anew_is_told_from_there_on() -> None:
@@ -174,7 +189,7 @@ def test_a_loss_that_came_down_after_a_rollback_and_diverged_anew_is_told_from_t
     assert (first.start, first.end, first.recovered) == (412, 413, True)
     assert (second.start, second.end, second.recovered) == (602, 799, False)
     assert diagnosis.verdict.startswith("Diverged: loss rose from step 602 on: ended near ")
-    assert "The training was rolled back to step 301." in diagnosis.verdict
+    assert "The training was rolled back to step 301 after a divergence at step 412." in diagnosis.verdict
     assert "has not come down again" not in diagnosis.verdict
 
 
@@ -184,18 +199,19 @@ def test_the_rollback_is_told_where_no_ratio_tells_how_far_the_loss_is(facts: Fa
         "diverged", [changed(NOT_BACK, facts=facts, message="divergence at step 200."), BACK], [READING], 500
     )
     assert said == (
-        "Diverged: divergence at step 200. The training was rolled back to step 190; the loss has not come down again."
+        "Diverged: divergence at step 200. The training was rolled back to step 190 after a divergence at step 200; "
+        "the loss has not come down again."
     )
 
 
 def test_what_no_rollback_answered_is_told_first_and_the_rollback_beside_it() -> None:
     later = changed(NOT_BACK, start=400, peak=400, end=400, attempt=1, message="divergence at step 400.", facts=RATIO)
     assert verdict_of("diverged", [DIVERGED, BACK, later], [READING], 500).startswith(
-        "Diverged: divergence at step 400. The training was rolled back to step 190."
+        "Diverged: divergence at step 400. The training was rolled back to step 190 after a divergence at step 200."
     )
     killed = changed(NOT_BACK, kind="killed", message="Killed after step 400.")
     assert verdict_of("killed", [DIVERGED, BACK, killed], [READING], 500).startswith(
-        "Killed: Killed after step 400. The training was rolled back to step 190."
+        "Killed: Killed after step 400. The training was rolled back to step 190 after a divergence at step 200."
     )
 
 
