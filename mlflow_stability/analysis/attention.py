@@ -77,6 +77,8 @@ def compare_attention(
     tracking_uri: str | None = None,
     *,
     title: str = "",
+    title_a: str = "",
+    title_b: str = "",
     save_path: str | os.PathLike[str] | None = None,
 ) -> Picture:
     """Where the heads of one layer look in two runs: side by side, their difference, and every head's entropy.
@@ -89,6 +91,8 @@ def compare_attention(
             of the same number in the second, and the picture names both.
         tracking_uri: The server of the runs, if it is not ``MLFLOW_TRACKING_URI``.
         title: The title, instead of the usual one.
+        title_a: What to call the first, instead of the name of its run.
+        title_b: What to call the second.
         save_path: A file that it is written to.
     """
     given = [_given(name, each, step, layer, tracking_uri) for name, each in (("run_a", run_a), ("run_b", run_b))]
@@ -108,7 +112,8 @@ def compare_attention(
     names = [one.name if one else f"{word} map" for one, word in zip(stored, ("first", "second"), strict=True)]
     if names[0] == names[1]:
         names = [each[:8] if isinstance(each, str) else names[0] for each in (run_a, run_b)]
-    return _saved(attention_comparison(pair[0], pair[1], (names[0], names[1]), title), save_path)
+    named = title_a or names[0], title_b or names[1]
+    return _saved(attention_comparison(pair[0], pair[1], named, title, of_runs=bool(known)), save_path)
 
 
 @with_known_names

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import shown
-from mlflow_stability.vocabulary.measured import AttentionMap
+from mlflow_stability.vocabulary.measured import OF_WEIGHTS, AttentionMap
 
 
 def maps_of_weights(
-    given: Any, step: int = 0, layer: str = "attention", argument: str = "weights"
+    given: Any, step: int = 0, layer: str = OF_WEIGHTS, argument: str = "weights"
 ) -> tuple[AttentionMap, ...]:
     """One map for each layer that is given; a single one is called `layer`.
 

@@ -50,6 +50,15 @@ def test_a_list_has_a_tensor_for_each_layer() -> None:
         attention_heatmap(layers, layer=7)
 
 
+def test_two_tensors_are_named_in_the_title_and_above_their_panels() -> None:
+    one, other = weights_of(4, 6, 6), weights_of(4, 6, 6, seed=1)
+    assert "Attention of first map and second map" in texts(compare_attention(one, other))
+    words = texts(compare_attention(one, other, title_a="before", title_b="after"))
+    assert "Attention of before and after" in words
+    assert "two runs" not in words
+    assert "layer 1" in texts(compare_attention([one, other], [other, one], layer=1))
+
+
 def test_entropy_is_that_of_the_weights() -> None:
     def entropy_of(weights: object) -> object:
         return maps_of_weights(weights)[0].entropy

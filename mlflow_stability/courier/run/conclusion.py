@@ -17,7 +17,7 @@ from mlflow_stability.analysis.diagnose import concluded, in_place
 from mlflow_stability.courier.sinks.run_summary import events_in_words
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.diagnosis.verdict import end_on_purpose, ended_by_autopilot, reason_of_end, training_outcome
-from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
 from mlflow_stability.kinds.reported.representation_summary import RepresentationSummaryFacts
 from mlflow_stability.recovery.checkpoints import best_of, listing
 from mlflow_stability.reports.escape import markdown
@@ -69,7 +69,7 @@ def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
         _description(history, diagnosis, card, page),
         _first_sentence(diagnosis.verdict),
         _cause(diagnosis),
-        _codes(history),
+        _codes(history, diagnosis),
     )
 
 
@@ -97,7 +97,7 @@ def _cause(diagnosis: Diagnosis) -> str:
     return f"{HEADINGS[cause.certainty]}: {begin}{statement[1:]}"
 
 
-def _codes(history: RunHistory) -> str:
+def _codes(history: RunHistory, diagnosis: Diagnosis) -> str:
     """The diversity of the sparse codes: the share of unique patterns at the end, and where they collapsed first."""
     events = history.events or ()
     summaries = (event.facts for event in events if isinstance(event.facts, RepresentationSummaryFacts))
@@ -109,7 +109,9 @@ def _codes(history: RunHistory) -> str:
     where = "" if len(shares) == 1 else f" in {len(shares)} modules"
     collapse = min((each for each in events if each.kind == SDR_COLLAPSE), key=lambda each: each.step, default=None)
     if collapse is None:
-        return f"SDR: {unique} unique{where}, no collapse."
+        is_cause = diagnosis.cause is not None and diagnosis.cause.name == SDR_COLLAPSE
+        low = is_cause or any(each.kind == SdrLowDiversity.kind for each in events)
+        return f"SDR: {unique} unique{where}, {'low diversity' if low else 'no collapse'}."
     of = "" if len(shares) == 1 else f" of {collapse.place}"
     return f"SDR: {unique} unique{where}, collapse{of} at step {collapse.step:,}."
 
@@ -159,7 +161,7 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
         _end_of_process(history, diagnosis),
         _not_recorded(history),
         _figures(history, diagnosis, card),
-        markdown(_codes(history)),
+        markdown(_codes(history, diagnosis)),
         _links(page),
     ]
     return section_of(run_phrases.OUTCOMES.get(word, word), said)

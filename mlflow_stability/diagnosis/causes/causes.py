@@ -9,7 +9,7 @@ from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, CheckResult, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import EpisodeContext, surroundings_of
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, begin_of, surroundings_of
 from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent
 from mlflow_stability.diagnosis.causes.nan_origin import BROKEN_BATCH, KIND, ORIGIN_LIMITS, origin_of
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
@@ -169,7 +169,7 @@ def _same_trouble(episode: Finding, every: Sequence[CheckedEpisode], reach: floa
 
 
 def _led_to(earlier: Finding, later: Finding, reach: float) -> bool:
-    if earlier.attempt != later.attempt or earlier.start > later.start or earlier.kind in OF_THE_PROCESS:
+    if earlier.attempt != later.attempt or begin_of(earlier) > begin_of(later) or earlier.kind in OF_THE_PROCESS:
         return False
     passed = bool(earlier.recovered) and earlier.end < later.start
     lasting = earlier.recovered is False and earlier.end >= later.start and earlier.kind in RISING_KINDS

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
 from mlflow_stability.diagnosis.findings.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
+from mlflow_stability.kinds.gradients.dead_layer import DeadLayerFacts
 from mlflow_stability.kinds.loss.resume import ResumeFacts
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
@@ -65,6 +66,12 @@ class ForeignWrite:
         return round(float(np.median(apart))) if regular else None
 
 
+def begin_of(episode: Finding) -> int:
+    """The step at which a finding began: of a dead layer the first one without a gradient, long before it is found."""
+    dead = episode.known(DeadLayerFacts)
+    return episode.start if dead is None else min(dead.first_step, episode.start)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeContext:
     """One episode and the curves around it."""
@@ -113,7 +120,7 @@ class EpisodeContext:
         A plateau has no sharp beginning. Noise can make a divergence seem to begin early: until its loss has left the
         range of the losses before, it may not have begun.
         """
-        start, end = self.episode.start, self.episode.end
+        start, end = begin_of(self.episode), self.episode.end
         if self.episode.kind == "plateau":
             return int(start + LOOKBACK.early_in_plateau * (end - start))
         if self.episode.kind != "divergence" or self.loss is None:

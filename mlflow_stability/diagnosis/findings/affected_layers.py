@@ -19,7 +19,7 @@ from mlflow_stability.detectors.layer_values import gradient_flow
 from mlflow_stability.diagnosis.findings.notes import GradientFlowFacts, OtherLayersNote, with_note
 from mlflow_stability.kinds.gradients.gradient_vanishing_layers import GradientVanishingLayers
 from mlflow_stability.kinds.gradients.imbalance import GradientImbalance, WeightImbalance
-from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosion
+from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosion, LayerExplosionFacts
 from mlflow_stability.kinds.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
 from mlflow_stability.kinds.optimizer.weight_spike import WeightSpike
 from mlflow_stability.vocabulary.facts import LimitFacts
@@ -103,6 +103,11 @@ def _of(
         flow = GradientFlowFacts(round(gradient_flow(layer.value for layer in layers), 4))
         episode = replace(episode, also=(*episode.also, flow))
     others = [layer for layer in layers if layer.place != episode.place and affected(layer, layers, limit)]
+    jumped = episode.known(LayerExplosionFacts)
+    if jumped is not None and jumped.jumped > 1:  # its sentence says how many; by its own baselines, so name as many
+        known = [layer for layer in layers if layer.place != episode.place and 0 < layer.usual <= layer.value]
+        most = sorted(known, key=lambda layer: -layer.value / layer.usual)[: jumped.jumped - 1]
+        others = [layer for layer in known if layer in most]
     if not others:
         return episode
     values = tuple((layer.place, layer.value) for layer in others)

@@ -155,17 +155,19 @@ def _sentence(
 ) -> str:
     if not len(pair.steps):
         return "The runs have no step in common."
+    is_, differ = ("are", "differ") if " and " in metric else ("is", "differs")  # of two metrics by different names
     if differs is None:
-        return f"{metric} is identical at all {len(pair.steps):,} common steps."
+        return f"{metric} {is_} identical at all {len(pair.steps):,} common steps."
     seeds = {True: "With the same seed,", False: "With different seeds,", None: ""}[same_seed]
     alike = [int(step) for step in pair.steps[pair.steps < differs]]
     if not alike:
-        begun = f"{metric} differs from step {differs:,}"
+        begun = f"{metric} {differ} from step {differs:,}"
     elif identical is None:  # so few may be equal by chance
         at = " and ".join(f"{step:,}" for step in alike)
-        begun = f"{metric} is identical at step{'s' if len(alike) > 1 else ''} {at} and differs from step {differs:,}"
+        steps = f"step{'s' if len(alike) > 1 else ''} {at}"
+        begun = f"{metric} {is_} identical at {steps} and {differ} from step {differs:,}"
     else:
-        begun = f"{metric} is identical up to step {identical:,} and differs from step {differs:,}"
+        begun = f"{metric} {is_} identical up to step {identical:,} and {differ} from step {differs:,}"
     begun = f"{seeds} {begun}".lstrip()
     if parts is None:
         if len(pair.steps) < FEWEST:

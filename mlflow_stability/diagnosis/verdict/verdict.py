@@ -98,7 +98,7 @@ def outcome_of(
         return ended
     if "plateau" in lasting:
         return "stuck"
-    if "overfitting" in lasting:
+    if "overfitting" in lasting and not any(each.severity is Severity.CRITICAL for each in remaining):
         return "overfitted"
     if bad and _rescued(episodes):
         return RECOVERED if main is None or _is_back(main, bad) else "diverged" if _rose(main) else "unstable"

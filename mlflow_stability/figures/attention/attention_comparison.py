@@ -39,7 +39,7 @@ from mlflow_stability.figures.style import (
     our_style,
     shown,
 )
-from mlflow_stability.vocabulary.measured import AttentionMap
+from mlflow_stability.vocabulary.measured import OF_WEIGHTS, AttentionMap
 
 MOST_ROWS = 5
 """Rows of panels: the mean of all heads, and those heads that differ most."""
@@ -64,13 +64,20 @@ class _Row:
             return self.other - self.one
 
 
-def attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[str, str], title: str = "") -> Picture:
-    """The picture of a layer of two runs; `title`: instead of the usual one, which moves below."""
+def attention_comparison(
+    one: AttentionMap, other: AttentionMap, names: tuple[str, str], title: str = "", *, of_runs: bool = True
+) -> Picture:
+    """The picture of a layer of two runs; `title`: instead of the usual one, which moves below.
+
+    `of_runs`: False where both are maps, or weights, of which no run is known: then the title has their names.
+    """
     with our_style():
-        return _attention_comparison(one, other, names, title)
+        return _attention_comparison(one, other, names, title, of_runs)
 
 
-def _attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[str, str], given: str) -> Picture:
+def _attention_comparison(
+    one: AttentionMap, other: AttentionMap, names: tuple[str, str], given: str, of_runs: bool
+) -> Picture:
     rows, left_out = _rows(one, other)
     tall = _PANEL * min(_TALLEST, max(_FLATTEST, rows[0].one.shape[0] / max(1, rows[0].one.shape[1])))
     down = len(rows) * (tall + _GAP) - _GAP
@@ -79,10 +86,13 @@ def _attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[s
     layers = [each.layer or "the model" for each in (one, other)]
     alike = layers[0] == layers[1]
     title = f"Attention in {shown(layers[0], 44)} of two runs"
-    if not alike:
+    if not of_runs:
+        title = f"Attention of {shown(names[0], _NAME)} and {shown(names[1], _NAME)}"
+    elif not alike:
         title = f"Attention in {shown(layers[0], 31)} and in {shown(layers[1], 31)}"
     steps = f"step {one.step:,}" if one.step == other.step else f"steps {one.step:,} and {other.step:,}"
-    said = [*([] if alike else ["different layers"]), steps, *_about(one, other), *left_out]
+    of_layer = [] if of_runs or not alike or layers[0] == OF_WEIGHTS else [shown(layers[0], 31)]
+    said = [*([] if alike else ["different layers"]), *of_layer, steps, *_about(one, other), *left_out]
     entitle(figure, given or title, " · ".join([title, *said] if given else said))
     weights = weight_scale(np.concatenate([each.reshape(-1) for row in rows for each in (row.one, row.other)]))
     apart = np.concatenate([row.difference.reshape(-1) for row in rows])

@@ -42,7 +42,7 @@ _EMPTY = 0.5
 """The height in inches of a panel without data."""
 _ROW = 0.22
 _TOP, _BOTTOM, _BETWEEN = 0.80, 0.55, 0.36
-_LEFT, _RIGHT = 0.135, 0.885
+_LEFT, _RIGHT = 0.165, 0.885
 
 
 def dashboard(board: DashboardData) -> Picture:

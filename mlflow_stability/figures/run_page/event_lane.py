@@ -33,7 +33,7 @@ def draw_events(axes: Axes, rows: list[tuple[str, list[Mark]]]) -> None:
     left, right = axes.get_xlim()
     least = (right - left) * _NARROWEST
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [shown(kind.replace("_", " "), 24) for kind, _ in rows])
+    axes.set_yticks(range(len(rows)), [shown(kind.replace("_", " "), 23) for kind, _ in rows])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

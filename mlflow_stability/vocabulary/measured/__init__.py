@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap, arrays_of, map_of
+from mlflow_stability.vocabulary.measured.attention_map import OF_WEIGHTS, AttentionMap, arrays_of, map_of
 from mlflow_stability.vocabulary.measured.condition import Condition, condition_in
 from mlflow_stability.vocabulary.measured.distribution_shape import QUARTILES_OF_NORMAL, Shape, shape_of
 from mlflow_stability.vocabulary.measured.layer_table import (
@@ -30,6 +30,7 @@ __all__ = [
     "BINS",
     "LAYOUTS",
     "LEVELS",
+    "OF_WEIGHTS",
     "OUTSIDE",
     "PERCENTILES",
     "QUARTILES_OF_NORMAL",

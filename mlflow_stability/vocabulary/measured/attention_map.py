@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 Arrays = Mapping[str, NDArray[Any]]
 
 
+OF_WEIGHTS = "attention"
+"""The layer of weights whose layer is not known."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMap:
     """The weights of some heads, their mean over all heads, and two numbers of every head."""

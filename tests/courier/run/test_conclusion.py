@@ -143,21 +143,22 @@ def test_while_it_trains_the_description_tells_step_state_and_newest_values() ->
 
 
 @pytest.mark.parametrize(
-    ("places", "collapse", "said"),
+    ("places", "found", "said"),
     [
-        (("encoder",), None, "SDR: 0.61 unique, no collapse."),
-        (("encoder",), 40, "SDR: 0.61 unique, collapse at step 40."),
-        (("a", "b"), 40, "SDR: 0.41 to 0.61 unique in 2 modules, collapse of b at step 40."),
+        (("encoder",), "", "SDR: 0.61 unique, no collapse."),
+        (("encoder",), "sdr_low_diversity", "SDR: 0.61 unique, low diversity."),
+        (("encoder",), "sdr_collapse", "SDR: 0.61 unique, collapse at step 40."),
+        (("a", "b"), "sdr_collapse", "SDR: 0.41 to 0.61 unique in 2 modules, collapse of b at step 40."),
     ],
 )
 def test_sparse_codes_are_told_in_one_sentence(
-    root: Path, sqlite_uri: str, places: tuple[str, ...], collapse: int | None, said: str
+    root: Path, sqlite_uri: str, places: tuple[str, ...], found: str, said: str
 ) -> None:
     training = Training(root, sqlite_uri)
     for step in range(1, 61):
         training.journal.append(StepReading(step, SIGNALS, (2.0 / step, 1.0, 0.01, 1.0), 0, float(step)))
-    if collapse is not None:
-        training.journal.append(at_step(collapse, "sdr_collapse", Severity.CRITICAL, "20 % unique.", place=places[-1]))
+    if found:
+        training.journal.append(at_step(40, found, Severity.CRITICAL, "20 % unique.", place=places[-1]))
     for number, place in enumerate(reversed(places)):
         evidence = {"last_unique_ratio": 0.61 - 0.2 * number}
         training.journal.append(

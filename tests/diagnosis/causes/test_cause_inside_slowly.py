@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.gradients.dead_layer import DeadLayerFacts
 from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric
 from mlflow_stability.vocabulary.text.metric_names import Meaning
@@ -53,6 +56,23 @@ def test_a_layer_none_of_whose_heads_ever_looked_around_is_a_possible_cause(othe
 def bits(at: int, *, after: float = 0.2) -> Metric:
     steps = [50, 100, 150, 200, at, at + 50]
     return measured("sdr_bit_usage", "encoder", [0.95, 0.94, 0.95, 0.91, after, 0.06], steps)
+
+
+def test_a_layer_is_not_explained_by_what_came_long_after_its_gradient_was_gone() -> None:
+    steps = list(range(10, 401, 10))
+    dead = [0.0 if step < 390 else 0.9 for step in steps]
+    units = measured("activation_dead", "blocks.1", dead, steps)
+    later = DeadLayerFacts("blocks.0", 0.0, 40, first_step=10, rounds=5, steps=400)
+
+    def named(first_step: int) -> str | None:
+        facts = replace(later, first_step=first_step)
+        event = at_step(400, "dead_layer", Severity.WARNING, place="blocks.0", facts=facts)
+        found = diagnosis_of(run_of(metric_of("loss", falling(COUNT + 1)), units, events=[event]))
+        (finding,) = [each for each in found.findings if each.kind == "dead_layer"]
+        return finding.cause.name if finding.cause is not None else None
+
+    assert named(first_step=400) == "dead_units"
+    assert named(first_step=10) is None
 
 
 def creeping() -> Metric:

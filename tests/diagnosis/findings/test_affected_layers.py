@@ -6,6 +6,7 @@ from findings import at_step, over_steps
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
+from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosionFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, Statement, Text
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
@@ -37,6 +38,14 @@ def test_every_dead_layer_is_named_with_the_gradient_flow() -> None:
 def test_layers_that_jumped_are_told_from_those_that_did_not() -> None:
     found = about("weight_spike", layered("param_norm", {"a": 30.0, "b": 20.0, "c": 2.0}))
     assert found.message == "Said. Also in 1 other layer: b."
+
+
+def test_as_many_layers_are_named_as_the_finding_says_have_jumped() -> None:
+    norms = {"a": 90.0, "b": 80.0, "c": 70.0, "d": 60.0, "e": 1.0}
+    facts = LayerExplosionFacts(90.0, 1.0, 8.0, 20.0, 8.0, 3, 5, place="a")
+    finding = over_steps("layer_explosion", Severity.WARNING, 1000, 1000, 1000, place="a", facts=facts)
+    (found,) = with_affected_layers([finding], layered("grad_norm", norms), {0: 0})
+    assert "3 of 5 layers jumped together. Also in 2 other layers: b, c." in found.message
 
 
 def test_of_the_whole_model_the_layers_are_named() -> None:

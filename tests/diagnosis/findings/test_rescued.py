@@ -125,6 +125,14 @@ def test_a_rollback_is_said_with_its_own_reason_and_not_with_an_earlier_finding(
     assert said.startswith("Recovered: rolled back to step 673 (the script called rollback()); loss fell")
 
 
+def test_a_warning_of_overfitting_is_not_the_outcome_over_something_critical() -> None:
+    fitted = episode("overfitting", 300, Severity.WARNING, recovered=False)
+    collapsed = episode("sdr_collapse", 400, Severity.CRITICAL, recovered=False)
+    assert outcome([fitted]) == "overfitted"
+    assert outcome([fitted, collapsed]) == "unstable"
+    assert outcome([fitted, changed(collapsed, recovered=True)]) == "overfitted"
+
+
 def test_trouble_that_passed_by_itself_is_no_recovery_of_ours() -> None:
     assert outcome([DIVERGED]) == "unstable"
 

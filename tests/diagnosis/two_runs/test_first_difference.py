@@ -65,6 +65,14 @@ def test_what_is_said_of_them_begins_without_a_change_of_the_metrics_name() -> N
     assert other.sentence.startswith("train_loss differs from step")
 
 
+def test_two_metrics_of_different_names_differ() -> None:
+    losses = falling(100)
+    other = first_difference_of(history_of_loss(losses), run_of(metric_of("loss", 2 * losses)))
+    assert other.sentence.startswith("train_loss and loss differ from step 0.")
+    same = first_difference_of(history_of_loss(losses), run_of(metric_of("loss", losses)))
+    assert same.sentence.startswith("train_loss and loss are identical at all 100 common steps.")
+
+
 @pytest.mark.parametrize(("factor", "said"), [(5.0, "5.0 times"), (120_280.0, "120,280 times"), (2e9, "2.0e+09 times")])
 def test_how_many_times_one_is_the_other_can_be_read(factor: float, said: str) -> None:
     losses = falling(100)
