@@ -179,6 +179,30 @@ def a_loss() -> Plant:
     return Plant(Net(), "loss", "", "log", loss=likelihood, batch=last(lambda x: x * 1e6))
 
 
+class Hooked(nn.Module):
+    """A model whose output has a hook that multiplies its gradient, as a loss scale made by hand does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+        self.scale = 1.0
+
+    def forward(self, given: Tensor) -> Tensor:
+        outputs: Tensor = self.net(given)
+        if outputs.requires_grad:
+            scale = self.scale
+            outputs.register_hook(lambda gradient: gradient * scale)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+def a_hook_on_the_output() -> Plant:
+    def spoil(step: int, model: nn.Module, optimizer: Optimizer) -> None:
+        assert isinstance(model, Hooked)
+        model.scale = math.inf if step == LAST else 1.0
+
+    return Plant(Hooked(), "loss", "", "", before_step=spoil)
+
+
 def an_optimizer() -> Plant:
     """Whose running averages have become infinite."""
 

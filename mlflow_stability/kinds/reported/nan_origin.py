@@ -113,7 +113,8 @@ class NanOriginFacts(Facts):
     line: str = ""
     """The user's own line: ``model.py:41 in Block.forward``."""
     name: str = ""
-    """Of the input, weight or buffer; of the optimizer's state; ``loss`` or ``gradient`` for the loss function."""
+    """Of the input, weight or buffer; of the optimizer's state; ``loss`` or ``gradient`` for the loss function,
+    ``hook`` where the script hooks the model's output."""
     inputs: tuple[TensorFacts, ...] = ()
     """What went into the operation."""
     output: TensorFacts | None = None
@@ -209,6 +210,11 @@ class NanOriginFacts(Facts):
 
     def _of_loss(self) -> str:
         gave = f", which returned {self.inputs[0].words}" if self.inputs else ""
+        if self.name == "hook":
+            return (
+                "the first non-finite value comes from the hook on the model's output or from the loss function"
+                f"{gave}; the gradient that the hook gave is non-finite."
+            )
         what = {"loss": "the loss is non-finite", "gradient": "the loss is finite, its gradient is not"}
         said = what.get(self.name, "the gradient from the loss is non-finite")
         of = f": possible source {self.operation}" if self.operations else ""

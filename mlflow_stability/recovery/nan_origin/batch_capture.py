@@ -44,6 +44,7 @@ class CapturedBatch:
         "device",
         "ended",
         "gradients",
+        "has_output_hook",
         "kwargs",
         "nodes",
         "outputs",
@@ -79,6 +80,8 @@ class CapturedBatch:
         """What came back to the outputs, by their place among them; one for each backward pass through them."""
         self.nodes: tuple[tuple[str, int], ...] = ()
         """Where the outputs stand in the graph of gradients: name and number of each node."""
+        self.has_output_hook = False
+        """Whether the script hooks an output: the gradients here are then what its hook has made of them."""
         self.versions = versions
         self.bytes = size
 
@@ -202,6 +205,7 @@ class BatchCapture(ForwardObserver):
         if isinstance(outputs, Tensor) and outputs.is_floating_point():  # nearly always
             size = outputs.numel() * outputs.element_size()
             batch.ended, batch.outputs = True, (None,)
+            batch.has_output_hook = bool(outputs._backward_hooks)
             node = outputs.grad_fn
             if size <= self._most_output_bytes:
                 batch.outputs = (outputs.detach(),)
@@ -225,6 +229,7 @@ class BatchCapture(ForwardObserver):
             if output.grad_fn is not None:
                 self._awaited.append(_Output(batch, number, output, output.grad_fn))
         batch.nodes = tuple([(each.name(), each._sequence_nr()) for one in found if (each := one.grad_fn) is not None])
+        batch.has_output_hook = any(bool(each._backward_hooks) for each in found)
         batch.outputs, batch.ended = tuple(held), True
 
     def forward_failed(self) -> None:

@@ -176,10 +176,11 @@ class Rerun:
         operations = () if loss is None else loss_operations(loss.node, self._batch.nodes)
         breaking = suspects(operations)
         broken = loss is not None and not is_finite(loss.value)
+        hooked = self._batch.has_output_hook and not broken
         origin = NanOrigin(
             "loss",
-            operation=", ".join(breaking or operations),
-            name="loss" if broken else "gradient" if loss is not None else "",
+            operation="" if hooked else ", ".join(breaking or operations),
+            name="loss" if broken else "hook" if hooked else "gradient" if loss is not None else "",
             inputs=tuple(facts_of_tensor("output", each) for each in outputs[:1]),
         )
         message = (

@@ -53,6 +53,8 @@ _OF: dict[str, tuple[Remedy, ...]] = {
 
 def remedies_against(origin: NanOrigin) -> tuple[Remedy, ...]:
     """What to change."""
+    if origin.source == "loss" and origin.name == "hook":
+        return (Remedy(Action.CHECK_HOOK_OF_OUTPUT), Remedy(Action.LOWER_LOSS_SCALE), *REMEDIES["loss"])
     names = origin.operation.split(", ") if origin.source in ("forward", "backward", "loss") else []
     if overflowed(origin):
         return _OF[names[0]] if _OF.get(names[0]) == _EXPONENTIAL else _against_overflow(origin)

@@ -217,6 +217,7 @@ class Action(Enum):
     )
     SCALE_DOWN_OR_FLOAT32 = "Normalise or scale down the inputs of this operation, or compute it in float32."
     CHECK_LOSS_FUNCTION = "Check the labels, and logarithms, roots and divisions in the loss function."
+    CHECK_HOOK_OF_OUTPUT = "Check by what the hook on the model's output multiplies the gradient, and to which dtype."
     CHECK_OPERATIONS = "Check exponentials, logarithms, roots and divisions in model and loss function."
     FIX_OPERATION = "Fix the operation."
     CHECK_INFINITE_SLOPES = "Check operations with infinite slope at 0: sqrt, log, norm, division."

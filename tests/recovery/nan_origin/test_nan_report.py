@@ -8,7 +8,7 @@ import pytest
 import torch
 from recovery.guarded_training import differences, picture
 from recovery.listening import listening
-from recovery.planted import LAST, PLANTS, Net, Plant, Step, a_logarithm, an_overflow, last, train
+from recovery.planted import LAST, PLANTS, Net, Plant, Step, a_hook_on_the_output, a_logarithm, an_overflow, last, train
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +17,7 @@ from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
 from mlflow_stability.recovery.nan_origin.nan_report import origin_event
+from mlflow_stability.vocabulary.result import Action, Remedy
 
 
 def replayed(plant: Plant) -> Replay:
@@ -55,6 +56,14 @@ def test_a_birth_in_the_loss_function_is_a_sentence_that_stands_for_itself(make:
     said = origin_event(LAST, origin, "").message
     assert said.startswith(f"Step {LAST}: the first non-finite value comes from the loss function, not from")
     assert f"; the loss is non-finite: possible source {origin.operation}." in said
+
+
+def test_a_gradient_that_a_hook_on_the_output_broke_is_not_put_down_to_the_loss_function_alone() -> None:
+    origin = replayed(a_hook_on_the_output()).origin
+    assert origin is not None
+    event = origin_event(LAST, origin, "")
+    assert "comes from the hook on the model's output or from the loss function, which returned" in event.message
+    assert event.remedies[0] == Remedy(Action.CHECK_HOOK_OF_OUTPUT)
 
 
 def test_the_event_says_it_with_the_users_own_line_and_numbers() -> None:
