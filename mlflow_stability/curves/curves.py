@@ -145,6 +145,8 @@ class RunCurves:
     """Gradient norms after clipping, of whole models."""
     chances: tuple[Curve, ...] = ()
     """Losses of a model that gives each class the same probability, where the loss is cross entropy alone."""
+    target_variances: tuple[Curve, ...] = ()
+    """Losses of a model that answers the mean of the targets, where the loss is a mean squared error alone."""
     moves: tuple[Curve, ...] = ()
     """Norms of updates, of whole models."""
 
@@ -167,6 +169,7 @@ def run_curves(history: RunHistory) -> RunCurves:
         curves_of(history, "learning_rate", starts),
         clipped=_curves(history, "grad_norm_clipped", _of_whole_models(history, "grad_norm_clipped"), starts),
         chances=_curves(history, "chance_loss", _of_whole_models(history, "chance_loss"), starts),
+        target_variances=_curves(history, "target_variance", _of_whole_models(history, "target_variance"), starts),
         moves=_curves(history, "update_norm", _of_whole_models(history, "update_norm"), starts),
     )
 

@@ -21,6 +21,9 @@ names, which mean the default of that kind.
 from __future__ import annotations
 
 from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST
+from mlflow_stability.kinds.first_look.inputs import InputScale, SameInput
+from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
+from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored
 from mlflow_stability.kinds.gradients.dead_layer import DeadLayer
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
@@ -75,12 +78,16 @@ __all__ = [
     "DivergenceAhead",
     "DivergenceAtStart",
     "DivergenceClassic",
+    "EpsilonLarge",
     "GradientExplosion",
     "GradientExplosionClassic",
     "GradientImbalance",
+    "GradientUnderflow",
     "GradientVanishing",
     "GradientVanishingLayers",
     "InfDetected",
+    "InputScale",
+    "LabelRange",
     "LayerExplosion",
     "LearningRateJump",
     "LearningRateOutOfRange",
@@ -92,12 +99,14 @@ __all__ = [
     "LowMfu",
     "MemoryPressure",
     "NanDetected",
+    "OneClass",
     "Oscillation",
     "Overfitting",
     "Plateau",
     "RepeatedData",
     "RepresentationCollapse",
     "RouterCollapse",
+    "SameInput",
     "SaturatedActivation",
     "SdrBitUsage",
     "SdrCollapse",
@@ -106,9 +115,11 @@ __all__ = [
     "SlowProgress",
     "StepSkipped",
     "StepTimeIncrease",
+    "TargetsIgnored",
     "ThroughputDrop",
     "UpdateRatioHigh",
     "UpdateRatioLow",
+    "UpdatesLost",
     "WeightImbalance",
     "WeightSpike",
 ]

@@ -33,10 +33,10 @@ def probe_scheduler_of(
     layers = settings.layers_every_n_steps
     facts = FactsProbe(recording)
 
-    def stop_looking() -> None:
-        pace.look = None
+    def look_at_losses(is_on: bool) -> None:
+        pace.look = guard(FirstLook.part, look.at_loss) if is_on else None
 
-    look = FirstLook(recording.emit, lambda: pace.models, lambda: recording.step + 1, stop_looking)
+    look = FirstLook(recording.emit, lambda: pace.models, lambda: recording.step + 1, look_at_losses)
     batches, broken = held_batches(settings, guard, recording)
     capture = None if batches is None else batches.capture
     listeners = [each for each in (capture, recording.before_forward) if each is not None]
@@ -55,7 +55,7 @@ def probe_scheduler_of(
     )
     pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [forward, facts, *listeners])
     facts.flops = pace.throughput.flops
-    pace.look = guard(FirstLook.part, look.at_loss)
+    look_at_losses(True)
     return ProbeScheduler(guard, probes, pace, recording.step + 1, objects)
 
 

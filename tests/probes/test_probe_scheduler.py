@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
+from mlflow_stability.probes.activations.input_values import InputProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.adam_rms import AdamRms
@@ -38,6 +39,7 @@ PERIODIC: list[Callable[[], Any]] = [
     lambda: Progress(),
     lambda: Throughput(),
     lambda: ActivationProbe(unguarded, 25, list),
+    lambda: InputProbe(unguarded, 25, list),
     lambda: RepresentationProbe(unguarded, (), 40, list, lambda _: None),
     lambda: AttentionProbe(25, 16, unguarded, lambda _: None),
     lambda: TrainingPace(unguarded, lambda: 0.0).clock,

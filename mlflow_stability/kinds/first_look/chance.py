@@ -26,15 +26,17 @@ class ChanceFacts(Facts):
     last: float
     """Median of the last tenth of the losses."""
     chance: float
-    """The loss of a model that gives each class the same probability."""
+    """The loss of a model that gives each class the same probability, or answers the mean of the targets."""
     classes: int
-    """Number of classes."""
+    """Number of classes; 0 for a mean squared error."""
     is_stuck: bool
     """Whether the loss never got below chance level."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         """``The loss is 20.5 at step 1, 4.9 times chance level (4.16 for 64 classes), and 4.1 at the end: …``"""
         level = f"chance level ({self.chance:.3g} for {self.classes:,} classes)"
+        if not self.classes:
+            level = f"the variance of the targets ({self.chance:.3g})"
         if not self.is_stuck:
             return f"The loss is {self.first:.3g} at {unit} {step}, {self.first / self.chance:.2g} times {level}."
         far = f" It is {self.first:.3g} at {unit} {step}." if self.first >= 1.5 * self.chance else ""
@@ -46,11 +48,13 @@ class AboveChance(FindingType):
     """The loss begins far above chance level, or never gets below it.
 
     What it sees: a loss that is cross entropy alone, beside the logarithm of its number of classes, which the graph of
-    the first losses shows (`chance_loss`). A WARNING where the whole curve never got clearly below chance level and
-    there are three classes or more; INFO where only the first loss is many times chance level.
+    the first losses shows (`chance_loss`); or a mean squared error alone, beside the variance of its targets
+    (`target_variance`). A WARNING where the whole curve never got clearly below chance level, for classes from three
+    on; INFO where only the first loss is many times chance level.
 
-    Why it matters: a model without knowledge gives each class the same probability. A first loss far above that means
-    large initial weights, or inputs of a wrong scale. A last loss at chance level means that nothing was learnt.
+    Why it matters: a model without knowledge gives each class the same probability, or the mean of the targets. A first
+    loss far above that means large initial weights, or inputs or targets of a wrong scale. A last loss at chance level
+    means that nothing was learnt.
 
     What to try: check the initialisation and the scale of the inputs, then labels and the learning rate.
 
@@ -104,22 +108,25 @@ class AboveChanceRule(Rule):
         """The losses of the whole model for which chance level is known."""
         found = []
         for curve in curves.losses:
-            chance = next((each for each in curves.chances if each.attempt == curve.attempt), None)
             finite = curve.values[curve.finite]
-            if chance is None or curve.part or not curve.has_level or len(finite) < self.fewest:
+            if curve.part or not curve.has_level or len(finite) < self.fewest:
                 continue
-            finding = self._judged(curve, float(np.median(chance.values)))
-            found += [] if finding is None else [finding]
+            for levels in (curves.chances, curves.target_variances):
+                level = next((known for known in levels if known.attempt == curve.attempt), None)
+                if level is not None:
+                    chance = float(np.median(level.values))
+                    classes = round(math.exp(chance)) if levels is curves.chances else 0
+                    finding = self._judged(curve, chance, classes)
+                    found += [] if finding is None else [finding]
         return found
 
-    def _judged(self, curve: Curve, chance: float) -> Finding | None:
+    def _judged(self, curve: Curve, chance: float, classes: int) -> Finding | None:
         finite = curve.values[curve.finite]
         levels = [float(np.median(part)) for part in np.array_split(finite, 10)]
         is_stuck = min(levels) >= self.least * chance
         first = float(finite[0])
-        if not is_stuck and first < self.far * chance:
+        if not chance > 0 or (not is_stuck and (first < self.far * chance or not classes)):
             return None
-        classes = round(math.exp(chance))
-        severity = Severity.WARNING if is_stuck and classes > 2 else Severity.INFO
+        severity = Severity.WARNING if is_stuck and (classes > 2 or not classes) else Severity.INFO
         facts = ChanceFacts(first, levels[-1], chance, classes, is_stuck)
         return self.finding(curve, severity, facts, int(curve.steps[0]), int(curve.steps[-1]))

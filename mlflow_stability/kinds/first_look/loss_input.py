@@ -19,10 +19,15 @@ class LossFunction(TextEnum):
 
 
 class Activation(TextEnum):
-    """What makes probabilities of logits."""
+    """What the input of a loss function comes from."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
+    RELU = "ReLU"
+    TANH = "tanh"
+    LINEAR = "linear layer"
+    LOG_SOFTMAX = "log_softmax"
+    """Over a dimension that is not that of the classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class LossInputFacts(Facts):
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``4 is a softmax and its output goes into cross_entropy, which expects logits.``"""
+        if self.activation is Activation.LOG_SOFTMAX:
+            return f"log_softmax is taken over the rows of the batch; {self.function} expects it over the classes."
         what = (
             f"{self.module} is a {self.activation}, and its output"
             if self.module
@@ -55,18 +62,19 @@ class LossInputFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class LossInput(FindingType):
-    """The loss function is given probabilities where it expects logits.
+    """The loss function is given probabilities where it expects logits, or another input that it does not expect.
 
-    What it sees: in the graphs of the first losses, a softmax or sigmoid whose output goes straight into
-    `cross_entropy` or `binary_cross_entropy_with_logits`, or a softmax whose output goes straight into `nll_loss`. No
-    value is read. Compiled losses are not seen.
+    What it sees: in the graphs of the first losses, a softmax, sigmoid, tanh or ReLU whose output goes straight into
+    `cross_entropy`, a softmax, sigmoid or ReLU before `binary_cross_entropy_with_logits`, and a softmax, linear layer
+    or convolution before `nll_loss`, or a `log_softmax` over the batch. No value is read. Compiled losses are not seen.
 
     Why it matters: cross entropy applies the softmax itself. Of probabilities, which lie between 0 and 1, it makes
     nearly uniform ones: the loss cannot fall below a high value (1.46 for 10 classes), and gradients are small. The
-    model trains, but slowly and to a worse result.
+    model trains, but slowly and to a worse result. After a ReLU no logit is negative. `nll_loss` on logits has no lower
+    bound: it falls until values overflow.
 
-    What to try: give the loss function what comes before the softmax or sigmoid; take the probabilities in evaluation
-    alone. `nll_loss` wants `log_softmax`.
+    What to try: give the loss function what comes before the activation; take the probabilities in evaluation alone.
+    `nll_loss` wants `log_softmax` over the classes.
 
     When it is wrong: a loss that is meant to be bounded.
 
@@ -80,3 +88,10 @@ class LossInput(FindingType):
     question = "Does the loss function get logits?"
     check_by_hand = "Print the input of the loss: values between 0 and 1 that add up to 1 are probabilities."
     remedies = (Remedy(Action.REMOVE_ACTIVATION_BEFORE_LOSS),)
+
+
+def remedies_for(facts: LossInputFacts) -> tuple[Remedy, ...]:
+    """What to change about this input."""
+    if facts.activation in (Activation.LINEAR, Activation.LOG_SOFTMAX):
+        return (Remedy(Action.USE_CROSS_ENTROPY),)
+    return LossInput.remedies

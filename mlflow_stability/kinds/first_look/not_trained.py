@@ -91,7 +91,8 @@ class NoGradient(FindingType):
 
     What it sees: parameters in an optimizer that require a gradient and had none in any look at steps 1, 10, 20 and
     100, and for which the optimizer keeps no state. A WARNING from {share:percent} of the values of the optimizers on;
-    fewer are not reported, such as an unused head.
+    fewer are not reported, such as an unused head. All of them count only where nothing wrote to them: then it is the
+    optimizer of another model, or gradients are cleared before the step.
 
     Why it matters: these parameters keep their initial values. The usual reason is a `detach()` or a `no_grad()`
     between them and the loss, or a module that `forward` does not use.
@@ -116,3 +117,7 @@ class NoGradient(FindingType):
     question = "Do all trained parameters have a gradient?"
     check_by_hand = "After backward(), print the names of the parameters whose grad is None."
     remedies = (Remedy(Action.LOOK_FOR_DETACH),)
+
+
+NO_GRADIENT_AT_ALL = (Remedy(Action.MAKE_OPTIMIZER_OF_MODEL), Remedy(Action.CALL_ZERO_GRAD_BEFORE_BACKWARD))
+"""What to try where the optimizer never had a gradient."""

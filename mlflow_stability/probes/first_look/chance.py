@@ -6,10 +6,7 @@ import math
 
 from torch import Tensor
 
-from mlflow_stability.probes.first_look.loss_graph import LOSSES, node_name
-
-MEAN = 1
-"""How torch writes ``reduction="mean"`` in a node."""
+from mlflow_stability.probes.first_look.loss_graph import LOSSES, MEAN, node_name
 
 
 def chance_loss(loss: Tensor) -> float | None:

@@ -1,7 +1,7 @@
 """Looks at a training in its first steps and now and then later: at losses, parameters and settings.
 
-In: losses right before gradients are computed, optimizers before their steps. Out: findings. Guarantees: nothing is
-read from a device, nothing of the training is kept alive, and a step without a look costs nothing.
+In: losses right before gradients are computed, optimizers before their steps. Out: findings, and signals of targets.
+Guarantees: no device is waited for, nothing of the training is kept alive, and a step without a look costs nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from mlflow_stability.probes.first_look.decay import strong_decay
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.probes.first_look.loss_graph import loss_input
 from mlflow_stability.probes.first_look.pairs import loss_over_pairs
+from mlflow_stability.probes.first_look.precision import Precision
+from mlflow_stability.probes.first_look.targets import Targets
 from mlflow_stability.probes.objects import Kind, remembered
 from mlflow_stability.probes.probe import BaseProbe, StepView
 from mlflow_stability.vocabulary.measured import Signal, SignalType
@@ -33,10 +35,13 @@ SIGNALS = (
     ),
 )
 CHANCE = (Signal("chance_loss", ""),)
-MAX_LOOKS = 8
-"""Number of first backward passes that are looked at: those of a GAN's halves have graphs of their own."""
+FIRST = 10
+"""Up to this step the losses of each step are looked at; later those of the step after one of `STEPS`."""
+MAX_LOOKS = 32
+"""Number of losses of a step that are looked at."""
 STEPS = (1, 2, 3, 10, 20, 100, 1000)
 """Steps of a recording before which parameters and settings are looked at."""
+_DUE = tuple(sorted({*range(1, FIRST + 1), *STEPS, *(step + 1 for step in STEPS)}))
 KNOWN_FROM = 10
 """From this step on all optimizers are taken to be there, and a warm-up to have begun."""
 LONG = 100
@@ -54,58 +59,86 @@ class FirstLook(BaseProbe):
         emit: Callable[[Finding], None],
         models: Callable[[], Sequence[Module]],
         step: Callable[[], int],
-        stop: Callable[[], None],
+        look: Callable[[bool], None],
     ) -> None:
-        self._report, self._models, self._step, self._stop = emit, models, step, stop
+        self._report, self._models, self._step, self._switch = emit, models, step, look
+        """The last one switches `at_loss` on or off."""
         self._looks = 0
+        self._until = FIRST
+        """The last step whose losses are looked at."""
+        self._targets, self._precision = Targets(), Precision()
         self._left_out = LeftOut()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._looked_at = 0
         self._chances: list[float | None] = []
         """Chance levels of the losses of one step; None for a loss without one."""
-        self._chance_step = 0
+        self._loss_step = 0
+        """The step of the losses that were looked at last."""
         self._found: set[str] = set()
 
     def at_loss(self, tensors: Any) -> None:
         """Look at what a backward pass begins from."""
-        self._looks += 1
         step = self._step()
-        if step != self._chance_step:
-            self._chances, self._chance_step = [], step
+        if step > self._until:
+            self._switch(False)
+            return
+        if step != self._loss_step:
+            self._chances, self._looks, self._loss_step = [], 0, step
+            self._targets.clear()
         losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
         for loss in losses:
             if isinstance(loss, Tensor) and loss.grad_fn is not None:
-                self._emit(loss_input(loss, self._models(), self._step()))
-                self._emit(loss_over_pairs(loss, self._step()))
+                self._looks += 1
+                if self._looks > MAX_LOOKS:
+                    self._chances.append(None)
+                    return
+                self._emit(loss_input(loss, self._models(), step))
+                self._emit(loss_over_pairs(loss, step))
                 self._chances.append(chance_loss(loss))
-        if self._looks >= MAX_LOOKS:
-            self._stop()
+                self._targets.note(loss)
 
     def due(self, step: int) -> bool:
         """Whether to look at this step."""
-        return step in STEPS
+        return step in _DUE
 
     def next_due(self, step: int) -> int:
         """The next of these steps."""
-        return next((due for due in STEPS if due > step), 1 << 62)
+        return next((due for due in _DUE if due > step), 1 << 62)
 
     def before_step(self, view: StepView) -> None:
         """Look at the settings of an optimizer; at the first one of a step, at all models."""
+        if view.step not in STEPS:
+            return
+        if view.step > self._until:
+            self._until = view.step + 1
+            self._switch(True)
         seen: list[Optimizer] = [held for reference in self._optimizers if (held := reference()) is not None]
         if view.step >= KNOWN_FROM:
             self._emit(strong_decay(view.optimizer, view.step))
             if self._looked_at != view.step:
                 self._look_at_parameters(seen, view.step)
+                self._precision.before_step(view)
         if all(held is not view.optimizer for held in seen):
             self._optimizers.append(weakref.ref(view.optimizer))
         self._left_out.note_gradients(view.optimizer)
         self._looked_at = view.step
 
+    def after_step(self, view: StepView) -> None:
+        """Look at what the step has changed."""
+        self._precision.after_step(view)
+
+    def forget(self) -> None:
+        """The capture was interrupted half-way: let go of what was measured in it."""
+        self._chances = []
+        self._targets.clear()
+        self._precision.forget()
+
     def blocks(self, _step: int) -> Sequence[Block]:
-        """Chance level of the loss of this step, where it is known of each of its micro-batches."""
+        """Targets of this step, and chance level of its loss where it is known of each of its micro-batches."""
         levels, self._chances = self._chances, []
         known = [level for level in levels if level is not None]
-        return [Block(CHANCE, (sum(known),))] if known and len(known) == len(levels) else []
+        chance = [Block(CHANCE, (sum(known),))] if known and len(known) == len(levels) else []
+        return chance + self._targets.blocks() + self._precision.blocks()
 
     def _look_at_parameters(self, seen: Sequence[Optimizer], step: int) -> None:
         models = self._models()

@@ -14,7 +14,13 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from mlflow_stability.kinds.first_look.not_trained import NoGradient, NoGradientFacts, NotOptimized, NotOptimizedFacts
+from mlflow_stability.kinds.first_look.not_trained import (
+    NO_GRADIENT_AT_ALL,
+    NoGradient,
+    NoGradientFacts,
+    NotOptimized,
+    NotOptimizedFacts,
+)
 from mlflow_stability.kinds.first_look.unregistered import Holder, UnregisteredFacts, UnregisteredModule
 from mlflow_stability.probes.objects.module_names import owners_of_parameters, plain_name
 from mlflow_stability.probes.objects.optimizer_state import state_of
@@ -36,10 +42,15 @@ class LeftOut:
     def __init__(self) -> None:
         self._versions: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._had_gradient: set[int] = set()
+        self._first_versions: dict[int, int] = {}
+        """How often parameters of optimizers were written to before the first look at them."""
 
     def note_gradients(self, optimizer: Optimizer) -> None:
         """Note which parameters of an optimizer have a gradient; called right before its step."""
-        self._had_gradient.update(id(held) for held in parameters_of(optimizer) if held.grad is not None)
+        for held in parameters_of(optimizer):
+            self._first_versions.setdefault(id(held), held._version)
+            if held.grad is not None:
+                self._had_gradient.add(id(held))
 
     def look(
         self,
@@ -80,10 +91,12 @@ class LeftOut:
             if tensor.grad is None and id(tensor) not in self._had_gradient and not state_of(optimizer).get(tensor)
         ]
         share = _values(never) / max(1, _values(tensor for _, tensor in held))
-        if share < NO_GRADIENT or len(never) == len(held):
-            return None
+        is_idle = len(never) == len(held)
+        if share < NO_GRADIENT or (is_idle and any(self._first_versions.get(id(t)) != t._version for t in never)):
+            return None  # what has no gradient and changes all the same is trained without gradients
         facts = NoGradientFacts(len(never), share, _modules_of([("", tensor) for tensor in never], models), step)
-        return Finding.at(facts, step, Severity.WARNING, remedies=NoGradient.remedies)
+        remedies = NO_GRADIENT_AT_ALL if is_idle else NoGradient.remedies
+        return Finding.at(facts, step, Severity.WARNING, remedies=remedies)
 
     def _is_unchanged(self, tensor: Tensor) -> bool:
         reference, version = self._versions.get(id(tensor), (lambda: None, -1))

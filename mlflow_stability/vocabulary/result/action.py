@@ -114,6 +114,10 @@ class Action(Enum):
     CHECK_BATCH_AND_TARGETS = "Check the batch and the targets."
     CHECK_BATCH_VALUES = "Check the batch for NaN and huge values."
     CHECK_BATCH_SHAPES = "Check the shapes and types of the batch against the model."
+    STANDARDISE_INPUTS = "Scale the inputs once: divide bytes by 255, or standardise each feature."
+    INSPECT_INPUT_PATH = "Look for inputs that are multiplied by zero, masked or overwritten before the first layer."
+    CHECK_MASKING = "Check how targets are masked and padded; pack short sequences together."
+    MAP_LABELS = "Map the labels to 0 and 1."
     CHECK_TARGETS = "Check that the targets belong to the inputs."
     CHECK_LEAKED_TARGETS = "If the model is untrained, check whether the inputs contain the targets."
     STANDARDISE_TARGETS = "Standardise the targets, or start the last bias at their mean."
@@ -338,8 +342,19 @@ class Action(Enum):
     REGISTER_MODULES = "Use nn.ModuleList, nn.ModuleDict or nn.Parameter, and make the optimizer after that."
     RAISE_CLIPPING_THRESHOLD = "Raise max_norm to the usual gradient norm before clipping, or more."
     SHUFFLE_DATA = "Shuffle the data: DataLoader(..., shuffle=True)."
+    USE_CROSS_ENTROPY = (
+        "Use cross_entropy on the logits; nll_loss needs log_softmax over the classes (dim=1) before it."
+    )
     REMOVE_ACTIVATION_BEFORE_LOSS = (
-        "Give the loss function what it expects: what comes before the softmax or sigmoid; for nll_loss, log_softmax."
+        "Give the loss function what it expects: what comes before the activation; for nll_loss, log_softmax."
+    )
+    MAKE_OPTIMIZER_OF_MODEL = "Make the optimizer after the model, from the parameters of the model that is trained."
+    CALL_ZERO_GRAD_BEFORE_BACKWARD = "Call optimizer.zero_grad() before backward(), not between backward() and step()."
+    LOWER_EPS_OF_ADAM = "Lower eps of the optimizer: 1e-8 is usual."
+    CHECK_SCALE_OF_LOSS = "Check what the loss is divided and multiplied by."
+    USE_GRAD_SCALER = "Use torch.amp.GradScaler, or train in bf16."
+    KEEP_WEIGHTS_IN_FLOAT32 = (
+        "Keep weights in float32 and use torch.autocast, or an optimizer with stochastic rounding or master weights."
     )
     SET_EPS_OF_OPTIMIZER = "Set eps of {module} to 1e-4."
     SET_OR_SWAP_BETAS = "Set betas to (0.9, 0.999), or swap them to {pair}."

@@ -16,10 +16,10 @@ from mlflow_stability.vocabulary.text.metric_names import Meaning
 CHANCE = math.log(64)
 
 
-def found(losses: np.ndarray, chance: float = CHANCE) -> list[Finding]:
+def found(losses: np.ndarray, chance: float = CHANCE, name: str = "chance_loss") -> list[Finding]:
     metrics = (
         metric_of("loss", losses, meaning=Meaning("loss", known=True)),
-        metric_of("chance_loss", [chance, chance], steps=[2, 3], meaning=Meaning("chance_loss", known=True)),
+        metric_of(name, [chance, chance], steps=[2, 3], meaning=Meaning(name, known=True)),
     )
     return AboveChanceRule().find(run_curves(run_of(*metrics)))
 
@@ -46,3 +46,15 @@ def test_two_classes_at_chance_level_are_only_mentioned() -> None:
 @pytest.mark.parametrize("losses", [falling(400, first=4.3, last=1.4), falling(150, first=4.2, last=4.15)])
 def test_a_loss_that_falls_and_a_short_run_are_left_alone(losses: np.ndarray) -> None:
     assert found(losses) == []
+
+
+def test_a_squared_error_that_never_gets_below_the_variance_of_its_targets_is_a_warning() -> None:
+    (finding,) = found(falling(400, first=1.4, last=0.51, noise=0.005), 0.5, "target_variance")
+    assert finding.severity is Severity.WARNING
+    assert isinstance(finding.facts, ChanceFacts)
+    assert (finding.facts.classes, finding.facts.is_stuck) == (0, True)
+    assert "no better than the variance of the targets (0.5)" in finding.message
+
+
+def test_a_squared_error_that_falls_from_far_above_the_variance_of_its_targets_is_left_alone() -> None:
+    assert found(falling(400, first=9.0, last=0.1), 0.5, "target_variance") == []

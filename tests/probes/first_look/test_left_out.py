@@ -13,6 +13,7 @@ from mlflow_stability.kinds.first_look.not_trained import NoGradientFacts, NotOp
 from mlflow_stability.kinds.first_look.unregistered import Holder, UnregisteredFacts
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Action
 
 
 class Net(nn.Module):
@@ -136,4 +137,30 @@ def test_a_small_part_without_a_gradient_and_one_that_had_a_gradient_once_are_le
     look.note_gradients(optimizer)
     assert look.without_gradient([model], [optimizer], 100) is None
     optimizer.zero_grad()
+    assert look.without_gradient([model], [optimizer], 100) is None
+
+
+def test_an_optimizer_of_another_model_is_found_where_nothing_writes_to_it() -> None:
+    model, other = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    look = LeftOut()
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+        look.note_gradients(optimizer)
+        optimizer.step()
+    finding = look.without_gradient([model], [optimizer], 100)
+    assert finding is not None
+    assert isinstance(finding.facts, NoGradientFacts)
+    assert (finding.facts.tensors, finding.facts.share) == (2, 1.0)
+    assert finding.remedies[0].action is Action.MAKE_OPTIMIZER_OF_MODEL
+
+
+def test_a_training_without_gradients_is_left_alone() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    look = LeftOut()
+    look.note_gradients(optimizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01)
     assert look.without_gradient([model], [optimizer], 100) is None

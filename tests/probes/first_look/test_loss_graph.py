@@ -50,6 +50,41 @@ def test_a_softmax_before_cross_entropy_is_found(name: str) -> None:
     assert facts_of(TWICE[name]()) == LossInputFacts(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX)
 
 
+OTHER_INPUTS: dict[str, tuple[Callable[[], Tensor], LossFunction, Activation]] = {
+    "relu": (
+        lambda: functional.cross_entropy(outputs().relu(), LABELS),
+        *(LossFunction.CROSS_ENTROPY, Activation.RELU),
+    ),
+    "tanh": (
+        lambda: functional.cross_entropy(outputs().tanh(), LABELS),
+        *(LossFunction.CROSS_ENTROPY, Activation.TANH),
+    ),
+    "logits into nll_loss": (
+        lambda: functional.nll_loss(nn.Linear(CLASSES, CLASSES)(outputs()), LABELS),
+        *(LossFunction.NLL, Activation.LINEAR),
+    ),
+    "log_softmax over the batch": (
+        lambda: functional.nll_loss(outputs().log_softmax(0), LABELS),
+        *(LossFunction.NLL, Activation.LOG_SOFTMAX),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_INPUTS)
+def test_other_inputs_that_a_loss_does_not_expect_are_found(name: str) -> None:
+    make, function, activation = OTHER_INPUTS[name]
+    assert facts_of(make()) == LossInputFacts(function, activation)
+
+
+def test_advice_for_nll_loss_names_cross_entropy() -> None:
+    finding = loss_input(functional.nll_loss(outputs().log_softmax(0), LABELS), (), 1)
+    assert finding is not None
+    assert finding.message == ("log_softmax is taken over the rows of the batch; nll_loss expects it over the classes.")
+    assert [remedy.sentence for remedy in finding.remedies] == [
+        "Use cross_entropy on the logits; nll_loss needs log_softmax over the classes (dim=1) before it."
+    ]
+
+
 def test_a_sigmoid_before_a_loss_with_logits_is_found() -> None:
     facts = facts_of(functional.binary_cross_entropy_with_logits(outputs().sigmoid(), SHARES))
     assert facts == LossInputFacts(LossFunction.BINARY_CROSS_ENTROPY, Activation.SIGMOID)
@@ -81,6 +116,9 @@ def test_the_module_is_named_where_there_is_one() -> None:
 
 RIGHT: dict[str, Callable[[], Tensor]] = {
     "logits": lambda: functional.cross_entropy(outputs(), LABELS),
+    "capped logits": lambda: functional.cross_entropy(outputs().tanh() * 30, LABELS),
+    "log-probabilities over the last dimension": lambda: functional.nll_loss(outputs().log_softmax(-1), LABELS),
+    "a bounded answer": lambda: functional.binary_cross_entropy_with_logits(outputs().tanh(), SHARES),
     "log-probabilities": lambda: functional.nll_loss(outputs().log_softmax(1), LABELS),
     "log-probabilities again": lambda: functional.cross_entropy(outputs().log_softmax(1), LABELS),
     "scaled sigmoid": lambda: functional.cross_entropy(outputs().sigmoid() * 5, LABELS),
@@ -106,19 +144,22 @@ def test_a_loss_without_a_graph_says_nothing() -> None:
 
 def test_each_kind_of_mistake_in_the_first_losses_is_reported_once() -> None:
     found: list[Finding] = []
-    stopped: list[bool] = []
-    look = FirstLook(found.append, tuple, lambda: 2, lambda: stopped.append(True))
+    switched: list[bool] = []
+    look = FirstLook(found.append, tuple, lambda: 2, switched.append)
     look.at_loss(RIGHT["logits"]())
     look.at_loss([None, torch.tensor(1.0)])
-    assert (found, stopped) == ([], [])
+    assert (found, switched) == ([], [])
     look.at_loss([RIGHT["logits"](), TWICE["softmax"]()])
     look.at_loss(TWICE["softmax"]())
-    assert ([finding.kind for finding in found], stopped) == (["loss_input"], [])
+    assert ([finding.kind for finding in found], switched) == (["loss_input"], [])
 
 
-def test_after_some_losses_nobody_looks_any_more() -> None:
-    stopped: list[bool] = []
-    look = FirstLook(lambda _: None, tuple, lambda: 2, lambda: stopped.append(True))
-    for _ in range(8):
-        look.at_loss(RIGHT["logits"]())
-    assert stopped == [True]
+def test_losses_are_looked_at_in_the_first_ten_steps() -> None:
+    switched: list[bool] = []
+    step = 10
+    look = FirstLook(lambda _: None, tuple, lambda: step, switched.append)
+    look.at_loss(RIGHT["logits"]())
+    assert switched == []
+    step = 11
+    look.at_loss(RIGHT["logits"]())
+    assert switched == [False]

@@ -1,0 +1,209 @@
+"""Targets that a loss cannot learn from as it is: one class in each batch, hardly any target, labels out of range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class OneClassFacts(Facts):
+    """Batches whose targets are all of one class."""
+
+    kind: ClassVar[str] = "one_class"
+    metrics: ClassVar = ("batches", "classes")
+
+    batches: int
+    """Number of batches that were looked at."""
+    classes: tuple[int, ...]
+    """Their classes, each once."""
+
+    def numbers(self) -> dict[str, float]:
+        """How many batches, and of how many classes."""
+        return {"batches": float(self.batches), "classes": float(len(self.classes))}
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``All targets of a step are of one class: classes 3, 7, 1 in 6 steps that were looked at, up to step 7 …``"""
+        named = ", ".join(map(str, self.classes))
+        return (
+            f"All targets of a {unit} are of one class (classes {named} in the {self.batches} {unit}s that were looked "
+            f"at, up to {unit} {step}): the data are not shuffled."
+        )
+
+
+@dataclass(slots=True)
+class OneClassState:
+    """What has been seen so far."""
+
+    low: float | None = None
+    batches: int = 0
+    """Batches of one class."""
+    is_mixed: bool = False
+    """Whether a batch had several classes, or the finding was made."""
+    classes: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OneClass(Detector):
+    """Each batch has targets of one class only, and not always the same class.
+
+    What it sees: the lowest and the highest class among the targets of cross entropy in steps 2 to 10, 21, 101 and
+    1,001, from 8 targets on. A WARNING after {batches} batches or more that are all of one class each, of two classes
+    or more.
+
+    Why it matters: each step moves all outputs towards one class, and the next step towards another. The model learns
+    which class came last, batch normalisation sees one class at a time, and the loss of a batch says little.
+
+    What to try: shuffle the data: `DataLoader(..., shuffle=True)`, or a sampler that mixes the classes.
+
+    When it is wrong: tasks whose batches are of one class on purpose.
+
+    Reference: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
+    """
+
+    batches: int = 6
+    """Minimum number of batches."""
+
+    kind = "one_class"
+    of_setup = True
+    noun = "batches of one class"
+    order = 1133
+    question = "Does each batch have targets of several classes?"
+    check_by_hand = "Print the targets of a batch: they must not all be the same."
+    quantities = ("class_low", "class_high")
+    remedies = (Remedy(Action.SHUFFLE_DATA),)
+    state_type = OneClassState
+
+    def step(self, state: OneClassState, point: Point) -> tuple[OneClassState, Finding | None]:
+        """Look at the lowest, and then at the highest class of a step."""
+        if state.is_mixed or not point.finite:
+            return state, None
+        if point.quantity == "class_low":
+            state.low = point.value
+            return state, None
+        low, state.low = state.low, None
+        if low is None or point.value < 0:  # all targets of this step are ignored
+            return state, None
+        if low != point.value:
+            state.is_mixed = True
+            return state, None
+        state.batches += 1
+        state.classes[int(low)] = None
+        if state.batches < self.batches or len(state.classes) < 2:
+            return state, None
+        state.is_mixed = True
+        return state, finding(self, point, Severity.WARNING, OneClassFacts(state.batches, tuple(state.classes)))
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredFacts(Facts):
+    """Targets that the loss leaves out."""
+
+    kind: ClassVar[str] = "targets_ignored"
+
+    share: float
+    """Share of targets with the value of `ignore_index`."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``98.2 % of the targets at step 6 have the value of ignore_index: the loss leaves them out.``"""
+        return (
+            f"{100 * self.share:.3g} % of the targets at {unit} {step} have the value of ignore_index: the loss leaves "
+            "them out."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetsIgnored(StreakDetector):
+    """Nearly all targets have the value of `ignore_index`.
+
+    What it sees: the share of targets that cross entropy ignores, in steps 2 to 10. A WARNING where it is {share} or
+    more in {steps} steps in a row.
+
+    Why it matters: the loss and its gradients come from the few targets that are left. They are noisy, and most of the
+    computation serves nothing.
+
+    What to try: check how targets are masked and padded; pack short sequences together.
+
+    When it is wrong: sparse labels on purpose, such as a few points of an image.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+    """
+
+    share: float = 0.97
+    """Minimum share of ignored targets."""
+    steps: int = 5
+    """Number of such steps in a row."""
+
+    kind = "targets_ignored"
+    of_setup = True
+    noun = "ignored targets"
+    order = 1134
+    question = "Are most targets used?"
+    check_by_hand = "Print (targets == ignore_index).float().mean(): it should be far below {share}."
+    quantities = ("targets_ignored",)
+    in_a_row = "steps"
+    remedies = (Remedy(Action.CHECK_MASKING),)
+
+    def facts(self, _state: Streak, point: Point) -> Facts | None:
+        """Whether hardly any target is left."""
+        return IgnoredFacts(point.value) if point.value >= self.share else None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRangeFacts(Facts):
+    """A target outside of what a loss is made for."""
+
+    kind: ClassVar[str] = "label_range"
+
+    value: float
+    """The target."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``A target of binary_cross_entropy_with_logits is -1 at step 2; it expects 0 to 1.``"""
+        return f"A target of binary_cross_entropy_with_logits is {self.value:.4g} at {unit} {step}; it expects 0 to 1."
+
+
+@dataclass(slots=True)
+class LabelRangeState:
+    """What has been seen so far."""
+
+    is_found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRange(Detector):
+    """Targets of a binary cross entropy are outside of 0 to 1.
+
+    What it sees: the lowest and the highest target of `binary_cross_entropy_with_logits` in the first steps.
+
+    Why it matters: the loss has no lower bound then. It falls below zero and rewards ever larger logits.
+
+    What to try: map the labels to 0 and 1.
+
+    When it is wrong: weights that are multiplied into the targets on purpose.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html
+    """
+
+    kind = "label_range"
+    of_setup = True
+    noun = "labels out of range"
+    order = 1135
+    question = "Are the targets of a binary cross entropy between 0 and 1?"
+    check_by_hand = "Print targets.min() and targets.max(): they must be between 0 and 1."
+    quantities = ("label_low", "label_high")
+    remedies = (Remedy(Action.MAP_LABELS),)
+    state_type = LabelRangeState
+
+    def step(self, state: LabelRangeState, point: Point) -> tuple[LabelRangeState, Finding | None]:
+        """Look at the lowest or the highest target of a step."""
+        if state.is_found or not point.finite or 0 <= point.value <= 1:
+            return state, None
+        state.is_found = True
+        return state, finding(self, point, Severity.WARNING, LabelRangeFacts(point.value))

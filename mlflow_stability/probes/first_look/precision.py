@@ -1,0 +1,127 @@
+"""Measures what precision does to steps: Adam's epsilon, small gradients in fp16, updates that round to nothing.
+
+In: optimizers before and after some of their steps. Out: signals. Guarantees: no device is waited for; a few samples of
+weights in half precision are copied at these steps alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
+from mlflow_stability.probes.objects.optimizer_state import state_of
+from mlflow_stability.probes.probe import StepView
+from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.probes.tensors.tensor_sums import HALVES
+from mlflow_stability.vocabulary.measured import Signal, SignalType
+
+SIGNALS = (
+    SignalType(
+        "gradient_over_epsilon",
+        "root mean square of the gradients over Adam's epsilon; at steps 10, 20, 100 and 1000",
+        "optimizer",
+    ),
+    SignalType("fp16_gradient_max", "largest gradient in fp16, without a loss scaler; at the same steps", "gradients"),
+    SignalType(
+        "updates_lost",
+        "share of weights in half precision with a gradient that a step left as they were; at the same steps",
+        "optimizer",
+        of_steps_taken=True,
+    ),
+)
+OVER_EPSILON = (Signal("gradient_over_epsilon", ""),)
+FP16_MAX = (Signal("fp16_gradient_max", ""),)
+LOST = (Signal("updates_lost", ""),)
+SAMPLES = 8
+"""Number of tensors of which samples are compared, the largest ones."""
+SAMPLE = 2**16
+"""Number of values of a sample."""
+RISING = 1.001
+"""Ratio of the learning rate to that of the look before from which on it rises: early steps of a warm-up are small."""
+OF_STEPS = frozenset(("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg"))
+"""What optimizers keep that round their steps; others may keep what rounding has taken away."""
+_ADAMS = re.compile(r"adam", re.IGNORECASE)
+
+
+class Precision:
+    """What precision does in one step."""
+
+    def __init__(self) -> None:
+        self._rate: float | None = None
+        """The learning rate at the look before."""
+        self._samples: list[tuple[Tensor, Tensor, Tensor]] = []
+        """The present values of some weights, a copy of them, and whether they have a gradient."""
+        self._blocks: list[Block] = []
+
+    def before_step(self, view: StepView) -> None:
+        """Look at one optimizer, the first one of a step."""
+        rate = max((float(group.get("lr", 0.0)) for group in view.optimizer.param_groups), default=0.0)
+        before, self._rate = self._rate, rate
+        is_settled = before is not None and rate <= RISING * before
+        self._samples = []
+        held = [tensor for tensor in parameters_of(view.optimizer) if _is_plain(tensor) and _is_plain(tensor.grad)]
+        with untracked():
+            self._over_epsilon(view, held)
+            halves = [tensor for tensor in held if tensor.dtype in HALVES]
+            gradients = [tensor.grad for tensor in halves if tensor.grad is not None]
+            if view.unscale is None and gradients and all(gradient.dtype is torch.float16 for gradient in gradients):
+                largest = [gradient.abs().amax().float() for gradient in gradients]
+                self._blocks.append(Block(FP16_MAX, torch.stack(largest).amax().reshape(1)))
+            if halves and is_settled and _rounds(view.optimizer):
+                chosen = sorted(halves, key=Tensor.numel, reverse=True)[:SAMPLES]
+                self._samples = [_sampled(tensor) for tensor in chosen]
+
+    def after_step(self, view: StepView) -> None:
+        """Compare the samples with what they are now."""
+        samples, self._samples = self._samples, []
+        if not samples or view.skipped:
+            return
+        with untracked():
+            lost = [((now == before) & has_gradient).sum() for now, before, has_gradient in samples]
+            counted = [has_gradient.sum() for _, _, has_gradient in samples]
+            share = torch.stack(lost).sum() / torch.stack(counted).sum().clamp(min=1)
+            self._blocks.append(Block(LOST, share.reshape(1)))
+
+    def forget(self) -> None:
+        """The step was interrupted half-way."""
+        self._samples, self._blocks = [], []
+
+    def blocks(self) -> list[Block]:
+        """What was measured in this step."""
+        found, self._blocks = self._blocks, []
+        return found
+
+    def _over_epsilon(self, view: StepView, held: Sequence[Tensor]) -> None:
+        """Of Adam and its kind: the gradient beside what is added to its remembered size."""
+        epsilons = [group.get("eps") for group in view.optimizer.param_groups]
+        count = sum(tensor.numel() for tensor in held)
+        if view.norm is None or not count or not _ADAMS.search(type(view.optimizer).__name__):
+            return
+        known = [float(epsilon) for epsilon in epsilons if isinstance(epsilon, float | int) and epsilon > 0]
+        if len(known) == len(epsilons):
+            over = view.norm / (min(known) * count**0.5)
+            self._blocks.append(Block(OVER_EPSILON, over.reshape(1) if isinstance(over, Tensor) else (over,)))
+
+
+def _is_plain(tensor: Tensor | None) -> bool:
+    return tensor is not None and is_measurable(tensor) and tensor.is_floating_point()
+
+
+def _sampled(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    assert tensor.grad is not None
+    stride = max(1, tensor.numel() // SAMPLE)
+    now = tensor.detach().flatten()[::stride] if tensor.is_contiguous() else tensor.detach()
+    gradient = tensor.grad.flatten()[::stride] if tensor.is_contiguous() else tensor.grad
+    return now, now.clone(), gradient != 0
+
+
+def _rounds(optimizer: Optimizer) -> bool:
+    """Whether the optimizer keeps nothing from which rounded steps could be made up for."""
+    state = state_of(optimizer)
+    return all(set(kept) <= OF_STEPS for kept in state.values() if isinstance(kept, dict))

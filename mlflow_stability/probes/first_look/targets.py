@@ -1,0 +1,120 @@
+"""Measures the targets of a loss, which its graph holds: their classes, how many are ignored, how much they vary.
+
+In: losses right before gradients are computed. Out: rows of numbers on the device of the targets. Guarantees: the
+device is not waited for; no hook for saved tensors runs, so that nothing is moved or computed anew for us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.first_look.loss_graph import loss_functions, mean_squared_error, node_name
+from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
+from mlflow_stability.vocabulary.measured import Signal, SignalType
+
+SIGNALS = (
+    SignalType(
+        "class_low", "lowest class among the targets of a step; first steps, for cross entropy", "loss_statistics"
+    ),
+    SignalType("class_high", "highest class among the targets of a step; first steps", "loss_statistics"),
+    SignalType("targets_ignored", "share of targets with the value of `ignore_index`; first steps", "loss_statistics"),
+    SignalType("label_low", "lowest target of a binary cross entropy; first steps", "loss_statistics"),
+    SignalType("label_high", "highest target of a binary cross entropy; first steps", "loss_statistics"),
+    SignalType(
+        "target_variance",
+        "loss of a model that answers the mean of each batch's targets; first steps, for a mean squared error alone",
+        "loss_statistics",
+    ),
+)
+CLASSES = (Signal("class_low", ""), Signal("class_high", ""), Signal("targets_ignored", ""))
+LABELS = (Signal("label_low", ""), Signal("label_high", ""))
+VARIANCE = (Signal("target_variance", ""),)
+FEWEST = 8
+"""Minimum number of targets in a step."""
+_NONE = object()
+
+
+class Targets:
+    """Targets of the losses of one step."""
+
+    def __init__(self) -> None:
+        self._classes: list[Tensor] = []
+        """For each loss its lowest and highest class, the number of ignored targets and that of all."""
+        self._labels: list[Tensor] = []
+        self._variances: list[Tensor | None] = []
+        self._counted = 0
+
+    def clear(self) -> None:
+        """A step begins."""
+        self._classes, self._labels, self._variances, self._counted = [], [], [], 0
+
+    def note(self, loss: Tensor) -> None:
+        """Measure the targets of one loss."""
+        with untracked():
+            for _, node, _ in loss_functions(loss):
+                target = saved(node, "target")
+                if target is None:
+                    continue
+                if node_name(node).startswith("NllLoss"):
+                    self._classes.append(_of_classes(target, int(node._saved_ignore_index)))
+                    self._counted += target.numel()
+                elif node_name(node).startswith("BinaryCrossEntropy"):
+                    self._labels.append(torch.stack(torch.aminmax(target)).float())
+            self._variances.append(_variance(loss))
+
+    def blocks(self) -> list[Block]:
+        """What was measured in this step."""
+        found: list[Block] = []
+        with untracked():
+            if self._counted >= FEWEST and _same_device(self._classes):
+                rows = torch.stack(self._classes)
+                low, high = rows[:, 0].amin(), rows[:, 1].amax()
+                found.append(Block(CLASSES, torch.stack((low, high, rows[:, 2].sum() / rows[:, 3].sum()))))
+            if _same_device(self._labels):
+                rows = torch.stack(self._labels)
+                found.append(Block(LABELS, torch.stack((rows[:, 0].amin(), rows[:, 1].amax()))))
+            known = [variance for variance in self._variances if variance is not None]
+            if len(known) == len(self._variances) and _same_device(known):
+                found.append(Block(VARIANCE, torch.stack(known).sum(0, keepdim=True)))
+        self.clear()
+        return found
+
+
+def saved(node: Any, name: str) -> Tensor | None:
+    """What a node keeps for its backward pass; None where a hook would have to run to get it."""
+    holder = getattr(node, f"_raw_saved_{name}", None)
+    if holder is None or getattr(holder, "unpack_hook", _NONE) is not None:
+        return None  # packed by a hook, or by a torch that does not say so
+    tensor = holder.data
+    return tensor if is_measurable(tensor) else None
+
+
+def _of_classes(target: Tensor, ignored: int) -> Tensor:
+    is_ignored = target == _signed(ignored)
+    low = target.masked_fill(is_ignored, torch.iinfo(target.dtype).max).amin()
+    high = target.masked_fill(is_ignored, -1).amax()
+    count = is_ignored.sum()
+    return torch.stack((low, high, count, torch.full_like(count, target.numel()))).to(torch.float32)
+
+
+def _signed(number: int) -> int:
+    """What torch gives as an unsigned number of 64 bits."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _variance(loss: Tensor) -> Tensor | None:
+    """Of a mean squared error alone: the mean over features of the variance of its targets."""
+    node = mean_squared_error(loss)
+    target = None if node is None else saved(node, "target")
+    if target is None or target.dim() == 0 or len(target) < FEWEST:
+        return None
+    return target.detach().float().var(0, correction=0).mean()
+
+
+def _same_device(rows: Sequence[Tensor]) -> bool:
+    return len({row.device for row in rows}) == 1

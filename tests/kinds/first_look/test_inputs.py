@@ -1,0 +1,47 @@
+"""Inputs of an unusual size, and inputs that are the same for each row."""
+
+from __future__ import annotations
+
+import pytest
+from detectors.series import judged
+
+from mlflow_stability.kinds.first_look.inputs import InputScaleFacts, SameInputFacts
+from mlflow_stability.vocabulary import Finding, Severity
+
+
+def scales(low: float, high: float, rms: float) -> list[Finding]:
+    series = {"input_low@stem": [low, low], "input_high@stem": [high, high], "input_rms@stem": [rms, rms]}
+    return judged("input_scale", **series)
+
+
+def test_bytes_are_found_once() -> None:
+    (finding,) = scales(0.0, 255.0, 138.0)
+    assert (finding.severity, finding.place) == (Severity.WARNING, "stem")
+    assert finding.facts == InputScaleFacts("stem", 0.0, 255.0, 138.0)
+    assert finding.message == ("The inputs of stem are 0 to 255 at step 0 (RMS 138): bytes that were not scaled.")
+
+
+def test_large_and_tiny_inputs_are_found() -> None:
+    assert [finding.message for finding in scales(-3000.0, 9000.0, 1500.0)] == [
+        "The inputs of stem are -3e+03 to 9e+03 at step 0 (RMS 1.5e+03): usual is an RMS near 1."
+    ]
+    assert len(scales(0.0, 0.0039, 0.002)) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "rms"),
+    [(-3.0, 4.0, 1.0), (0.0, 1.0, 0.5), (0.0, 1.0, 0.01), (0.0, 60.0, 8.0), (0.0, 0.0, 0.0)],
+    ids=["standardised", "pixels", "one-hot", "counts", "zeros"],
+)
+def test_usual_inputs_are_left_alone(low: float, high: float, rms: float) -> None:
+    assert scales(low, high, rms) == []
+
+
+def test_the_same_input_for_each_row_is_found_at_the_second_look() -> None:
+    (finding,) = judged("same_input", **{"input_spread@rnn": [0.0, 0.0, 0.0]})
+    assert (finding.severity, finding.step, finding.facts) == (Severity.WARNING, 1, SameInputFacts("rnn", 2))
+
+
+@pytest.mark.parametrize("spreads", [[0.0, 0.3, 0.0, 0.0], [1.0, 0.0, 0.0]])
+def test_rows_that_differed_once_are_left_alone(spreads: list[float]) -> None:
+    assert judged("same_input", **{"input_spread@rnn": spreads}) == []

@@ -1,0 +1,44 @@
+"""Targets of one class in each batch, ignored targets, and labels out of range."""
+
+from __future__ import annotations
+
+import pytest
+from detectors.series import judged
+
+from mlflow_stability.kinds.first_look.targets import IgnoredFacts, LabelRangeFacts, OneClassFacts
+from mlflow_stability.vocabulary import Severity
+
+
+def test_batches_of_one_class_each_are_found() -> None:
+    classes = [3.0, 1.0, 3.0, 0.0, 2.0, 2.0, 1.0]
+    (finding,) = judged("one_class", class_low=classes, class_high=classes)
+    assert (finding.severity, finding.step) == (Severity.WARNING, 5)
+    assert finding.facts == OneClassFacts(6, (3, 1, 0, 2))
+    assert finding.message == (
+        "All targets of a step are of one class (classes 3, 1, 0, 2 in the 6 steps that were looked at, up to step 5): "
+        "the data are not shuffled."
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [([0.0] * 8, [0.0] * 8), ([0.0, 1.0] * 4, [0.0, 1.0, 0.0, 3.0] * 2), ([9.0] * 8, [-1.0] * 8)],
+    ids=["the same class always", "one batch is mixed", "all are ignored"],
+)
+def test_other_targets_are_left_alone(low: list[float], high: list[float]) -> None:
+    assert judged("one_class", class_low=low, class_high=high) == []
+
+
+def test_hardly_any_target_is_found_and_a_masked_language_model_is_not() -> None:
+    (finding,) = judged("targets_ignored", targets_ignored=[0.98, 0.985, 0.98, 0.99, 0.9825, 0.98])
+    assert (finding.severity, finding.facts) == (Severity.WARNING, IgnoredFacts(0.9825))
+    assert "98.2 % of the targets" in finding.message
+    assert judged("targets_ignored", targets_ignored=[0.85] * 10) == []
+    assert judged("targets_ignored", targets_ignored=[0.99, 0.99, 0.5] * 4) == []
+
+
+def test_labels_out_of_range_are_found_once() -> None:
+    found = judged("label_range", label_low=[-1.0] * 5, label_high=[1.0] * 5)
+    assert [finding.facts for finding in found] == [LabelRangeFacts(-1.0)]
+    assert found[0].message == "A target of binary_cross_entropy_with_logits is -1 at step 0; it expects 0 to 1."
+    assert judged("label_range", label_low=[0.0] * 5, label_high=[0.9] * 5) == []

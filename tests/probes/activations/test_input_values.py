@@ -1,0 +1,77 @@
+"""What is measured of the input of the first layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from probes.looked_into import looked_into, unguarded
+from torch import Tensor, nn
+
+from mlflow_stability.probes.activations.input_values import InputProbe
+
+ROWS = torch.arange(16.0).reshape(8, 2)
+
+
+def measured(model: nn.Module, *args: Any) -> dict[str, float]:
+    return looked_into(InputProbe(unguarded), model, *args)[1]
+
+
+def test_size_and_spread_of_the_input_of_the_first_layer_are_measured() -> None:
+    row = measured(nn.Sequential(nn.Flatten(), nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), ROWS)
+    assert row == {
+        "input_spread@1": 14.0,
+        "input_low@1": 0.0,
+        "input_high@1": 15.0,
+        "input_rms@1": pytest.approx(float(ROWS.square().mean().sqrt())),
+    }
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)),
+        nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 3)),
+    ],
+    ids=["batch norm", "layer norm"],
+)
+def test_before_a_normalisation_the_size_does_not_matter(model: nn.Module) -> None:
+    assert measured(model, ROWS) == {"input_spread@0": 14.0}
+
+
+def test_behind_a_normalisation_nothing_is_measured() -> None:
+    assert measured(nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.Linear(2, 3)), ROWS) == {}
+
+
+def test_behind_an_embedding_only_the_spread_is_measured() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.rnn = nn.Embedding(4, 2), nn.GRU(2, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            output: Tensor = self.rnn(self.embedding(tokens))[0]
+            return output
+
+    same = torch.zeros(5, 8, dtype=torch.long)
+    assert measured(Tokens(), same) == {"input_spread@rnn": 0.0}
+    mixed = torch.arange(8).repeat(5, 1) % 4
+    assert measured(Tokens(), mixed)["input_spread@rnn"] > 0
+
+
+def test_of_few_rows_nothing_is_said_of_their_spread() -> None:
+    row = measured(nn.Sequential(nn.Linear(2, 3)), ROWS[:2])
+    assert set(row) == {"input_low@0", "input_high@0", "input_rms@0"}
+
+
+def test_whole_numbers_and_failed_passes_are_left_alone() -> None:
+    class Raises(nn.Module):
+        def forward(self, _: Tensor) -> Tensor:
+            raise ValueError("no output")
+
+    probe = InputProbe(unguarded)
+    with pytest.raises(ValueError, match="no output"):
+        looked_into(probe, nn.Sequential(nn.Linear(2, 3), Raises()), ROWS)
+    assert list(probe.blocks()) == []
+    assert measured(nn.Sequential(nn.Embedding(4, 2)), torch.zeros(3, dtype=torch.long)) == {}

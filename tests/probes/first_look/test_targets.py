@@ -1,0 +1,86 @@
+"""What is measured of the targets of a loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlflow_stability.probes.first_look.targets import Targets, saved
+
+CLASSES = torch.tensor([3, 1, 1, 2, 1, 1, -100, -100])
+
+
+def outputs(*shape: int) -> Tensor:
+    return torch.zeros(*shape, requires_grad=True)
+
+
+def measured(*losses: Tensor) -> dict[str, float]:
+    targets = Targets()
+    for loss in losses:
+        targets.note(loss)
+    blocks = targets.blocks()
+    assert targets.blocks() == []
+    return {
+        signal.quantity: float(value)
+        for block in blocks
+        for signal, value in zip(block.signals, block.values, strict=True)
+    }
+
+
+def test_classes_and_ignored_targets_of_cross_entropy_are_measured() -> None:
+    loss = functional.cross_entropy(outputs(8, 5), CLASSES)
+    assert measured(loss) == {"class_low": 1, "class_high": 3, "targets_ignored": 0.25}
+
+
+def test_micro_batches_of_a_step_are_measured_together() -> None:
+    losses = [functional.cross_entropy(outputs(4, 5), labels) / 2 for labels in CLASSES.split(4)]
+    assert measured(*losses) == {"class_low": 1, "class_high": 3, "targets_ignored": 0.25}
+
+
+def test_a_given_ignore_index_counts() -> None:
+    loss = functional.cross_entropy(outputs(6, 5), CLASSES[:6], ignore_index=1)
+    more = functional.cross_entropy(outputs(6, 5), CLASSES[:6], ignore_index=1)
+    assert measured(loss, more) == {"class_low": 2, "class_high": 3, "targets_ignored": pytest.approx(4 / 6)}
+
+
+def test_a_few_targets_are_left_alone() -> None:
+    assert measured(functional.cross_entropy(outputs(2, 5), CLASSES[:2])) == {}
+
+
+def test_labels_of_a_binary_cross_entropy_are_measured() -> None:
+    loss = functional.binary_cross_entropy_with_logits(outputs(3), torch.tensor([-1.0, 0.0, 1.0]))
+    assert measured(loss) == {"label_low": -1, "label_high": 1}
+
+
+def test_the_variance_of_targets_is_measured_for_a_mean_squared_error_alone() -> None:
+    target = torch.arange(8.0)[:, None]
+    loss = functional.mse_loss(outputs(8, 1), target)
+    assert measured(loss) == {"target_variance": 5.25}
+    assert measured(loss, loss) == {"target_variance": 10.5}
+    assert measured(loss + outputs(1).sum()) == {}
+    assert measured(functional.mse_loss(outputs(8, 1), target, reduction="sum")) == {}
+
+
+def test_targets_that_a_hook_has_packed_are_left_alone() -> None:
+    unpacked: list[object] = []
+
+    def unpack(packed: Tensor) -> Tensor:
+        unpacked.append(packed)
+        return packed
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        loss = functional.cross_entropy(outputs(8, 5), CLASSES)
+    assert saved(loss.grad_fn, "target") is None
+    assert measured(loss) == {}
+    assert unpacked == []
+
+
+def test_gradients_are_the_same_after_a_look() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 5)
+    loss = functional.cross_entropy(model(torch.randn(8, 4)), CLASSES)
+    expected = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    measured(loss)
+    assert all(map(torch.equal, torch.autograd.grad(loss, list(model.parameters())), expected))
