@@ -38,7 +38,9 @@ RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
 def with_causes(episodes: Sequence[Finding], history: RunHistory, curves: RunCurves) -> tuple[Finding, ...]:
     """The same episodes, each that is above INFO with its likeliest cause."""
     attempts = attempts_of_run(history)
-    looked = [CheckedEpisode(each, looks_at(each, history, curves, attempts)) for each in explainable(episodes)]
+    looked = [
+        CheckedEpisode(each, looks_at(each, history, curves, attempts, episodes)) for each in explainable(episodes)
+    ]
     found = {id(one.episode): _cause_of(one, looked, history, curves, attempts) for one in looked}
     innocent = {id(one.episode) for one in looked if rate_is_innocent(one.ruled_out)}
 
@@ -58,7 +60,7 @@ def deciding_cause(
     deciding = deciding_of(outcome, explainable(episodes))
     if deciding is None or deciding.cause is not None:
         return None if deciding is None else deciding.cause, ()
-    looks = looks_at(deciding, history, curves)
+    looks = looks_at(deciding, history, curves, findings=episodes)
     seen, unseen = [look.ruled_out for look in looks if look.ruled_out], [look.unseen for look in looks if look.unseen]
     said = [f"Ruled out: {'; '.join(seen)}."] if seen else []
     said += [f"Not checked: {'; '.join(dict.fromkeys(unseen))}."] if unseen else []
@@ -177,10 +179,14 @@ def _led_to(earlier: Finding, later: Finding, reach: float) -> bool:
 
 
 def looks_at(
-    episode: Finding, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
+    episode: Finding,
+    history: RunHistory,
+    curves: RunCurves,
+    attempts: RunAttempts | None = None,
+    findings: Sequence[Finding] = (),
 ) -> list[CheckResult]:
-    """All that is looked at for one episode."""
-    around = surroundings_of(episode, history, curves, attempts)
+    """All that is looked at for one episode; ``findings``: all of the run."""
+    around = surroundings_of(episode, history, curves, attempts, findings)
     settings = settings_of(history)
     return [admitted(check.look(around), around, settings) for check in checks_of(episode.kind)]
 

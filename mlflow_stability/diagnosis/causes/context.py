@@ -86,6 +86,8 @@ class EpisodeContext:
     attempts: RunAttempts
     span: AttemptSpan
     """The attempt that it began in: all curves here end at its ends."""
+    findings: tuple[Finding, ...]
+    """All findings of the run, those of whole curves included."""
     whole_loss: Curve | None
     """The loss from the start of the training to its end, across rollbacks: fit for counting, not for comparing."""
 
@@ -220,9 +222,20 @@ class EpisodeContext:
         events = [each for each in self.history.events or () if each.kind in kinds]
         return [each for each in events if self.attempts.starts.get(each.attempt, each.attempt) == self.episode.attempt]
 
+    def found(self, kind: str) -> list[Finding]:
+        """What was found of this kind, live or in whole curves, since this start of the training."""
+        whole = [finding for finding in self.findings if finding.kind == kind]
+        starts = self.attempts.starts
+        mine = [each for each in whole if starts.get(each.attempt, each.attempt) == self.episode.attempt]
+        return mine or self.said(kind)
+
 
 def surroundings_of(
-    episode: Finding, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
+    episode: Finding,
+    history: RunHistory,
+    curves: RunCurves,
+    attempts: RunAttempts | None = None,
+    findings: Sequence[Finding] = (),
 ) -> EpisodeContext:
     """What is known around an episode; ``attempts``: what `attempts_of_run` gives, for those who ask more than once."""
     attempts = attempts_of_run(history) if attempts is None else attempts
@@ -245,6 +258,7 @@ def surroundings_of(
         span.cut(one(curves_of(history, "loss_scale", attempts.starts))),
         attempts,
         span,
+        tuple(findings),
         loss,
     )
 

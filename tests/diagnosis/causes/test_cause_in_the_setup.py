@@ -9,11 +9,13 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.first_look.inputs import InputScale, InputScaleFacts
 from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
 from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Remedy, Severity
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 400
 FLAT = math.log(10) * np.exp(np.random.default_rng(0).normal(0, 0.005, COUNT))
@@ -35,6 +37,39 @@ def test_a_plateau_beside_a_mistake_in_the_setup_is_put_down_to_it(mistake: Find
     assert diagnosis.cause is not None
     assert (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", mistake.message)
     assert diagnosis.remedies[0].action is mistake.remedies[0].action
+
+
+def test_strong_clipping_that_only_whole_curves_show_is_the_cause_of_a_plateau() -> None:
+    curves = {
+        "loss": FLAT,
+        "grad_norm": np.full(COUNT, 0.7),
+        "grad_norm_clipped": np.full(COUNT, 0.001),
+        "learning_rate": np.full(COUNT, 0.1),
+        "update_norm": np.full(COUNT, 0.001),
+        "update_ratio": np.full(COUNT, 1e-5),
+    }
+    metrics = [metric_of(name, curve, meaning=Meaning(name, known=True)) for name, curve in curves.items()]
+    diagnosis = diagnosis_of(run_of(*metrics))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == "setup"
+    assert diagnosis.cause.statement.startswith("Clipping divides gradients by 700")
+
+
+RISING = np.concatenate((falling(200, first=2.3, last=0.9), np.linspace(1, 60, 200)))
+BYTES = event(InputScaleFacts("0", 0.0, 255.0, 138.0), InputScale.remedies)
+
+
+def test_a_divergence_beside_inputs_that_were_not_scaled_is_put_down_to_them() -> None:
+    diagnosis = diagnosis_of(run_of(metric_of("loss", RISING), events=[BYTES]))
+    assert diagnosis.outcome == "diverged"
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", BYTES.message)
+
+
+@pytest.mark.parametrize("mistake", [SOFTMAX, FORGOTTEN], ids=lambda mistake: mistake.kind)
+def test_a_divergence_is_not_put_down_to_what_only_holds_a_loss_back(mistake: Finding) -> None:
+    diagnosis = diagnosis_of(run_of(metric_of("loss", RISING), events=[mistake]))
+    assert diagnosis.cause is None or diagnosis.cause.name != "setup"
 
 
 def test_an_informative_finding_of_the_setup_explains_nothing() -> None:
