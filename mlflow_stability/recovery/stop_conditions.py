@@ -34,7 +34,7 @@ NONFINITE = ("loss", "grad_norm", "grad_norm_clipped")
 USUAL_OF, USUAL_FROM = 100, 20
 """The usual value is the median of so many values, and known from so many on."""
 LOW_IN_A_ROW = 5
-"""So many values in a row must have fallen so far: one slow step is none."""
+"""So many values in a row must have fallen so far, as they are measured: throughput at every tenth step."""
 _RELATIVE = re.compile(r"\s*([A-Za-z_]\w*)\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
 _MULTIPLE = re.compile(r"\s*([A-Za-z_]\w*)\s*>\s*(\d+(?:\.\d+)?)\s*x\s*")
 _PLATEAU = re.compile(r"\s*([A-Za-z_]\w*)\s+plateau\s+(\d+)\s*")
@@ -101,6 +101,8 @@ class _Course:
     since_best: int = 0
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL_OF))
     low: int = 0
+    low_since: int = 0
+    """The step of the first of the low values."""
 
 
 class StopRules:
@@ -136,17 +138,17 @@ class StopRules:
             if skipped and each.form == "nonfinite":
                 continue
             for signal, value in zip(reading.signals, reading.values, strict=True):
-                if signal.quantity in each.quantities and (reason := self._reason(each, signal, value)):
+                if signal.quantity in each.quantities and (reason := self._reason(each, signal, value, reading.step)):
                     return Stop(each, reading.step, reason)
         return None
 
-    def _reason(self, condition: StopCondition, signal: Signal, value: float) -> str:
+    def _reason(self, condition: StopCondition, signal: Signal, value: float, step: int) -> str:
         """Why this value is one; empty where it is none."""
         if condition.form in ("nonfinite", "comparison"):
             return f"{signal} is {value:.6g}" if condition.is_met(signal.quantity, value) else ""
         course = self._courses.setdefault((condition.text, signal), _Course())
         if condition.form == "fall":
-            return _fallen(course, condition.share, signal, value)
+            return _fallen(course, condition.share, signal, value, step)
         if condition.form == "multiple":
             return _multiplied(course, condition.share, signal, value)
         best, course.best = course.best, min(course.best, value)
@@ -173,16 +175,21 @@ def _multiplied(course: _Course, factor: float, signal: Signal, value: float) ->
     return ""
 
 
-def _fallen(course: _Course, share: float, signal: Signal, value: float) -> str:
+def _fallen(course: _Course, share: float, signal: Signal, value: float, step: int) -> str:
     if not math.isfinite(value):
         return ""
     usual = median(course.usual) if len(course.usual) >= USUAL_FROM else 0.0
     course.low = course.low + 1 if value < (1 - share) * usual else 0
     if not course.low:
         course.usual.append(value)
+    elif course.low == 1:
+        course.low_since = step
     if course.low < LOW_IN_A_ROW:
         return ""
-    return f"{signal} is {value:.6g}, {1 - value / usual:.0%} below its usual {usual:.6g} for {LOW_IN_A_ROW} steps"
+    return (
+        f"{signal} is {value:.6g}, {1 - value / usual:.0%} below its usual {usual:.6g} in {LOW_IN_A_ROW} measurements "
+        f"in a row since step {course.low_since}"
+    )
 
 
 def _read(text: str, known: tuple[str, ...]) -> StopCondition:

@@ -19,7 +19,7 @@ from mlflow_stability.diagnosis.verdict.finding_phrases import listed
 from mlflow_stability.kinds.catalog import OF_SETUP
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
-from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts, EarlyStopping
+from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
 from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Finding, Severity
@@ -68,6 +68,8 @@ NEAR_ITS_LEVEL = 1.25
 """A loss has recovered that ended at most at so many times its level before the trouble."""
 RISEN = 1.1
 """A loss rose that ended at so many times the level where it began, or more."""
+STOPPED = "Stopped"
+"""The title of a run without warnings that a condition of `stop_on` ended."""
 RECOVERED = "recovered"
 """The outcome of a run that was rolled back and trained on well."""
 ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
@@ -129,7 +131,12 @@ def verdict_of(
 
     ``without_level``: the losses whose level does not measure progress, each with the reason.
     """
-    said = _training_sentence(outcome, episodes, readings, points, silence, without_level) + end_on_purpose(episodes)
+    said = _training_sentence(outcome, episodes, readings, points, silence, without_level)
+    stop = _stop(episodes)
+    if outcome == "healthy" and stop is not None:
+        said = f"{STOPPED}: {stop[1].reason_first(stop[0])}; {said.removeprefix('Healthy: ')}"
+    else:
+        said += end_on_purpose(episodes)
     main = readings[0].metric if readings else ""
     if main not in without_level or outcome == "cannot_tell":
         return said
@@ -137,8 +144,12 @@ def verdict_of(
 
 
 def title_of(outcome: str, episodes: Sequence[Finding]) -> str:
-    """The outcome as verdicts begin with it; a run with nothing but mistakes in its set-up is not called unstable."""
+    """The outcome as verdicts begin with it; a run with nothing but mistakes in its set-up is not called unstable, nor
+    one that a condition of `stop_on` ended healthy.
+    """
     bad = {each.kind for each in episodes if each.severity >= Severity.WARNING}
+    if outcome == "healthy" and _stop(episodes) is not None:
+        return STOPPED
     return "Check the set-up" if outcome == "unstable" and bad and bad <= OF_SETUP else outcome.capitalize()
 
 
@@ -147,9 +158,14 @@ def end_on_purpose(episodes: Sequence[Finding]) -> str:
     ended = ended_by_autopilot(episodes)
     if ended is not None:
         return f" TrainingDiverged ended the training at {ended.unit} {ended.end}: {reason_of_end(ended)}"
-    stops = ((each.end, each.facts) for each in episodes if each.kind == EarlyStopping.kind)
-    step, facts = next(stops, (0, None))
-    return f" Stopped {facts.statement(step)}" if isinstance(facts, EarlyStopFacts) else ""
+    stop = _stop(episodes)
+    return "" if stop is None else f" Stopped {stop[1].statement(stop[0])}"
+
+
+def _stop(episodes: Sequence[Finding]) -> tuple[int, EarlyStopFacts] | None:
+    """Step and facts of the condition of `stop_on` that ended the training; None where none did."""
+    stops = ((each.end, each.facts) for each in episodes if isinstance(each.facts, EarlyStopFacts))
+    return next(stops, None) if ended_by_autopilot(episodes) is None else None
 
 
 def ended_by_autopilot(episodes: Sequence[Finding]) -> Finding | None:

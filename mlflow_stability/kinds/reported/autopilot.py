@@ -54,8 +54,14 @@ class EarlyStopFacts(Facts):
 
     def statement(self, step: int) -> str:
         """``before step 74 was taken: loss is 60 (stop_on=loss>50).``"""
-        when = f"before step {step} was taken" if self.before_step else f"after step {step}"
-        return f"{when}: {self.reason} (stop_on={self.condition})."
+        return f"{self._when(step)}: {self.reason} (stop_on={self.condition})."
+
+    def _when(self, step: int) -> str:
+        return f"before step {step} was taken" if self.before_step else f"after step {step}"
+
+    def reason_first(self, step: int) -> str:
+        """``loss is 60 (stop_on=loss>50), before step 74 was taken``."""
+        return f"{self.reason} (stop_on={self.condition}), {self._when(step)}"
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         """``Training stopped before step 74 was taken: loss is 60 (stop_on=loss>50). …``"""

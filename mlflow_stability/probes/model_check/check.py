@@ -21,12 +21,21 @@ from mlflow_stability.kinds.gradients.gradient_vanishing_layers import GradientV
 from mlflow_stability.kinds.inside.dead_units import DeadUnits
 from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
 from mlflow_stability.probes.model_check.batch_loss import LossFunction
-from mlflow_stability.probes.model_check.one_batch import BatchPass, run_batch
+from mlflow_stability.probes.model_check.one_batch import ZERO_SHARE, BatchPass, run_batch
 from mlflow_stability.probes.model_check.settings import settings_found
 from mlflow_stability.probes.model_check.values import layers_of, optimizers_found, values_found
 from mlflow_stability.probes.objects.module_names import plain_name, unwrapped
 from mlflow_stability.vocabulary.argument import shown, with_known_names
-from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, LayerCheck, ModelCheck, ModelFinding, Remedy, Severity
+from mlflow_stability.vocabulary.result import (
+    CLIP_AT_1,
+    Action,
+    ActivationCheck,
+    LayerCheck,
+    ModelCheck,
+    ModelFinding,
+    Remedy,
+    Severity,
+)
 
 ABOVE_CHANCE = 1.0
 """Cross-entropy by which a loss lies so far above chance that the model is sure of wrong answers."""
@@ -93,6 +102,7 @@ def check(
         result,
         findings=_sorted([*found, *_batch_found(seen, layers)]),
         layers=tuple(layers),
+        activations=_activations(seen),
         loss=seen.loss,
         chance=seen.chance,
         grad_norm=math.sqrt(sum(each * each for each in finite)) if len(finite) == len(norms) > 0 else None,
@@ -117,6 +127,21 @@ def _once(named: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
 
 def _sorted(found: Sequence[ModelFinding]) -> tuple[ModelFinding, ...]:
     return tuple(sorted(found, key=lambda each: -each.severity))
+
+
+def _activations(seen: BatchPass) -> tuple[ActivationCheck, ...]:
+    return tuple(
+        ActivationCheck(
+            name,
+            mean=numbers["activation_mean"],
+            std=numbers["activation_std"],
+            min=numbers["activation_min"],
+            max=numbers["activation_max"],
+            zero_share=numbers[ZERO_SHARE],
+            nonfinite_share=numbers["activation_nonfinite"],
+        )
+        for name, numbers in seen.outputs.items()
+    )
 
 
 def _batch_found(seen: BatchPass, layers: Sequence[LayerCheck]) -> list[ModelFinding]:

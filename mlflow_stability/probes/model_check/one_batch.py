@@ -48,6 +48,8 @@ MOST_SECONDS, MOST_BYTES = 600.0, 16 * 2**30
 """What one batch may take, and what of the tensors that it writes to may be copied."""
 QUOTA = 2**14
 """How many values of one output its statistics are made of."""
+ZERO_SHARE = "zero_share"
+"""The share of zeros of one output, which is no signal of a recording."""
 
 
 @dataclass(slots=True)
@@ -233,11 +235,14 @@ def _statistics(samples: Mapping[str, tuple[OutputKind, ActivationSample]]) -> d
     for names in by_device.values():
         with untracked():
             table = statistics_of([samples[each][1] for each in names], [samples[each][0] for each in names])
+            zeros = torch.stack([(samples[each][1].values == 0).mean(dtype=torch.float32) for each in names])
         rows: list[Sequence[float]] = []
         readback = Readback()
-        readback.fetch([], lambda _values, read, into=rows: into.extend(read), list(table))  # type: ignore[misc]
+        readback.fetch([], lambda _values, read, into=rows: into.extend(read), [*table, zeros])  # type: ignore[misc]
         readback.drain()
-        found |= {name: dict(zip(QUANTITIES, row, strict=True)) for name, row in zip(names, rows, strict=True)}
+        *of_modules, shares = rows
+        for name, row, share in zip(names, of_modules, shares, strict=True):
+            found[name] = {**dict(zip(QUANTITIES, row, strict=True)), ZERO_SHARE: share}
     return {name: found[name] for name in samples}
 
 

@@ -22,7 +22,7 @@ from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import ChosenCheckpoint, Which, find
 from mlflow_stability.recovery.checkpoints.sharded_state import read_rank, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
-from mlflow_stability.recovery.state.restore import EVERYTHING, restore_state
+from mlflow_stability.recovery.state.restore import EVERYTHING, RestoreChoice, restore_state
 from mlflow_stability.recovery.state.state_copy import OptimizerCopy, StateCopy
 from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts, named_tensors, tensors_of_model
 from mlflow_stability.recovery.state.value_tree import restored_value
@@ -69,7 +69,7 @@ class Resumed:
 
 def restore(
     model: Module | Sequence[Module],
-    optimizer: Optimizer | Sequence[Optimizer],
+    optimizer: Optimizer | Sequence[Optimizer] | None,
     *,
     schedulers: Sequence[LRScheduler] = (),
     scaler: Any = None,
@@ -81,12 +81,14 @@ def restore(
 ) -> Resumed:
     """Restore models, optimizers, schedules, loss scale, averages and random numbers from a checkpoint."""
     models: tuple[Module, ...] = _MODELS.checked("model", model)
-    optimizers: tuple[Optimizer, ...] = _OPTIMIZERS.checked("optimizer", optimizer)
+    optimizers: tuple[Optimizer, ...] = () if optimizer is None else _OPTIMIZERS.checked("optimizer", optimizer)
     _WHICH.checked("which", which)
     found = _found(directory, run_id, which, fetch)
     folder, meta = found.checkpoint.folder, found.checkpoint.meta
     sharded = meta is not None and bool(meta.shards)
     copy = read_rank(folder, *_place()) if sharded else read_state(folder / STATE)
+    if optimizer is None:
+        return _restore_models(models, copy, found)
     around = find_parts(optimizers, scaler)
     parts = replace(around, models=models, schedulers=tuple(schedulers) or around.schedulers)
     parts = _arranged(copy, parts)
@@ -118,6 +120,18 @@ def restore(
         each.load_state_dict(restored_value(copy.extra[name]))
     loss = float("nan") if meta is None else meta.loss
     return Resumed(copy.step, loss, folder, tuple(messages))
+
+
+def _restore_models(models: tuple[Module, ...], copy: StateCopy, found: ChosenCheckpoint) -> Resumed:
+    """Restore weights and buffers alone, to evaluate the model; random numbers and learning rates stay as they are."""
+    meta, folder = found.checkpoint.meta, found.checkpoint.folder
+    if meta is not None and meta.shards:
+        raise CheckpointsRefused(f"The state in {folder} is sharded: pass the optimizer as well. Nothing was changed.")
+    later = replace(copy.later, averaged={}, hyper_parameters=(), schedulers=(), scaler=None)
+    weights = replace(copy, optimizers=(), later=later)
+    restore_state(weights, _arranged(weights, TrainingParts((), models=models)), RestoreChoice(scaler=False))
+    loss = float("nan") if meta is None else meta.loss
+    return Resumed(copy.step, loss, folder, found.messages)
 
 
 def _place() -> tuple[int, int]:

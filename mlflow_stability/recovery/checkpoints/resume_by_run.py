@@ -29,7 +29,7 @@ from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 @with_known_names
 def restore(
     model: Module | Sequence[Module],
-    optimizer: Optimizer | Sequence[Optimizer],
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     schedulers: Sequence[LRScheduler] = (),
     scaler: Any = None,
@@ -43,7 +43,7 @@ def restore(
 
     Args:
         model: The model or models, built as they were then.
-        optimizer: Their optimizer or optimizers.
+        optimizer: Their optimizer or optimizers. None: to evaluate the model, weights and buffers alone are restored.
         schedulers: Learning rate schedulers; found by themselves where they hold one of the optimizers.
         scaler: The loss scaler, if there is one.
         run_id: The run whose checkpoints are wanted. Without it and `directory`: those of earlier attempts of this job,

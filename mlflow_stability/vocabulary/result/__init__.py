@@ -25,7 +25,7 @@ from mlflow_stability.vocabulary.result.comparison import (
 )
 from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE, CurveReading, Diagnosis, NotJudged, Sketch
 from mlflow_stability.vocabulary.result.finding import Finding, Source, Span, Where
-from mlflow_stability.vocabulary.result.model_check import LayerCheck, ModelCheck, ModelFinding
+from mlflow_stability.vocabulary.result.model_check import ActivationCheck, LayerCheck, ModelCheck, ModelFinding
 from mlflow_stability.vocabulary.result.recorded_remedy import read_remedies
 from mlflow_stability.vocabulary.result.remedy import Remedy, without_topics
 from mlflow_stability.vocabulary.result.severity import Severity, most_severe
@@ -65,6 +65,7 @@ __all__ = [
     "SMALLER_UPDATE_TOPICS",
     "WARM_UP_LEARNING_RATE",
     "Action",
+    "ActivationCheck",
     "Association",
     "BaselineGate",
     "Cause",

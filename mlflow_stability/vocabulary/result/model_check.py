@@ -60,6 +60,26 @@ class LayerCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivationCheck:
+    """The numbers of what one module puts out for the batch, of at most 16,384 of its values."""
+
+    name: str
+    """By its path in the model; the class of the model for the model itself."""
+    mean: float
+    """Mean of its values."""
+    std: float
+    """Standard deviation of its values."""
+    min: float
+    """Smallest value."""
+    max: float
+    """Largest value."""
+    zero_share: float
+    """Share of values that are exactly zero."""
+    nonfinite_share: float
+    """Share of values that are NaN or infinite."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCheck:
     """The result of `mlflow_stability.check`."""
 
@@ -73,6 +93,8 @@ class ModelCheck:
     """The worst first."""
     layers: tuple[LayerCheck, ...] = ()
     """Every parameter, in the order of the model."""
+    activations: tuple[ActivationCheck, ...] = ()
+    """What each module puts out for the batch, in the order in which their calls end; empty without a batch."""
     loss: float | None = None
     """The loss of the batch; None where it was not computed."""
     chance: float | None = None

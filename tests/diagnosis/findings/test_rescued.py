@@ -9,7 +9,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step, changed, over_steps
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.verdict.verdict import outcome_of, verdict_of
+from mlflow_stability.diagnosis.verdict.verdict import outcome_of, title_of, verdict_of
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
@@ -77,7 +77,11 @@ def test_a_run_that_stop_on_ended_says_so_whatever_its_outcome_is() -> None:
     facts = EarlyStopFacts("loss<0.05", "loss is 0.04", before_step=True)
     stop = episode("early_stopping", 74, Severity.INFO, facts=facts)
     assert verdict_of("healthy", [stop], [READING], 74) == (
-        "Healthy: loss fell from 2 to 1 in 500 steps; no warnings. "
+        "Stopped: loss is 0.04 (stop_on=loss<0.05), before step 74 was taken; loss fell from 2 to 1 in 500 steps; "
+        "no warnings."
+    )
+    assert title_of("healthy", [stop]) == "Stopped"
+    assert verdict_of("recovered", [DIVERGED, BACK, stop], [READING], 500).endswith(
         "Stopped before step 74 was taken: loss is 0.04 (stop_on=loss<0.05)."
     )
 

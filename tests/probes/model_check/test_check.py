@@ -54,6 +54,20 @@ def test_of_a_sound_model_nothing_is_said_and_its_numbers_are_those_of_torch() -
     assert checked.verdict == "Sequential: nothing is wrong."
 
 
+def test_what_each_module_puts_out_is_described() -> None:
+    model = net()
+    checked = check(model, batch())
+    hidden = model[:2](batch()[0]).detach()
+    assert [each.name for each in checked.activations] == ["0", "1", "2", "3", "4", "Sequential"]
+    rectified = checked.activations[1]
+    assert rectified.mean == pytest.approx(hidden.mean().item(), rel=1e-4)
+    assert rectified.std == pytest.approx(hidden.std().item(), rel=1e-3)
+    assert (rectified.min, rectified.max) == (0.0, pytest.approx(hidden.max().item()))
+    assert rectified.zero_share == pytest.approx((hidden == 0).float().mean().item())
+    assert rectified.nonfinite_share == 0.0
+    assert check(model).activations == ()
+
+
 def test_without_batch_and_optimizer_what_was_not_checked_is_said() -> None:
     said = check(net()).not_checked
     assert [each.partition(":")[0] for each in said] == ["Without optimizer=", "Without a batch"]

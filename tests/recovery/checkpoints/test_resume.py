@@ -76,6 +76,22 @@ def test_where_it_goes_on_is_told(tmp_path: Path) -> None:
     assert bits(fresh) == bits(made)
 
 
+def test_without_an_optimizer_weights_and_buffers_alone_are_restored(tmp_path: Path) -> None:
+    made = training()
+    saved(tmp_path, made)
+    fresh, random = Training.of(OPTIMIZERS["adamw foreach"]), torch.get_rng_state()
+    resumed = restore(fresh.model, None, directory=tmp_path)
+    assert (resumed.step, resumed.loss, resumed.messages) == (7, 1.5, ())
+    state, other = made.model.state_dict(), fresh.model.state_dict()
+    assert all(torch.equal(state[name], other[name]) for name in state)
+    assert not fresh.optimizers[0].state
+    assert torch.equal(torch.get_rng_state(), random)
+    other_model = training().model
+    other_model.head = nn.Linear(6, 2)
+    with pytest.raises(RestoreRefused, match=r"head\.weight is \(1, 6\) in it and \(2, 6\) here"):
+        restore(other_model, None, directory=tmp_path)
+
+
 def test_models_and_optimizers_may_come_in_another_order(tmp_path: Path) -> None:
     def gan() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
         models: list[nn.Module] = [nn.Linear(2, 3), nn.Linear(3, 1)]
