@@ -78,6 +78,15 @@ class LossHistory:
         """The losses of so many steps up to this one."""
         return self._between(step - count + 1, step, place)
 
+    def from_step(self, step: int) -> float:
+        """The first loss from a step on; NaN where there is none."""
+        found = [
+            (steps[at], losses[at])
+            for steps, losses in self._losses.values()
+            if (at := bisect_left(steps, step)) < len(steps)
+        ]
+        return min(found, default=(step, math.nan))[1]
+
     def rolled_back(self, step: int) -> None:
         """The training was rolled back after this step: the next loss is of other weights."""
         self._breaks.append(step)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -85,3 +86,13 @@ def test_only_so_many_losses_are_remembered() -> None:
     for step in range(1, 50_001):
         history.take(step, 1.0)
     assert len(history.last(50_000, 50_000, "")) <= 2 * 4096
+
+
+def test_the_loss_of_a_step_is_its_own_or_the_next_one() -> None:
+    history = LossHistory()
+    assert math.isnan(history.from_step(1))
+    for step in (2, 3, 5):
+        history.take(step, float(step))
+    history.take(4, 40.0, "critic")
+    assert [history.from_step(step) for step in (1, 3, 4)] == [2.0, 3.0, 40.0]
+    assert math.isnan(history.from_step(6))

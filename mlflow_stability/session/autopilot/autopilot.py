@@ -415,7 +415,7 @@ class Autopilot:
             if decision.rolls_back:
                 self._roll_back(decision)
             if self._recording is not None or self._states.writes_together:
-                self._run(AutopilotPart.CHECKPOINTS, self._states.save_last_good, SAVE_SECONDS)
+                self._run(AutopilotPart.CHECKPOINTS, self._states.save_last_good, SAVE_SECONDS, self._decider.loss_of)
             raise ending
         rollback = self._delayed or decision
         if rollback.rolls_back:

@@ -159,6 +159,10 @@ class Decider:
         """Take in what the script has logged; what it is a reason to stop for holds before the next step."""
         self._stop_heard = self._stop_heard or self._stop_rules.after_step(reading)
 
+    def loss_of(self, step: int) -> float:
+        """The loss of a step, or of the next one that had a finite one; NaN where there is none."""
+        return self._losses.from_step(step)
+
     def look_for_stop(
         self, optimizer: Optimizer, capture: StepCapture, record: StepRecord, norm: Tensor | None, alone: bool
     ) -> int | None:

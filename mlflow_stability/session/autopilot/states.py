@@ -448,13 +448,17 @@ class States:
         told, self._told = self._told, []
         return told if self._writer is None else told + self._writer.events()
 
-    def save_last_good(self, seconds: float) -> Path | None:
-        """Make sure that the newest good state is on the disk; gives the directory."""
+    def save_last_good(self, seconds: float, loss_of: Callable[[int], float]) -> Path | None:
+        """Make sure that the newest good state is on the disk; gives the directory.
+
+        `loss_of` gives the loss of its step, which was not read yet when the state of the first step was copied.
+        """
         good = [each for each in self.ring.good if each.step != self.ring.initial_step]
         if good and self._split is None:
             self._begin()
             if self._writer is not None and self._writer.drain(seconds):
-                self._writer.submit(good[-1].copy, good[-1].loss)
+                step, loss = good[-1].step, good[-1].loss
+                self._writer.submit(good[-1].copy, loss if math.isfinite(loss) else loss_of(step))
                 self._writer.promote(good[-1].step)
                 self._writer.drain(seconds)
         return self.directory
