@@ -11,12 +11,22 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from string import Formatter
 from typing import Any
 
 from mlflow_stability.alerts.message import AlertMessage
+from mlflow_stability.alerts.metrics.signal_names import KNOWN_QUANTITIES
 from mlflow_stability.alerts.rules import check_rules
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.argument import Takes, check_fields, made_with_known_names, member_of, names, number
+from mlflow_stability.vocabulary.argument import (
+    Takes,
+    check_fields,
+    did_you_mean,
+    made_with_known_names,
+    member_of,
+    names,
+    number,
+)
 from mlflow_stability.vocabulary.result import Severity
 
 CONSOLE = "console"
@@ -44,6 +54,27 @@ def _address(given: Any) -> str | Callable[[AlertMessage], object]:
     if text != CONSOLE and not _SCHEME.match(text):
         raise ValueError
     return text
+
+
+def _function(given: Any) -> Any:
+    if given is not None and not callable(given):
+        raise TypeError
+    return given
+
+
+def _message(given: Any) -> str:
+    if not isinstance(given, str):
+        raise TypeError
+    list(Formatter().parse(given))  # a ValueError where it is no format string
+    return given
+
+
+def _check_signals(message: str) -> None:
+    """Refuse a message with a field that no signal is called."""
+    for _, name, _, _ in Formatter().parse(message):
+        if name is not None and name not in KNOWN_QUANTITIES and not name.startswith("val_loss"):
+            hint = did_you_mean(name, KNOWN_QUANTITIES) or " The manual's page 'signals' lists them."
+            raise SettingsError(f"alerts: there is no signal {name!r}, as in message={message!r}.{hint}")
 
 
 class _Addressed(Takes):
@@ -82,10 +113,23 @@ class Alert:
     """Shortest time in seconds between two alerts of one type. Default: by type, 60 s for NaN to 1800 s for plateaus.
     A rise in severity does not wait."""
 
+    when: Callable[[Mapping[str, float]], object] | None = field(
+        default=None,
+        metadata={"takes": Takes("a function of the newest value of each signal, or None", _function)},
+    )
+    """A function of the newest value of each signal by name, such as ``lambda s: s["mfu"] < 0.3``. It is called after
+    each step, on a thread of the training process, which then sends the alert itself. With it, events are sent only for
+    `rules`. While a signal that it reads was not measured yet, it is not met."""
+    message: str = field(default="", metadata={"takes": Takes("a text such as 'MFU is {mfu:.2f}'", _message)})
+    """What an alert of `when` says, with signals as fields: "MFU is {mfu:.2f}"."""
+
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         check_fields(self)
-        check_rules(self.rules)
+        check_rules(self.rules, self.severity)
+        _check_signals(self.message)
+        if self.message and self.when is None:
+            raise SettingsError("alerts: message= is for alerts with when=; events have messages of their own.")
 
     @property
     def service(self) -> str:
@@ -97,7 +141,7 @@ class Alert:
     @property
     def in_training(self) -> bool:
         """Whether the training process sends it itself."""
-        return callable(self.to)
+        return callable(self.to) or self.when is not None
 
 
 def alerts_of(given: Any) -> tuple[Alert, ...]:

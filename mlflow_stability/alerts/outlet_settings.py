@@ -63,7 +63,7 @@ def outlet_settings(
     count: Counter[str] = Counter()
     channels = []
     for alert in alerts:
-        if isinstance(alert.to, str):
+        if isinstance(alert.to, str) and not alert.in_training:
             count[alert.service] += 1
             number = count[alert.service]
             key = alert.service if number == 1 else f"{alert.service}_{number}"

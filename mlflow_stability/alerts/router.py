@@ -70,14 +70,14 @@ class AlertRouter:
         """Take in what was measured at a step; whether it met a condition."""
         met = self._rules.met(reading)
         for event in met:
-            self._add(event, now)
+            self.add(event, now)
         return bool(met)
 
     def take(self, event: Finding, now: float) -> bool:
         """Take in an event; whether it is wanted."""
         wanted = self._rules.wants(event)
         if wanted:
-            self._add(event, now)
+            self.add(event, now)
         return wanted
 
     def due(self, now: float, run: RunLink | None = None, *, over: bool = False) -> list[AlertMessage]:
@@ -116,7 +116,8 @@ class AlertRouter:
         self._bursts = {kind: _burst_of(each) for kind, each in saved.get("bursts", {}).items()}
         self._sent = {kind: (at, Severity(severity)) for kind, (at, severity) in saved.get("sent", {}).items()}
 
-    def _add(self, event: Finding, now: float) -> None:
+    def add(self, event: Finding, now: float) -> None:
+        """Send an event, whatever the rules are."""
         burst = self._bursts.get(event.kind)
         due = self._due_at(event, now)
         if burst is None:

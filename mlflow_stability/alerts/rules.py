@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.alerts.metrics.signal_names import KNOWN_QUANTITIES
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.kinds.catalog import KINDS
+from mlflow_stability.kinds.catalog import KINDS, TYPES
 from mlflow_stability.vocabulary.argument import did_you_mean, shown
 from mlflow_stability.vocabulary.measured import Condition, StepReading, condition_in, of_the_whole
 from mlflow_stability.vocabulary.result import Finding, Severity, Text
@@ -30,7 +30,9 @@ class Rules:
             return True
         if self.conditions and not self.kinds:
             return False
-        return event.severity >= self.floor and (not self.kinds or event.kind in self.kinds)
+        if not self.kinds:
+            return event.severity >= self.floor
+        return event.kind in self.kinds and event.severity >= min(self.floor, highest_severity(event.kind))
 
     def met(self, reading: StepReading) -> list[Finding]:
         """An event for each condition that a step meets."""
@@ -64,8 +66,17 @@ def rules_of(texts: Sequence[str], floor: Severity) -> Rules:
     return Rules(floor, frozenset(kind_named(text, KINDS) for text in texts if condition_in(text) is None), conditions)
 
 
-def check_rules(texts: Iterable[str]) -> None:
-    """Refuse an event type or a signal that does not exist, with the one that was probably meant."""
+def highest_severity(kind: str) -> Severity:
+    """The highest severity that findings of a kind have; of a kind of the user's own the highest there is."""
+    return max((max(each.severities) for each in TYPES if each.kind == kind), default=Severity.CRITICAL)
+
+
+def check_rules(texts: Iterable[str], floor: Severity) -> None:
+    """Refuse an event type or a signal that does not exist, with the one that was probably meant.
+
+    Refused too: a type of which no event reaches CRITICAL, where that is the lowest severity. The usual lowest
+    severity, WARNING, is none that a type named here has to reach.
+    """
     for text in texts:
         condition = condition_in(text)
         if condition is None:
@@ -74,6 +85,12 @@ def check_rules(texts: Iterable[str]) -> None:
                 near = kinds_near(kind, KINDS)
                 hint = f"Did you mean {near[0]!r}?" if near else "`mlflow-stability explain` lists the event types."
                 raise SettingsError(f"alerts: there is no event type {shown(text)}. {hint}")
+            highest = highest_severity(kind)
+            if highest < floor and floor > Severity.WARNING:
+                raise SettingsError(
+                    f"alerts: no {kind} is {floor.name}, so the rule {text!r} would never fire. Its highest "
+                    f"severity is {highest.name}: write severity={highest.name.lower()!r}."
+                )
             continue
         if not math.isfinite(condition.limit):
             raise SettingsError(f"alerts: a condition compares with a finite number; got {shown(text)}.")

@@ -1,4 +1,4 @@
-"""Calls the user's functions with alerts, in the training process, on one daemon thread.
+"""Sends alerts from the training process, on one daemon thread: to the user's functions, and those with `when=`.
 
 In: events and readings, from the thread that trains. Out: calls of functions with an `AlertMessage`. Guarantees: the
 training never waits, and does not wake the thread for what was measured: it looks by itself four times a second. What
@@ -15,8 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mlflow_stability.alerts.alert import Alert
+from mlflow_stability.alerts.channels.channel import Channel
+from mlflow_stability.alerts.channels.open_channel import open_channel
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.router import AlertRouter
+from mlflow_stability.alerts.step_condition import StepCondition
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
@@ -25,13 +28,43 @@ _LOOK_EVERY = 0.25
 
 
 class _Callee:
-    """One function, with its rules."""
+    """One function or address, with its rules."""
 
-    def __init__(self, alert: Alert) -> None:
+    def __init__(self, alert: Alert, warn: Callable[..., None]) -> None:
         self.name = alert.service
-        self.function: Callable[[AlertMessage], object] = alert.to  # type: ignore[assignment]
         self.router = AlertRouter(alert.rules, alert.severity, alert.cooldown)
         self.failed = False
+        self._to, self._warn = alert.to, warn
+        self._channel: Channel | None = None
+        self._condition: StepCondition | None = None
+        self._takes_events = alert.when is None or bool(alert.rules)
+        if alert.when is not None:
+            self._condition = StepCondition(alert.when, alert.severity, alert.message, warn)
+
+    @property
+    def looks_at_steps(self) -> bool:
+        """Whether a condition asks for what is measured."""
+        return self._condition is not None or self.router.looks_at_steps
+
+    def take(self, told: Finding | StepReading, now: float) -> None:
+        """Take in an event or what was measured at a step."""
+        if isinstance(told, Finding):
+            if self._takes_events:
+                self.router.take(told, now)
+            return
+        self.router.step(told, now)
+        met = None if self._condition is None else self._condition.met(told)
+        if met is not None:
+            self.router.add(met, now)
+
+    def send(self, message: AlertMessage) -> None:
+        """Call the function, or send to the address."""
+        if callable(self._to):
+            self._to(message)
+            return
+        if self._channel is None:
+            self._channel = open_channel(self._to, "", lambda text: self._warn("%s", text))
+        self._channel.send(message)
 
 
 @dataclass(slots=True)
@@ -48,8 +81,8 @@ class CallbackAlerts:
     """The functions among the alerts of a session."""
 
     def __init__(self, alerts: Sequence[Alert], run: Callable[[], RunLink | None], warn: Callable[..., None]) -> None:
-        self._callees = [_Callee(each) for each in alerts if each.in_training]
-        self.looks_at_steps = any(each.router.looks_at_steps for each in self._callees)
+        self._callees = [_Callee(each, warn) for each in alerts if each.in_training]
+        self.looks_at_steps = any(each.looks_at_steps for each in self._callees)
         """Whether a condition asks for what is measured."""
         self._run = run
         self._warn = warn
@@ -111,10 +144,7 @@ class CallbackAlerts:
             now = time.time()
             for each in self._callees:
                 for one in taken:
-                    if isinstance(one, Finding):
-                        each.router.take(one, now)
-                    else:
-                        each.router.step(one, now)
+                    each.take(one, now)
                 messages = each.router.due(now, over=over)
                 if messages:
                     run = self._run()
@@ -123,8 +153,8 @@ class CallbackAlerts:
     def _call(self, callee: _Callee, messages: Sequence[AlertMessage]) -> None:
         for message in messages:
             try:
-                callee.function(message)
-            except Exception as error:  # the user's own code, on a thread of ours
+                callee.send(message)
+            except Exception as error:  # the user's own code, or a service that does not answer
                 if not callee.failed:
                     callee.failed = True
                     self._warn(
