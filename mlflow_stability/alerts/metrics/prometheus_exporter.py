@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from mlflow_stability.alerts.metrics.run_metrics import BUCKETS, RunMetrics, Samples
-from mlflow_stability.alerts.metrics.signal_names import EVENTS, EVERYTHING, STEP_DURATION
+from mlflow_stability.alerts.metrics.signal_names import EVENTS, EVERYTHING, KINDS_OF_SPIKES, STEP_DURATION
 
 INSTALL = "pip install 'mlflow-stability[prometheus]'"
 _AGAIN_AFTER = 10.0
@@ -95,6 +95,12 @@ def _families(runs: Sequence[Samples]) -> Iterator[Any]:
             for run in runs:
                 for (kind, severity), count in run.events.items():
                     counter.add_metric([*_labels(run), kind, severity], count)
+            yield counter
+        elif names.prometheus in KINDS_OF_SPIKES:
+            counter = CounterMetricFamily(names.prometheus, names.meaning, labels=(*LABELS, "severity"))
+            for run in runs:
+                for severity, count in run.spikes(names.prometheus).items():
+                    counter.add_metric([*_labels(run), severity], count)
             yield counter
         else:
             family = CounterMetricFamily if names.counter else GaugeMetricFamily

@@ -15,19 +15,17 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.alerts.metrics.signal_names import (
     BY_QUANTITY,
-    GRADIENT_SPIKES,
-    LOSS_SPIKES,
+    KINDS_OF_SPIKES,
     STEP_DURATION,
     STEPS,
     SignalNames,
 )
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Fact
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper ends of the histogram of step times, in seconds."""
-_GRADIENT = frozenset({"gradient_explosion", "layer_explosion"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,14 @@ class Samples:
     """How many step times were in each bucket, and in the last place how many were longer."""
     seconds: float
     """The sum of all step times."""
+
+    def spikes(self, name: str) -> dict[str, int]:
+        """The number of spikes of one counter, by severity; of each severity, so that no series begins late."""
+        counts = {each.name.lower(): 0 for each in Severity}
+        for (kind, severity), count in self.events.items():
+            if kind in KINDS_OF_SPIKES[name]:
+                counts[severity] += count
+        return counts
 
 
 @dataclass(slots=True)
@@ -79,9 +85,8 @@ class RunMetrics:
         """All of them as they are now."""
         with self._lock:
             values = dict(self._values)
-            spikes = sum(count for (kind, _), count in self._events.items() if kind == "loss_spike")
-            gradients = sum(count for (kind, _), count in self._events.items() if kind in _GRADIENT)
-            values |= {LOSS_SPIKES.prometheus: spikes, GRADIENT_SPIKES.prometheus: gradients}
+            for name, kinds in KINDS_OF_SPIKES.items():
+                values[name] = sum(count for (kind, _), count in self._events.items() if kind in kinds)
             values.setdefault(STEPS.prometheus, 0)
             labels = {"model_name": self.model_name, "run_id": self.run_id}
             return Samples(labels, values, dict(self._events), tuple(self._buckets), self._seconds)

@@ -44,6 +44,11 @@ SIGNALS = tuple(
 STEPS = SignalNames("", "llm_training_steps_total", "Recorded steps", "{step}", counter=True)
 LOSS_SPIKES = SignalNames("", "llm_loss_spikes_total", "Loss spikes", "{event}", counter=True)
 GRADIENT_SPIKES = SignalNames("", "llm_gradient_spikes_total", "Exploding gradients", "{event}", counter=True)
+KINDS_OF_SPIKES = {
+    LOSS_SPIKES.prometheus: frozenset({"loss_spike"}),
+    GRADIENT_SPIKES.prometheus: frozenset({"gradient_explosion", "layer_explosion"}),
+}
+"""The event types that each of these counts."""
 EVENTS = SignalNames("", "llm_training_events_total", "Events, by type and severity", "{event}", counter=True)
 STEP_DURATION = SignalNames("step_time", "llm_step_duration_seconds", "Time from one step to the next", "s")
 """What is counted or gathered, and has no value in a reading; `STEP_DURATION` is a histogram."""

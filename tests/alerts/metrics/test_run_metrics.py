@@ -42,6 +42,7 @@ def test_events_are_counted_by_type_and_severity() -> None:
     samples = metrics.samples()
     assert samples.events[("loss_spike", "critical")] == 1
     assert samples.values["llm_loss_spikes_total"] == 2
+    assert samples.spikes("llm_loss_spikes_total") == {"info": 0, "warning": 1, "critical": 1}
     assert samples.values["llm_gradient_spikes_total"] == 2
 
 
