@@ -53,6 +53,7 @@ PAGES = (
     Page("frameworks", "Frameworks"),
     Page("distributed", "Distributed training"),
     Page("costs", "Costs and guarantees"),
+    Page("troubleshooting", "Troubleshooting"),
     Page("limits", "Limits"),
     Page("design", "Design and glossary", lambda: MAP.read_text(encoding="utf-8")),
     Page("contributing", "Contributing"),
