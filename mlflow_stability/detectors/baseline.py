@@ -39,7 +39,8 @@ RARE = 1e-5
 UNKNOWN_TAIL = 12.0
 """Beyond which z the noise is taken to end while fewer than 256 values have been compared."""
 LEARN_FROM = 128
-"""After how many comparisons the width is known well enough for the tail to be learnt from it."""
+"""After how many comparisons the width is known well enough for the tail to be learnt from it, and for values to be
+called usual."""
 CLUSTER_ENDS = 4
 """After how many values that are no excess a cluster of excesses is over; only then the tail is learnt from it, so that
 trouble which lasts does not teach us that it is usual."""
@@ -124,6 +125,14 @@ class Baseline:
             return False
         rise = math.log(value / self.center) if self.logarithmic else value - self.center
         return rise >= FAR * self.scale
+
+    def is_usual(self, value: float, z: float) -> bool:
+        """Whether a value lies less than `z` from a level and noise that are well known; nothing is taken in."""
+        if len(self._residuals) < LEARN_FROM or (self.logarithmic and value <= 0.0):
+            return False
+        # `center` is that of the value before, which may have moved the level.
+        level = min(self._long[len(self._long) >> 1], self._short[len(self._short) >> 1])
+        return abs((math.log(value) if self.logarithmic else value) - level) < z * self.scale
 
     def _compare(self, center: float, residual: float) -> None:
         residuals = self._residuals

@@ -29,6 +29,9 @@ new_tuple = tuple.__new__
 _Step = Callable[[Any, Point], tuple[Any, Finding | None]]
 MOST_LAYOUTS = 256
 """So many tuples of signals are remembered."""
+USUAL_Z = 2.0
+"""A loss or gradient norm this close to its level is usual: what stands out is `STANDS_OUT` above it, and values that
+are far below soon lower it."""
 
 
 class _DetectorState:
@@ -52,7 +55,7 @@ class _DetectorState:
 class _SignalDetectors:
     """One signal: its baseline, and the detectors that judge it."""
 
-    __slots__ = ("baseline", "before", "detectors", "place", "quantity", "tells_level")
+    __slots__ = ("baseline", "before", "detectors", "place", "quantity", "sudden", "tells_level")
 
     def __init__(self, signal: Signal, baseline: Baseline | None, detectors: list[_DetectorState]) -> None:
         self.quantity, self.place = signal.quantity, signal.place
@@ -61,6 +64,8 @@ class _SignalDetectors:
         self.detectors = detectors
         self.tells_level = signal.quantity in ("loss", LOSS_LEVEL)
         """Whether it shows if the losses have a level."""
+        self.sudden = baseline if signal.quantity in ("loss", "grad_norm") else None
+        """The baseline of what a training is rolled back for at the very step at which it rises."""
 
 
 _Layout: TypeAlias = tuple[tuple[Signal, ...], list[_SignalDetectors | None], list[tuple[int, int, str]]]
@@ -108,6 +113,20 @@ class Panel:
             )
         values = self._evened(known[2], reading.values) if known[2] else reading.values
         return _judged(known[1], self._levels, self._losses, values, reading.step, reading.attempt, reading.time)
+
+    def is_usual(self, reading: StepReading) -> bool:
+        """Whether a step has nothing in it that must be judged at once; nothing is taken in."""
+        known = self._layouts.get(id(reading.signals))
+        if known is None or not isfinite(sum(reading.values)):
+            return False
+        for _, count, place in known[2]:
+            usual = self._counts.get(place)
+            if usual is None or usual.usual != reading.values[count]:
+                return False
+        for signal, value in zip(known[1], reading.values, strict=True):
+            if signal is not None and (baseline := signal.sudden) is not None and not baseline.is_usual(value, USUAL_Z):
+                return False
+        return True
 
     def _is_another_level(self, loss: Signal, value: float) -> bool:
         """Whether the first loss under another optimizer is far above what was normal."""

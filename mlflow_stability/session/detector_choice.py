@@ -1,4 +1,4 @@
-"""Decides which detectors look at a training, from what the user asked for."""
+"""Decides which detectors look at a training, and when, from what the user asked for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDivers
 from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
 from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
 from mlflow_stability.kinds.thresholds import as_asked, chosen
+from mlflow_stability.session.recording.deferred_detection import Judging
+from mlflow_stability.vocabulary.judging_rule import ROBUST
 from mlflow_stability.vocabulary.settings import Settings
 
 
@@ -29,6 +31,16 @@ def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
         return detectors
     own = DivergenceClassic(settings.divergence_threshold, settings.consecutive_divergence_steps)
     return (*(each for each in detectors if not isinstance(each, DivergenceClassic)), own)
+
+
+def judging_of(settings: Settings) -> Judging:
+    """When they look at a step. Other thresholds than the usual ones may be met by values that are usual."""
+    if not settings.uses_autopilot:
+        return Judging.DEFERRED
+    thresholds = (settings.loss_spike_threshold, settings.gradient_explosion_threshold, settings.divergence_threshold)
+    ahead = getattr(settings.rollback, "act_ahead", None)
+    as_usual = settings.detectors is None and (settings.sensitivity, settings.rule) == ("normal", ROBUST)
+    return Judging.GROUPED if as_usual and {*thresholds, ahead} == {None} else Judging.AT_ONCE
 
 
 def _tuned(detector: Detector, unique: float) -> Detector:

@@ -27,7 +27,7 @@ from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.kinds.catalog import described
 from mlflow_stability.kinds.reported.endings import RestartFacts
 from mlflow_stability.kinds.reported.ranks import JobRestarted
-from mlflow_stability.session.detector_choice import chosen_detectors
+from mlflow_stability.session.detector_choice import chosen_detectors, judging_of
 from mlflow_stability.session.earlier_recordings import EARLIER
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.output import DeliveredRun, TrainingOutput
@@ -300,7 +300,7 @@ class RunBinding:
                 self._guard,
                 self._on_event,
                 lambda message: self._warn("%s", message),
-                judge_at_once=self.settings.uses_autopilot,
+                judging=judging_of(self.settings),
             )
         except OSError as error:
             raise JournalError(

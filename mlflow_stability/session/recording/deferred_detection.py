@@ -1,9 +1,11 @@
 """Has steps judged a little after they were kept, several at a time: one by one that takes three times as long.
 
 In: steps as they are kept, in their order. Out: calls of whoever judges. Guarantees: every step is judged once, in
-order, at the latest a second after it was kept, also while the training stands still: then a thread of ours does it.
-What is not finite is judged at once, with all that came before it. There is no such thread while the process forks, nor
-in the forked process, and none once `stop` was called. An error in that thread is raised where the training comes next.
+order. Where nothing of the training depends on it, at the latest a second after it was kept, also while the training
+stands still: then a thread of ours does it; what is not finite is judged at once, with all that came before it. There
+is no such thread while the process forks, nor in the forked process, and none once `stop` was called. An error in that
+thread is raised where the training comes next. Where the autopilot acts on findings, only steps whose loss and gradient
+norm are usual wait, by their number and not by the clock: the same training is rolled back at the same steps again.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from math import isfinite
+from typing import Protocol
 from weakref import WeakSet
 
 from mlflow_stability.vocabulary.measured import StepReading
@@ -24,6 +28,57 @@ SECONDS = 0.25
 """... and none once so long has passed from the last step that was judged: slow steps are judged each at once."""
 IDLE_SECONDS = 0.5
 """What waits at two looks of the thread, so far apart, is judged by it."""
+GROUP = 8
+"""So many usual steps are judged together where the autopilot acts on what is found."""
+
+
+class Judging(Enum):
+    """When the steps of a recording are judged."""
+
+    AT_ONCE = "each step at once"
+    GROUPED = "usual steps in groups, any other step at once"
+    DEFERRED = "within a second"
+
+
+class Detection(Protocol):
+    """Has the steps of one recording judged."""
+
+    def take(self, step: StepReading) -> list[Finding]:
+        """Judge this step now or soon; gives what was found now, in this step and in those before it."""
+
+    def settle(self) -> list[Finding]:
+        """Judge all that waits."""
+
+    def stop(self) -> None:
+        """Nothing more is judged but by `take` and `settle`."""
+
+
+class GroupedDetection:
+    """Judges usual steps in groups, and any other step at once, after those that wait.
+
+    A sudden rise from a level that stood is therefore found at its own step, all else at most seven steps later.
+    """
+
+    def __init__(self, judge: Callable[[StepReading], list[Finding]], is_usual: Callable[[StepReading], bool]) -> None:
+        self._judge, self._is_usual = judge, is_usual
+        self._waiting: deque[StepReading] = deque()
+
+    def take(self, step: StepReading) -> list[Finding]:
+        """Judge this step, and those before it, unless it can wait."""
+        self._waiting.append(step)
+        if len(self._waiting) < GROUP and self._is_usual(step):
+            return []
+        return self.settle()
+
+    def settle(self) -> list[Finding]:
+        """Judge all that waits."""
+        findings: list[Finding] = []
+        while self._waiting:
+            findings += self._judge(self._waiting.popleft())
+        return findings
+
+    def stop(self) -> None:
+        """Nothing runs beside the training."""
 
 
 class DeferredDetection:

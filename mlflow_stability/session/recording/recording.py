@@ -27,7 +27,12 @@ from mlflow_stability.probes.step.reading import COPIED, ProbeReading
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.spike_batches import SpikeBatches
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.recording.deferred_detection import DeferredDetection
+from mlflow_stability.session.recording.deferred_detection import (
+    DeferredDetection,
+    Detection,
+    GroupedDetection,
+    Judging,
+)
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
@@ -117,7 +122,7 @@ class Recording:
         guard: PartGuard,
         on_event: Callable[[Finding], None],
         say: Callable[[str], None] = lambda _: None,
-        judge_at_once: bool = True,
+        judging: Judging = Judging.AT_ONCE,
     ) -> None:
         self.folder = folder
         self.opening = opening
@@ -146,8 +151,12 @@ class Recording:
         self._losses = LossCount()
         self._running = RollingStatistics(opening.log_every_n_steps)
         self._guard = guard
-        self._late = None if judge_at_once else DeferredDetection(self._panel_judges)
-        """Who has steps judged where nobody waits for it."""
+        self._late: Detection | None = None
+        """Holds the steps that are judged later; None where each is judged at once."""
+        if judging is Judging.GROUPED:
+            self._late = GroupedDetection(self._panel_judges, self._panel.is_usual)
+        elif judging is Judging.DEFERRED:
+            self._late = DeferredDetection(self._panel_judges)
         self._judge = self._panel_judges if self._late is None else self._late.take
         self._judge_heard = guard(DETECTORS, self._judge)
         self._settle = guard(DETECTORS, self._nothing_waits if self._late is None else self._late.settle)

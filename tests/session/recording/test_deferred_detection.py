@@ -6,18 +6,29 @@ import threading
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 from findings import at_step
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from waiting import wait_until
 
+from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.session.recording import deferred_detection
-from mlflow_stability.session.recording.deferred_detection import MOST, SECONDS, DeferredDetection
+from mlflow_stability.session.recording.deferred_detection import (
+    GROUP,
+    MOST,
+    SECONDS,
+    DeferredDetection,
+    GroupedDetection,
+)
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
 
 LAYOUT = (Signal("loss"),)
+SUDDEN = {"nan_detected", "inf_detected", "loss_spike", "gradient_explosion"}
 
 
 @pytest.fixture
@@ -172,3 +183,67 @@ def test_an_error_while_the_training_stands_still_is_raised_where_it_comes_next(
     with pytest.raises(ValueError, match="broken"):
         late.settle()
     assert late.settle() == []
+
+
+TRAINED = (Signal("loss"), Signal("micro_batches"), Signal("grad_norm"), Signal("learning_rate"))
+
+
+@st.composite
+def trainings(draw: st.DrawFn) -> list[StepReading]:
+    """A loss that falls with noise, and up to four stretches in it that are ill, odd or of another size."""
+    steps, width = draw(st.integers(60, 400)), draw(st.sampled_from([0.01, 0.1, 0.5]))
+    random = np.random.default_rng(draw(st.integers(0, 10)))
+    losses = (1 + 3 * np.exp(-np.arange(steps) / 100)) * np.exp(width * random.standard_normal(steps))
+    norms, counts = np.exp(0.2 * random.standard_normal(steps)), np.full(steps, 4.0)
+    for _ in range(draw(st.integers(0, 4))):
+        first, length = draw(st.integers(0, steps - 1)), draw(st.sampled_from([1, 3, 20]))
+        ill = slice(first, first + length)
+        what = draw(st.sampled_from([*"lgm", "nan"]))
+        if what == "m":
+            counts[ill], losses[ill] = 1.0, losses[ill] * draw(st.sampled_from([0.25, 1.0, 5.0]))
+        elif what == "nan":
+            losses[ill] = math.nan
+        else:
+            (losses if what == "l" else norms)[ill] *= draw(st.sampled_from([0.1, 2.0, 10.0, 1e4]))
+    rate = 1e-3 * np.where(np.arange(steps) < draw(st.integers(0, steps)), 1.0, draw(st.sampled_from([1.0, 10.0])))
+    rows = zip(losses, counts, norms, rate, strict=True)
+    return [StepReading(number, TRAINED, tuple(map(float, row))) for number, row in enumerate(rows, 1)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(trainings())
+def test_judged_in_groups_a_training_has_the_same_findings_and_sudden_ones_no_step_later(
+    training: list[StepReading],
+) -> None:
+    at_once, in_groups = Panel(), Panel()
+    grouped = GroupedDetection(in_groups.judge, in_groups.is_usual)
+    wanted = [(step.step, finding) for step in training for finding in at_once.judge(step)]
+    given_at = [(step.step, finding) for step in training for finding in grouped.take(step)]
+    given_at += [(len(training), finding) for finding in grouped.settle()]
+    assert [repr(finding) for _, finding in given_at] == [repr(finding) for _, finding in wanted]
+    for (judged_at, finding), (found_at, _) in zip(given_at, wanted, strict=True):
+        assert judged_at - found_at < GROUP
+        if finding.kind in SUDDEN:
+            assert judged_at == found_at, finding.message
+
+
+def test_most_steps_of_a_quiet_training_are_judged_in_groups() -> None:
+    panel = Panel()
+    judged: list[int] = []
+    seen_at: list[int] = []
+
+    def judge(step: StepReading) -> list[Finding]:
+        judged.append(step.step)
+        return panel.judge(step)
+
+    grouped = GroupedDetection(judge, panel.is_usual)
+    noise = np.random.default_rng(0).standard_normal((2, 1000))
+    for number in range(1000):
+        values = (math.exp(0.1 * noise[0, number]), 4.0, math.exp(0.1 * noise[1, number]), 1e-3)
+        before = len(judged)
+        grouped.take(StepReading(number + 1, TRAINED, values))
+        if len(judged) > before:
+            seen_at.append(number + 1)
+    grouped.stop()
+    assert len(seen_at) < 300
+    assert judged == list(range(1, judged[-1] + 1))
