@@ -74,6 +74,32 @@ def dqn(steps: int) -> object:
     return state_of(online)
 
 
+def parallel_q_learning(steps: int) -> object:
+    """CleanRL's PQN: no copy of the model, and rounds of sixteen updates on what the model chose before them."""
+    torch.manual_seed(23)
+    environments = gymnasium.make_vec("CartPole-v1", num_envs=4)
+    model = mlp(4, 2)
+    optimizer = torch.optim.RAdam(model.parameters(), lr=2.5e-4)
+    states, _ = environments.reset(seed=1)
+    for _ in range(0, steps, 16):
+        chosen: list[tuple[Tensor, Tensor, Tensor]] = []
+        for _ in range(32):
+            observed = torch.tensor(states)
+            with torch.no_grad():
+                actions = torch.where(torch.rand(4) < 0.3, torch.randint(2, (4,)), model(observed).argmax(1))
+            states, rewards, overs, _, _ = environments.step(actions.numpy())
+            with torch.no_grad():
+                best = model(torch.tensor(states)).max(1).values
+            targets = torch.tensor(rewards, dtype=torch.float32) + 0.99 * best * ~torch.tensor(overs)
+            chosen.append((observed, actions, targets))
+        observed, actions, targets = (torch.cat(each) for each in zip(*chosen, strict=True))
+        for drawn in torch.cat([torch.randperm(128) for _ in range(4)]).split(32):
+            values = model(observed[drawn]).gather(1, actions[drawn, None]).squeeze(1)
+            step(optimizer, functional.mse_loss(values, targets[drawn]))
+    environments.close()
+    return state_of(model)
+
+
 class Actor(nn.Module):
     """A policy and a value estimate."""
 
@@ -497,7 +523,19 @@ def sequence_lengths(steps: int) -> object:
 
 WITHOUT_LEVEL: dict[str, Training] = {
     each.__name__: each
-    for each in (dqn, ppo, actor_critic, reinforce_continuous, sac, td3, byol, moco, mean_teacher, dpo)
+    for each in (
+        dqn,
+        parallel_q_learning,
+        ppo,
+        actor_critic,
+        reinforce_continuous,
+        sac,
+        td3,
+        byol,
+        moco,
+        mean_teacher,
+        dpo,
+    )
 }
 WITH_LEVEL: dict[str, Training] = {
     each.__name__: each

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -54,6 +54,11 @@ ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "envpool", "procgen"
 """Libraries of environments. With one of them loaded, a model that is called between steps only with smaller batches
 than the one it is trained on chooses actions. A validation has batches as large; the lengths of sequences do not
 count."""
+ACTING_STEPS = 256
+"""Number of first steps in which those modules are watched: several may follow each round of actions, as in PPO."""
+ACTING_SHARE = 0.05
+"""Least number of samples that were acted on, as a share of those trained on: with up to twenty epochs of each round.
+A text that is generated now and then has fewer."""
 
 _SIGNALS = (Signal(LOSS_LEVEL),)
 
@@ -78,22 +83,22 @@ class LossLevelProbe(BaseProbe):
         """... and in how many of them a copy was called."""
         self._in_use = False
         """Whether copies were seen to be called between most steps."""
-        self._policy_steps = self._acting_steps = 0
+        self._policy_steps = self._acting_steps = self._acted = self._trained = 0
         self._seen = POLICY_SAMPLES.with_gradient, POLICY_SAMPLES.later
         self._acting: list[WatchedCalls] = []
-        self._sizes: dict[int, dict[tuple[int, int], None]] = {}
-        """Dimensions and rows of the batches that each trained module was called with since the step before; the last
-        one is the batch that it was trained on."""
+        self._sizes: dict[int, dict[tuple[int, int], int]] = {}
+        """Dimensions and rows of the batches that each trained module was called with since the step before, and how
+        many there were; the last one is the batch that it was trained on."""
         self._compared_at = -EVERY
         self._blocks: list[Block] = []
 
     def due(self, step: int) -> bool:
         """Whether to look at this step."""
-        return not self._is_over and (self._watches(step) or step % EVERY == 0)
+        return not self._is_over and (self._watches(step) or bool(self._acting) or step % EVERY == 0)
 
     def next_due(self, step: int) -> int:
         """The next step that may be due."""
-        return step + 1 if self._watches(step + 1) else next_multiple(step, EVERY)
+        return step + 1 if self._watches(step + 1) or self._acting else next_multiple(step, EVERY)
 
     def before_step(self, view: StepView) -> None:
         """Look at what was called and sampled since the step before."""
@@ -162,18 +167,20 @@ class LossLevelProbe(BaseProbe):
     def _called(self, module: Module, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor) and args[0].dim():
             sizes, size = self._sizes.setdefault(id(module), {}), (args[0].dim(), len(args[0]))
-            sizes.pop(size, None)
-            sizes[size] = None
+            sizes[size] = sizes.pop(size, 0) + 1
 
     def _look(self, view: StepView) -> None:
         watches = self._watches(view.step)
         self._look_at_samples()
         if self._acting:
-            self._acting_steps += any(map(_chose_actions, self._sizes.values()))
+            acted, trained = max(map(_samples, self._sizes.values()), default=(0, 0))
             self._sizes.clear()
-            if self._acting_steps >= NEEDED_STEPS and not self._copies:
+            self._acting_steps += acted > 0
+            self._acted, self._trained = self._acted + acted, self._trained + trained
+            enough = self._acted >= ACTING_SHARE * self._trained
+            if self._acting_steps >= NEEDED_STEPS and enough and not self._copies:
                 self._conclude(NoLevel.POLICY)
-            if not watches:
+            if view.step >= ACTING_STEPS:
                 self._stop_acting()
         if self._copies and not self._in_use:
             self._look_at_calls(view, watches)
@@ -236,10 +243,16 @@ class LossLevelProbe(BaseProbe):
         self._news = LossLevel(reason)
 
 
-def _chose_actions(sizes: Iterable[tuple[int, int]]) -> bool:
-    """Return whether a module was called with smaller batches only before the one that it was trained on."""
+def _samples(sizes: dict[tuple[int, int], int]) -> tuple[int, int]:
+    """Return how many samples a module acted on, and how many it was trained on.
+
+    None were acted on where a batch was as large as the one that it was trained on.
+    """
     *others, trained_on = sizes
-    return bool(others) and max(others) < trained_on
+    trained = trained_on[1] * sizes[trained_on]
+    if not others or max(others) >= trained_on:
+        return 0, trained
+    return sum(rows * sizes[dimensions, rows] for dimensions, rows in others), trained
 
 
 class _Arguments:
