@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mlflow_stability.diagnosis.baseline_gate import gate_of
-from mlflow_stability.diagnosis.cohort import cohort_of, in_order_of_stability, spike_rate_of
+from mlflow_stability.diagnosis.cohort import cohort_of, in_order_of_stability, separating_checks, spike_rate_of
 from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
 from mlflow_stability.vocabulary.measured import LayersBeside
 from mlflow_stability.vocabulary.result import Compared, Comparison, FirstDifference
@@ -39,7 +39,7 @@ def comparison_of(
         layers=tuple(layers),
         gate=None if baseline is None else gate_of(cards, baseline),
         cohort=cohort_of(readable),
-        notes=tuple(notes),
+        notes=(*separating_checks(readable), *notes),
         asked=len(cards) if asked is None else asked,
         interrupted=interrupted,
     )
