@@ -21,9 +21,10 @@ names, which mean the default of that kind.
 from __future__ import annotations
 
 from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST
+from mlflow_stability.kinds.first_look.equal_weights import EqualWeights
 from mlflow_stability.kinds.first_look.inputs import InputScale, SameInput
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
-from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored
+from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored, TargetsUnreachable
 from mlflow_stability.kinds.gradients.dead_layer import DeadLayer
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
@@ -79,6 +80,7 @@ __all__ = [
     "DivergenceAtStart",
     "DivergenceClassic",
     "EpsilonLarge",
+    "EqualWeights",
     "GradientExplosion",
     "GradientExplosionClassic",
     "GradientImbalance",
@@ -116,6 +118,7 @@ __all__ = [
     "StepSkipped",
     "StepTimeIncrease",
     "TargetsIgnored",
+    "TargetsUnreachable",
     "ThroughputDrop",
     "UpdateRatioHigh",
     "UpdateRatioLow",

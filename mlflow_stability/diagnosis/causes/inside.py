@@ -58,6 +58,8 @@ class InsideLimits:
     """... and share of its first value below which it must be."""
     more_units: float = 0.2
     """Minimum rise of the share of dead or saturated units since the start."""
+    born_dead: float = 0.95
+    """Share of dead units in the first measurement from which on a layer lets nothing through."""
 
 
 LIMITS = InsideLimits()
@@ -202,6 +204,22 @@ def inside_check(around: EpisodeContext) -> CheckResult:
         if seen
         else not_seen("attention and activations: not measured")
     )
+
+
+def born_dead_check(around: EpisodeContext) -> CheckResult:
+    """Whether a layer lets nothing through since the first measurement, where the loss never fell."""
+    if not around.is_early:
+        return CheckResult()
+    for curve in around.of("activation_dead"):
+        values, steps = curve.values[curve.finite], curve.steps[curve.finite]
+        if curve.place and len(values) > 1 and float(values.min()) >= LIMITS.born_dead:
+            place, share = _layer(curve), f"{float(values.min()):.0%}"
+            said = (
+                f"{share} of the units of {place} were zero for the whole batch in each measurement, from the first on."
+            )
+            remedies = (Remedy(Action.CHECK_INITIALISATION), Remedy(Action.USE_LEAKY_ACTIVATION))
+            return is_it("dead_units", said, since=int(steps[0]), place=curve.place, remedies=remedies)
+    return CheckResult()
 
 
 def _curves(around: EpisodeContext, quantity: str) -> Sequence[Curve]:
@@ -404,12 +422,14 @@ CAUSES = (
     CauseDocumentation(
         "dead_units",
         "Units died.",
-        "More than half of a layer's units were never active, {LIMITS.more_units:percent} more than at the start.",
+        "More than half of a layer's units were never active, {LIMITS.more_units:percent} more than at the start. Or "
+        "{LIMITS.born_dead:percent} were not from the first measurement on, and the loss never fell.",
         "Sparse activations by design.",
         (LOWER_RATE, Remedy(Action.USE_LEAKY_ACTIVATION)),
     ),
 )
 CHECKS = (
+    Check(born_dead_check, {Symptom.STUCK: 32}, frozenset({"dead_units"})),
     Check(
         inside_check,
         {

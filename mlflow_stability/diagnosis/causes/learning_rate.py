@@ -429,7 +429,7 @@ CAUSES = (
     CauseDocumentation(
         "learning_rate_too_low",
         "The learning rate was too low to change the weights.",
-        "It never exceeded {LIMITS.too_low}.",
+        "It never exceeded {LIMITS.too_low}, or all steps together hardly moved the weights.",
         "An optimizer that does not scale its steps by the logged rate.",
         (Remedy(Action.RAISE_LEARNING_RATE),),
     ),

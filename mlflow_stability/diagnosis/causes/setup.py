@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
+from mlflow_stability.kinds.first_look.equal_weights import EqualWeights
 from mlflow_stability.kinds.first_look.inputs import InputScale, SameInput
 from mlflow_stability.kinds.first_look.loss_broadcast import LossBroadcast
 from mlflow_stability.kinds.first_look.loss_input import Activation, LossInput, LossInputFacts
+from mlflow_stability.kinds.first_look.module_settings import AccumulationSum, OptimizedTwice, StrongDropout
 from mlflow_stability.kinds.first_look.not_trained import NoGradient, NotOptimized
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
-from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored
+from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored, TargetsUnreachable
 from mlflow_stability.kinds.first_look.unregistered import UnregisteredModule
 from mlflow_stability.kinds.optimizer.clipping_strong import StrongClipping
 from mlflow_stability.kinds.optimizer.learning_rate_zero import LearningRateZero
@@ -20,12 +22,21 @@ from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongWeightDec
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 OF_A_STANDSTILL = (
-    *(LossInput, LossBroadcast, SameInput, StrongWeightDecay, NoGradient, NotOptimized, UnregisteredModule),
+    *(
+        LossInput,
+        LossBroadcast,
+        EqualWeights,
+        SameInput,
+        StrongWeightDecay,
+        NoGradient,
+        NotOptimized,
+        UnregisteredModule,
+    ),
     *(LearningRateZero, UpdatesLost, GradientUnderflow, EpsilonLarge, StrongClipping, InputScale, OneClass),
-    TargetsIgnored,
+    *(TargetsIgnored, TargetsUnreachable, StrongDropout),
 )
 """What keeps a training from learning, the most direct first."""
-OF_A_RISE = (LossInput, LabelRange, InputScale, OneClass)
+OF_A_RISE = (LossInput, LabelRange, InputScale, OptimizedTwice, AccumulationSum, OneClass)
 """What makes a loss rise, or fall without end, the most direct first."""
 
 
@@ -49,7 +60,7 @@ def _is_unbounded(finding: Finding) -> bool:
 
 def _first_warning(found: Sequence[Finding], around: EpisodeContext) -> CheckResult:
     for finding in found:
-        if finding.severity >= Severity.WARNING:
+        if finding.severity >= Severity.WARNING or finding.kind == AccumulationSum.kind:
             since = min(finding.step, around.episode.start)
             return is_it(
                 "setup",

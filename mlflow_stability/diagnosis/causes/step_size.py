@@ -6,6 +6,7 @@ updates are too large only where the rate was at its highest from the first step
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
+from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 
@@ -41,6 +43,10 @@ class StepLimits:
     """Minimum size of a first update that is too large."""
     no_warm_up: float = 0.9
     """Share of its highest value from which on a first learning rate was not warmed up."""
+    usual_rate: float = 1e-3
+    """Learning rate above which small updates have another reason."""
+    moved: float = 0.03
+    """Sum of all update ratios of a plateau up to which steps were too small to learn anything."""
     rose: float = 1.05
     """Minimum ratio of the loss after the first two updates to that before them."""
 
@@ -126,6 +132,27 @@ def _of_the_first(around: EpisodeContext, ratio: Curve, loss: Curve) -> CheckRes
     return too_high(around, update, int(ratio.steps[worst])) if update >= LIMITS.absurd else None
 
 
+def small_steps_check(around: EpisodeContext) -> CheckResult:
+    """Whether all steps together hardly moved the weights, though there were gradients."""
+    ratio, name = around.whole("update_ratio"), "learning rate too low"
+    if ratio is None or around.loss is None or not ratio.finite.any():
+        return not_seen(f"{name}: updates were not measured")
+    if around.found(GradientVanishing.kind) or not around.rates:
+        return not_seen(f"{name}: updates are small where gradients are")
+    steps = max(1, around.episode.end - around.episode.start)
+    there = ratio.finite & (ratio.steps <= around.episode.end)
+    moved = float(ratio.values[there].mean()) * steps if there.any() else math.inf
+    top = max(float(rate.values[rate.finite].max(initial=0.0)) for rate in around.rates)
+    if moved > LIMITS.moved or not 0 < top <= LIMITS.usual_rate:
+        return is_not(f"{name}: steps moved the weights by up to {moved:.2g} of their norm")
+    return is_it(
+        "learning_rate_too_low",
+        f"The learning rate is too low: {steps:,} {around.unit}s together moved the weights by at most {moved:.1%} of "
+        f"their norm, at rates up to {shown(top)}.",
+        since=int(ratio.steps[0]),
+    )
+
+
 def first_updates_large(around: EpisodeContext) -> bool:
     """Whether an update up to the beginning was too large for weights just drawn; True where none was measured."""
     ratio = around.whole("update_ratio")
@@ -187,5 +214,6 @@ def lasting_updates_check(around: EpisodeContext) -> CheckResult:
 
 CHECKS = (
     Check(first_steps_check, {Symptom.STUCK: 10, Symptom.VANISHING: 10}),
+    Check(small_steps_check, {Symptom.STUCK: 35}, frozenset({"learning_rate_too_low"})),
     Check(lasting_updates_check, {Symptom.LARGE_UPDATES: 5}, frozenset({"learning_rate_too_high"})),
 )

@@ -207,3 +207,57 @@ class LabelRange(Detector):
             return state, None
         state.is_found = True
         return state, finding(self, point, Severity.WARNING, LabelRangeFacts(point.value))
+
+
+@dataclass(frozen=True, slots=True)
+class UnreachableFacts(Facts):
+    """Targets that the last activation cannot give."""
+
+    kind: ClassVar[str] = "targets_unreachable"
+
+    share: float
+    """Their share."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """``48 % of the targets at step 6 are outside of what the last activation gives: …``"""
+        return (
+            f"{100 * self.share:.3g} % of the targets at {unit} {step} are outside of what the last activation gives: "
+            "no weights can reach them."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetsUnreachable(StreakDetector):
+    """Many targets are outside of what the last activation of the model can give.
+
+    What it sees: the share of targets of a squared error (or smooth L1, Huber) below 0 or above 1 behind a sigmoid,
+    outside of -1 to 1 behind a tanh, or below 0 behind a ReLU, in steps 2 to 10. A WARNING where it is {share:percent}
+    or more in {steps} steps in a row.
+
+    Why it matters: the loss cannot fall below the error of these targets, and the activation saturates.
+
+    What to try: scale the targets to the range of the activation, or leave out the last activation.
+
+    When it is wrong: targets that are to be cut off.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/
+    """
+
+    share: float = 0.1
+    """Minimum share of such targets."""
+    steps: int = 5
+    """Number of such steps in a row."""
+
+    kind = "targets_unreachable"
+    of_setup = True
+    noun = "targets that the model cannot reach"
+    order = 1144
+    question = "Can the last activation give all targets?"
+    check_by_hand = "Print targets.min() and targets.max() beside the range of the last activation."
+    quantities = ("targets_unreachable",)
+    in_a_row = "steps"
+    remedies = (Remedy(Action.SCALE_TARGETS_TO_ACTIVATION),)
+
+    def facts(self, _state: Streak, point: Point) -> Facts | None:
+        """Whether many targets cannot be reached."""
+        return UnreachableFacts(point.value) if point.value >= self.share else None

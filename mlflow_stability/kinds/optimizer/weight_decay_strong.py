@@ -21,6 +21,8 @@ class StrongDecayFacts(Facts):
     """The weight decay of the parameter group."""
     learning_rate: float
     """Its learning rate at this step."""
+    is_l2: bool = False
+    """Whether Adam adds it to the gradient."""
 
     @property
     def shrinks_by(self) -> float:
@@ -29,6 +31,11 @@ class StrongDecayFacts(Facts):
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
         """``Weight decay 10 at learning rate 0.003 removes 3 % of each weight per step: …``"""
+        if self.is_l2:
+            return (
+                f"Adam adds {self.weight_decay:g} times each weight to its gradient, and divides both by their size: "
+                "the decay may outweigh the gradient. AdamW keeps them apart."
+            )
         half = math.log(2) / -math.log1p(-min(self.shrinks_by, 0.99))
         return (
             f"Weight decay {self.weight_decay:g} at learning rate {self.learning_rate:g} removes "
@@ -43,7 +50,8 @@ class StrongWeightDecay(FindingType):
 
     What it sees: the weight decay times the learning rate of a parameter group of SGD, AdamW or another optimizer with
     decoupled decay, at steps 10, 20, 100 and 1,000. A WARNING from {strong} on, where weights halve in 70 steps; usual
-    are 1e-6 to 1e-3. Once a recording.
+    are 1e-6 to 1e-3. Of Adam, which adds the decay to the gradient, a weight decay of {strong_l2} or more. Once a
+    recording.
 
     Why it matters: the decay, and not the gradient, sets the weights. They stay so small that the outputs hardly
     depend on the input, and the loss stops near chance level.
@@ -57,6 +65,8 @@ class StrongWeightDecay(FindingType):
 
     strong: float = 0.01
     """Minimum share of each weight that one step removes."""
+    strong_l2: float = 0.1
+    """Minimum weight decay of Adam, which is part of the gradient."""
 
     kind = "weight_decay_strong"
     of_setup = True
@@ -65,3 +75,7 @@ class StrongWeightDecay(FindingType):
     question = "Is the weight decay small?"
     check_by_hand = "Print learning rate times weight decay of each parameter group: above {strong} it is too large."
     remedies = (Remedy(Action.LOWER_WEIGHT_DECAY),)
+
+
+OF_L2 = (Remedy(Action.USE_ADAMW),)
+"""What to try where Adam adds the decay to the gradient."""

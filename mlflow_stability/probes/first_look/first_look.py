@@ -17,8 +17,10 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.first_look.chance import chance_loss
 from mlflow_stability.probes.first_look.decay import strong_decay
+from mlflow_stability.probes.first_look.equal_weights import equal_weights
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.probes.first_look.loss_graph import loss_input
+from mlflow_stability.probes.first_look.module_settings import Accumulation, SharedParameters, strong_dropout
 from mlflow_stability.probes.first_look.pairs import loss_over_pairs
 from mlflow_stability.probes.first_look.precision import Precision
 from mlflow_stability.probes.first_look.targets import Targets
@@ -67,6 +69,9 @@ class FirstLook(BaseProbe):
         self._until = FIRST
         """The last step whose losses are looked at."""
         self._targets, self._precision = Targets(), Precision()
+        self._weights: list[Block] = []
+        """Whether weights differ, before the first step."""
+        self._accumulation, self._shared = Accumulation(), SharedParameters()
         self._left_out = LeftOut()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._looked_at = 0
@@ -96,6 +101,7 @@ class FirstLook(BaseProbe):
                 self._emit(loss_over_pairs(loss, step))
                 self._chances.append(chance_loss(loss))
                 self._targets.note(loss)
+                self._emit(self._accumulation.note(loss, step))
 
     def due(self, step: int) -> bool:
         """Whether to look at this step."""
@@ -112,12 +118,16 @@ class FirstLook(BaseProbe):
         if view.step > self._until:
             self._until = view.step + 1
             self._switch(True)
+        if view.step == 1 and not self._optimizers:
+            self._weights = equal_weights(view.optimizer)
         seen: list[Optimizer] = [held for reference in self._optimizers if (held := reference()) is not None]
         if view.step >= KNOWN_FROM:
             self._emit(strong_decay(view.optimizer, view.step))
+            self._emit(self._shared.look(view.optimizer, view.step))
             if self._looked_at != view.step:
                 self._look_at_parameters(seen, view.step)
                 self._precision.before_step(view)
+                self._emit(strong_dropout(self._models(), view.step))
         if all(held is not view.optimizer for held in seen):
             self._optimizers.append(weakref.ref(view.optimizer))
         self._left_out.note_gradients(view.optimizer)
@@ -138,7 +148,8 @@ class FirstLook(BaseProbe):
         levels, self._chances = self._chances, []
         known = [level for level in levels if level is not None]
         chance = [Block(CHANCE, (sum(known),))] if known and len(known) == len(levels) else []
-        return chance + self._targets.blocks() + self._precision.blocks()
+        weights, self._weights = self._weights, []
+        return [*chance, *weights, *self._targets.blocks(), *self._precision.blocks()]
 
     def _look_at_parameters(self, seen: Sequence[Optimizer], step: int) -> None:
         models = self._models()

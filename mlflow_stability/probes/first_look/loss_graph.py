@@ -58,7 +58,7 @@ MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
 def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | None:
     """Whether a loss function in the graph of this loss is given probabilities where it expects something else."""
     for function, _, node in loss_functions(loss):
-        activation = ACTIVATIONS.get(node_name(_source(node)))
+        activation = ACTIVATIONS.get(node_name(source_of(node)))
         if function is LossFunction.NLL and is_over_batch(node):
             activation = Activation.LOG_SOFTMAX
         elif activation not in UNEXPECTED[function]:
@@ -104,7 +104,7 @@ def mean_squared_error(loss: Tensor) -> Any:
     return node if is_mean else None
 
 
-def _source(node: Any) -> Any:
+def source_of(node: Any) -> Any:
     """The node that the values come from, however they were arranged since."""
     for _ in range(MAX_RESHAPES):
         if node_name(node) not in ARRANGING:

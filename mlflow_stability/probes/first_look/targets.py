@@ -6,6 +6,7 @@ device is not waited for; no hook for saved tensors runs, so that nothing is mov
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.first_look.loss_graph import loss_functions, mean_squared_error, node_name
+from mlflow_stability.probes.first_look.loss_graph import loss_functions, mean_squared_error, node_name, source_of
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 
@@ -26,6 +27,11 @@ SIGNALS = (
     SignalType("label_low", "lowest target of a binary cross entropy; first steps", "loss_statistics"),
     SignalType("label_high", "highest target of a binary cross entropy; first steps", "loss_statistics"),
     SignalType(
+        "targets_unreachable",
+        "share of targets outside of what the last activation gives; first steps, for squared errors",
+        "loss_statistics",
+    ),
+    SignalType(
         "target_variance",
         "loss of a model that answers the mean of each batch's targets; first steps, for a mean squared error alone",
         "loss_statistics",
@@ -33,6 +39,12 @@ SIGNALS = (
 )
 CLASSES = (Signal("class_low", ""), Signal("class_high", ""), Signal("targets_ignored", ""))
 LABELS = (Signal("label_low", ""), Signal("label_high", ""))
+UNREACHABLE = (Signal("targets_unreachable", ""),)
+RANGES = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf)}
+"""What activations give."""
+SLACK = 0.01
+"""How far outside a target may be."""
+OF_NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 VARIANCE = (Signal("target_variance", ""),)
 FEWEST = 8
 """Minimum number of targets in a step."""
@@ -46,12 +58,13 @@ class Targets:
         self._classes: list[Tensor] = []
         """For each loss its lowest and highest class, the number of ignored targets and that of all."""
         self._labels: list[Tensor] = []
+        self._unreachable: list[Tensor] = []
         self._variances: list[Tensor | None] = []
         self._counted = 0
 
     def clear(self) -> None:
         """A step begins."""
-        self._classes, self._labels, self._variances, self._counted = [], [], [], 0
+        self._classes, self._labels, self._unreachable, self._variances, self._counted = [], [], [], [], 0
 
     def note(self, loss: Tensor) -> None:
         """Measure the targets of one loss."""
@@ -66,6 +79,9 @@ class Targets:
                 elif node_name(node).startswith("BinaryCrossEntropy"):
                     self._labels.append(torch.stack(torch.aminmax(target)).float())
             self._variances.append(_variance(loss))
+            unreachable = _unreachable(loss)
+            if unreachable is not None:
+                self._unreachable.append(unreachable)
 
     def blocks(self) -> list[Block]:
         """What was measured in this step."""
@@ -78,6 +94,8 @@ class Targets:
             if _same_device(self._labels):
                 rows = torch.stack(self._labels)
                 found.append(Block(LABELS, torch.stack((rows[:, 0].amin(), rows[:, 1].amax()))))
+            if _same_device(self._unreachable):
+                found.append(Block(UNREACHABLE, torch.stack(self._unreachable).mean(0, keepdim=True)))
             known = [variance for variance in self._variances if variance is not None]
             if len(known) == len(self._variances) and _same_device(known):
                 found.append(Block(VARIANCE, torch.stack(known).sum(0, keepdim=True)))
@@ -114,6 +132,18 @@ def _variance(loss: Tensor) -> Tensor | None:
     if target is None or target.dim() == 0 or len(target) < FEWEST:
         return None
     return target.detach().float().var(0, correction=0).mean()
+
+
+def _unreachable(loss: Tensor) -> Tensor | None:
+    """The share of the targets of this loss that its last activation cannot give."""
+    node = loss.grad_fn
+    if node is None or node_name(node) not in OF_NUMBERS:
+        return None
+    limits = RANGES.get(node_name(source_of(node.next_functions[0][0])))
+    target = saved(node, "target")
+    if limits is None or target is None:
+        return None
+    return ((target < limits[0] - SLACK) | (target > limits[1] + SLACK)).float().mean()
 
 
 def _same_device(rows: Sequence[Tensor]) -> bool:

@@ -350,6 +350,11 @@ class Action(Enum):
     )
     MAKE_OPTIMIZER_OF_MODEL = "Make the optimizer after the model, from the parameters of the model that is trained."
     CALL_ZERO_GRAD_BEFORE_BACKWARD = "Call optimizer.zero_grad() before backward(), not between backward() and step()."
+    LOWER_DROPOUT = "Use 1 - p for the dropout: 0.1 to 0.5 is usual."
+    DIVIDE_LOSS = "Divide the loss by the number of micro-batches before backward()."
+    USE_ADAMW = "Use AdamW with a weight decay of 0.01 to 0.1, or lower that of Adam to 1e-4 or less."
+    SCALE_TARGETS_TO_ACTIVATION = "Scale the targets to the range of the last activation, or leave that activation out."
+    INITIALISE_AT_RANDOM = "Initialise weights at random: nn.init.kaiming_normal_ or the defaults of PyTorch."
     LOWER_EPS_OF_ADAM = "Lower eps of the optimizer: 1e-8 is usual."
     CHECK_SCALE_OF_LOSS = "Check what the loss is divided and multiplied by."
     USE_GRAD_SCALER = "Use torch.amp.GradScaler, or train in bf16."

@@ -11,10 +11,12 @@ from diagnosis.histories import falling, metric_of, run_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.first_look.inputs import InputScale, InputScaleFacts
 from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInput, LossInputFacts
+from mlflow_stability.kinds.first_look.module_settings import AccumulationFacts, AccumulationSum
 from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
 from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Remedy, Severity
+from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 400
@@ -64,6 +66,28 @@ def test_a_divergence_beside_inputs_that_were_not_scaled_is_put_down_to_them() -
     assert diagnosis.outcome == "diverged"
     assert diagnosis.cause is not None
     assert (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", BYTES.message)
+
+
+def test_summed_gradients_are_the_cause_of_a_divergence_though_they_are_informative() -> None:
+    summed = Finding.at(AccumulationFacts(8), 4, Severity.INFO, remedies=AccumulationSum.remedies)
+    diagnosis = diagnosis_of(run_of(metric_of("loss", RISING), events=[summed]))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", summed.message)
+    assert diagnosis_of(run_of(metric_of("loss", falling(COUNT)), events=[summed])).outcome == "healthy"
+
+
+def measured(**curves: np.ndarray) -> RunHistory:
+    return run_of(*(metric_of(name, curve, meaning=Meaning(name, known=True)) for name, curve in curves.items()))
+
+
+@pytest.mark.parametrize(("ratio", "cause"), [(1e-5, "learning_rate_too_low"), (1e-3, "guessing")])
+def test_steps_that_hardly_move_the_weights_are_the_cause_of_a_plateau(ratio: float, cause: str) -> None:
+    run = measured(loss=FLAT, update_ratio=np.full(COUNT, ratio), learning_rate=np.full(COUNT, 1e-6))
+    diagnosis = diagnosis_of(run)
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.name == cause
+    if cause == "learning_rate_too_low":
+        assert "399 steps together moved the weights by at most 0.4% of their norm" in diagnosis.cause.statement
 
 
 @pytest.mark.parametrize("mistake", [SOFTMAX, FORGOTTEN], ids=lambda mistake: mistake.kind)

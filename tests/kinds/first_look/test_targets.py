@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.kinds.first_look.targets import IgnoredFacts, LabelRangeFacts, OneClassFacts
+from mlflow_stability.kinds.first_look.targets import IgnoredFacts, LabelRangeFacts, OneClassFacts, UnreachableFacts
 from mlflow_stability.vocabulary import Severity
 
 
@@ -42,3 +42,10 @@ def test_labels_out_of_range_are_found_once() -> None:
     assert [finding.facts for finding in found] == [LabelRangeFacts(-1.0)]
     assert found[0].message == "A target of binary_cross_entropy_with_logits is -1 at step 0; it expects 0 to 1."
     assert judged("label_range", label_low=[0.0] * 5, label_high=[0.9] * 5) == []
+
+
+def test_targets_that_the_last_activation_cannot_give_are_found() -> None:
+    (finding,) = judged("targets_unreachable", targets_unreachable=[0.5, 0.4, 0.5, 0.5, 0.48])
+    assert (finding.severity, finding.facts) == (Severity.WARNING, UnreachableFacts(0.48))
+    assert "48 % of the targets at step 4" in finding.message
+    assert judged("targets_unreachable", targets_unreachable=[0.02] * 9) == []

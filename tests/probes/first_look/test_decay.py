@@ -8,6 +8,7 @@ from torch import nn
 
 from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts
 from mlflow_stability.probes.first_look.decay import strong_decay
+from mlflow_stability.vocabulary.result import Action
 
 PARAMETERS = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
 
@@ -29,10 +30,18 @@ def test_the_group_whose_weights_shrink_most_is_named(kind: type[torch.optim.Ada
     [
         torch.optim.AdamW(PARAMETERS, lr=1e-3, weight_decay=1.0),
         torch.optim.SGD(PARAMETERS, lr=0.1, weight_decay=5e-4),
-        torch.optim.Adam(PARAMETERS, lr=1e-2, weight_decay=10.0),
+        torch.optim.Adam(PARAMETERS, lr=1e-2, weight_decay=5e-4),
         torch.optim.AdamW(PARAMETERS, lr=0.0, weight_decay=10.0),
     ],
-    ids=["grokking", "images", "in the gradient of Adam", "before the warm-up"],
+    ids=["grokking", "images", "little in the gradient of Adam", "before the warm-up"],
 )
-def test_usual_decays_and_those_that_adam_scales_are_left_alone(optimizer: torch.optim.Optimizer) -> None:
+def test_usual_decays_are_left_alone(optimizer: torch.optim.Optimizer) -> None:
     assert strong_decay(optimizer, 10) is None
+
+
+def test_a_decay_in_the_gradient_of_adam_is_found_and_adamw_is_named() -> None:
+    finding = strong_decay(torch.optim.Adam(PARAMETERS, lr=1e-3, weight_decay=0.1), 10)
+    assert finding is not None
+    assert finding.facts == StrongDecayFacts(0.1, 1e-3, is_l2=True)
+    assert finding.message.startswith("Adam adds 0.1 times each weight to its gradient")
+    assert [remedy.action for remedy in finding.remedies] == [Action.USE_ADAMW]

@@ -84,3 +84,15 @@ def test_gradients_are_the_same_after_a_look() -> None:
     expected = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
     measured(loss)
     assert all(map(torch.equal, torch.autograd.grad(loss, list(model.parameters())), expected))
+
+
+@pytest.mark.parametrize(
+    ("activation", "share"),
+    [(nn.Sigmoid(), 0.75), (nn.Tanh(), 0.5), (nn.ReLU(), 0.5), (nn.Identity(), None), (nn.GELU(), None)],
+    ids=["sigmoid", "tanh", "ReLU", "none", "GELU"],
+)
+def test_targets_that_the_last_activation_cannot_give_are_counted(activation: nn.Module, share: float | None) -> None:
+    target = torch.tensor([-3.0, -1.0, 1.0, 3.0]).repeat(2)[:, None]
+    for function in (functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss):
+        row = measured(function(activation(outputs(8, 1)), target))
+        assert row.get("targets_unreachable") == share

@@ -1,0 +1,155 @@
+"""Settings of modules and optimizers that are nearly always a mix-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
+from mlflow_stability.vocabulary.text import counted
+
+
+@dataclass(frozen=True, slots=True)
+class StrongDropoutFacts(Facts):
+    """A dropout that leaves hardly any value."""
+
+    kind: ClassVar[str] = "dropout_strong"
+
+    module: str
+    """The dropout module."""
+    probability: float
+    """Its probability."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``drop is a dropout with p=0.95: it sets 95 % of the values to zero; p is the share that is dropped.``"""
+        return (
+            f"{self.module} is a dropout with p={self.probability:g}: it sets {100 * self.probability:.3g} % of the "
+            "values to zero; p is the share that is dropped, not the share that is kept."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StrongDropout(FindingType):
+    """A dropout sets nearly all values to zero.
+
+    What it sees: dropout modules of the model in training mode with a probability of {least} or more, below 1.
+
+    Why it matters: what is left is mostly noise, and the model learns little. In some libraries the number is the share
+    that is kept; in PyTorch it is the share that is dropped.
+
+    What to try: use 1 - p; 0.1 to 0.5 is usual.
+
+    When it is wrong: a probability that is meant, such as in a study of dropout.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.Dropout.html
+    """
+
+    least: float = 0.9
+    """Minimum probability."""
+
+    kind = "dropout_strong"
+    of_setup = True
+    noun = "too strong a dropout"
+    order = 1141
+    question = "Do dropouts keep most values?"
+    check_by_hand = "Print p of each dropout: above {least} hardly anything is left."
+    remedies = (Remedy(Action.LOWER_DROPOUT),)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizedTwiceFacts(Facts):
+    """Parameters that two optimizers change in the same step."""
+
+    kind: ClassVar[str] = "optimized_twice"
+
+    tensors: int
+    """Number of parameters that both have."""
+    share: float
+    """Their share of the values of the smaller optimizer."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """``Two optimizers change the same 12 parameters in each step (100 % of the values of one of them).``"""
+        return (
+            f"Two optimizers change the same {counted(self.tensors, 'parameter')} in each step "
+            f"({100 * self.share:.0f} % of the values of one of them)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizedTwice(FindingType):
+    """Two optimizers change the same parameters in the same step.
+
+    What it sees: two optimizers that both take a step in steps 10 and 20, of which one has {share:percent} or more of
+    its values in the other. An optimizer that another one holds does not count.
+
+    Why it matters: each gradient is used twice, with two momenta and two learning rates: steps are larger than either
+    rate says.
+
+    What to try: give each parameter to one optimizer.
+
+    When it is wrong: two optimizers that take turns within a step on purpose.
+
+    Reference: https://docs.pytorch.org/docs/stable/optim.html
+    """
+
+    share: float = 0.9
+    """Minimum share of the values of the smaller optimizer."""
+
+    kind = "optimized_twice"
+    of_setup = True
+    noun = "parameters in two optimizers"
+    order = 1142
+    question = "Is each parameter in one optimizer only?"
+    check_by_hand = "Compare the parameters of all optimizers: no two may have the same one."
+    remedies = (Remedy(Action.ADD_TO_ONE_OPTIMIZER),)
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationFacts(Facts):
+    """Losses of micro-batches that are summed."""
+
+    kind: ClassVar[str] = "accumulation_sum"
+
+    passes: int
+    """Number of backward passes in a step."""
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        """``Each step adds up the gradients of 8 mean losses, which are not divided by 8: …``"""
+        return (
+            f"Each {unit} adds up the gradients of {self.passes} mean losses, which are not divided by {self.passes}: "
+            f"gradients are {self.passes} times those of the mean."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationSum(FindingType):
+    """Gradients of micro-batches are summed, not averaged.
+
+    What it sees: {passes} backward passes or more in each of {steps} steps, each from a mean of the same loss function
+    that nothing divides. INFO, for the learning rate may be set for the sum; the cause of a divergence.
+
+    Why it matters: gradients grow with the number of micro-batches. Under SGD the steps do, too; under Adam, clipping
+    takes place more often.
+
+    What to try: divide the loss by the number of micro-batches.
+
+    When it is wrong: a learning rate that is set for the sum.
+
+    Reference: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
+    """
+
+    passes: int = 4
+    """Minimum number of backward passes in a step."""
+    steps: int = 3
+    """Number of steps."""
+
+    kind = "accumulation_sum"
+    of_setup = True
+    noun = "gradients that are summed"
+    order = 1143
+    severities = (Severity.INFO,)
+    question = "Are the losses of micro-batches divided by their number?"
+    check_by_hand = "Look for loss / accumulation_steps before backward()."
+    remedies = (Remedy(Action.DIVIDE_LOSS),)

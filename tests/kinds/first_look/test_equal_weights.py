@@ -1,0 +1,17 @@
+"""Weights that all have one value when the training begins."""
+
+from __future__ import annotations
+
+from detectors.series import judged
+
+from mlflow_stability.kinds.first_look.equal_weights import EqualWeightsFacts
+from mlflow_stability.vocabulary import Severity
+
+
+def test_a_model_whose_weights_are_all_equal_is_found() -> None:
+    (finding,) = judged("equal_weights", weights_equal=[1.0])
+    assert (finding.severity, finding.facts) == (Severity.WARNING, EqualWeightsFacts())
+
+
+def test_a_layer_that_begins_at_zero_is_left_alone() -> None:
+    assert judged("equal_weights", weights_equal=[0.5]) == []

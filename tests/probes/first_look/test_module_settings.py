@@ -1,0 +1,90 @@
+"""Settings of modules and optimizers that are nearly always a mix-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlflow_stability.kinds.first_look.module_settings import (
+    AccumulationFacts,
+    OptimizedTwiceFacts,
+    StrongDropoutFacts,
+)
+from mlflow_stability.probes.first_look.module_settings import Accumulation, SharedParameters, strong_dropout
+from mlflow_stability.vocabulary.result import Finding, Severity
+
+
+def test_a_dropout_that_drops_nearly_all_is_found_in_training_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Dropout(0.95))
+    finding = strong_dropout([model], 10)
+    assert finding is not None
+    assert (finding.severity, finding.facts) == (Severity.WARNING, StrongDropoutFacts("2", 0.95))
+    assert finding.message.startswith("2 is a dropout with p=0.95: it sets 95 % of the values to zero")
+    assert strong_dropout([model.eval()], 10) is None
+    assert strong_dropout([nn.Sequential(nn.Dropout(0.5), nn.Dropout(1.0))], 10) is None
+
+
+class Wrapper(torch.optim.SGD):
+    """Steps with another optimizer, as SAM does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, lr=0.1)
+        self.inner = inner
+
+
+def looks(first: torch.optim.Optimizer, second: torch.optim.Optimizer, *steps: int) -> list[Finding]:
+    shared = SharedParameters()
+    found = [shared.look(optimizer, step) for step in steps for optimizer in (first, second)]
+    return [finding for finding in found if finding is not None]
+
+
+def with_gradients(model: nn.Module) -> nn.Module:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return model
+
+
+def test_two_optimizers_of_the_same_parameters_are_found_at_the_second_look() -> None:
+    model = with_gradients(nn.Linear(4, 4))
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    (finding,) = looks(first, second, 10, 20)
+    assert (finding.severity, finding.step, finding.facts) == (Severity.WARNING, 20, OptimizedTwiceFacts(2, 1.0))
+    assert looks(first, second, 10) == []
+
+
+def test_optimizers_of_other_parameters_and_wrappers_are_left_alone() -> None:
+    model, other = with_gradients(nn.Linear(4, 4)), with_gradients(nn.Linear(4, 4))
+    first = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert looks(first, torch.optim.SGD(other.parameters(), lr=0.1), 10, 20, 100) == []
+    assert looks(first, first, 10, 20, 100) == []
+    assert looks(first, Wrapper(first), 10, 20, 100) == []
+
+
+def mean(**settings: Any) -> Tensor:
+    return functional.cross_entropy(torch.zeros(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0]), **settings)
+
+
+def accumulated(make: Callable[[], Tensor], passes: int = 4, steps: int = 5) -> list[Finding]:
+    accumulation = Accumulation()
+    found = [accumulation.note(make(), step) for step in range(2, 2 + steps) for _ in range(passes)]
+    return [finding for finding in found if finding is not None]
+
+
+def test_means_that_nothing_divides_are_found_once() -> None:
+    (finding,) = accumulated(mean)
+    assert (finding.severity, finding.step, finding.facts) == (Severity.INFO, 4, AccumulationFacts(4))
+    assert "not divided by 4" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("make", "passes"),
+    [(lambda: mean() / 4, 4), (lambda: mean(reduction="sum"), 4), (mean, 2)],
+    ids=["divided", "a sum", "two losses"],
+)
+def test_other_accumulation_is_left_alone(make: Callable[[], Tensor], passes: int) -> None:
+    assert accumulated(make, passes) == []
