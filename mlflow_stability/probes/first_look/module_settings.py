@@ -5,9 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Module
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
 from mlflow_stability.kinds.first_look.module_settings import (
@@ -24,6 +23,7 @@ from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 DROPPED, SHARED, ACCUMULATION = StrongDropout().least, OptimizedTwice().share, AccumulationSum()
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 MEANS = frozenset((*LOSSES, "MseLoss", "SmoothL1Loss", "HuberLoss"))
 """Loss functions whose node says how they reduce."""
 
@@ -34,7 +34,7 @@ def strong_dropout(models: Sequence[Module], step: int) -> Finding | None:
     found = [
         StrongDropoutFacts(plain_name(name) or type(module).__name__, float(module.p))
         for name, module in named
-        if isinstance(module, _DropoutNd) and module.training and DROPPED <= module.p < 1
+        if isinstance(module, DROPOUTS) and module.training and DROPPED <= module.p < 1
     ]
     if not found:
         return None

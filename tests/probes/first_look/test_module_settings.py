@@ -23,7 +23,8 @@ def test_a_dropout_that_drops_nearly_all_is_found_in_training_mode() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Dropout(0.95))
     finding = strong_dropout([model], 10)
     assert finding is not None
-    assert (finding.severity, finding.facts) == (Severity.WARNING, StrongDropoutFacts("2", 0.95))
+    assert (finding.kind, finding.severity) == ("dropout_strong", Severity.WARNING)
+    assert finding.facts == StrongDropoutFacts("2", 0.95)
     assert finding.message.startswith("2 is a dropout with p=0.95: it sets 95 % of the values to zero")
     assert strong_dropout([model.eval()], 10) is None
     assert strong_dropout([nn.Sequential(nn.Dropout(0.5), nn.Dropout(1.0))], 10) is None
@@ -53,7 +54,8 @@ def test_two_optimizers_of_the_same_parameters_are_found_at_the_second_look() ->
     model = with_gradients(nn.Linear(4, 4))
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     (finding,) = looks(first, second, 10, 20)
-    assert (finding.severity, finding.step, finding.facts) == (Severity.WARNING, 20, OptimizedTwiceFacts(2, 1.0))
+    assert (finding.kind, finding.severity, finding.step) == ("optimized_twice", Severity.WARNING, 20)
+    assert finding.facts == OptimizedTwiceFacts(2, 1.0)
     assert looks(first, second, 10) == []
 
 
