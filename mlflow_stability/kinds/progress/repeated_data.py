@@ -62,9 +62,10 @@ class NoNoiseFacts(Facts):
     def sentence(self, step: int, unit: str = "step", /) -> str:
         """``loss without noise for 16 steps to step 400: consecutive changes differ by less than 0.1% …``"""
         rose = f"; it rose from a median of {self.before:.4g} to {self.loss:.4g}" if self.before is not None else ""
+        threshold = f"{self.threshold:.1%}" if self.threshold >= 0.001 else f"{self.threshold:.2%}"
         return (
             f"loss without noise for {self.steps} {unit}s to {unit} {step}: consecutive changes differ by less than "
-            f"{self.threshold:.1%} of the loss; {self.usual:.1%} was usual from batch to batch{rose}."
+            f"{threshold} of the loss; {self.usual:.1%} was usual from batch to batch{rose}."
         )
 
 
@@ -105,8 +106,9 @@ class RepeatedData(Detector):
     difference, with at most {most_turns} turning points. Before, in {first_steps} losses or more, at least
     {least_turns:percent} were turning points, as from batch to batch. Where it rose meanwhile by {risen} usual
     differences, the finding is a `constant_output`. Exact repetitions, as in rounded values, and losses at or below
-    zero are not judged, nor is a loss whose usual difference is above {noisiest:percent}. Other logs are not judged,
-    since their points may be means over many steps. The finding ends after {row} noisy steps.
+    zero are not judged, nor is a loss whose usual difference is above {noisiest:percent}, or below {quietest:percent},
+    as that of a whole data set is. Other logs are not judged, since their points may be means over many steps. The
+    finding ends after {row} noisy steps.
 
     Why it matters: the input no longer changes, and the model memorises one batch while the loss looks better and
     better.
@@ -135,6 +137,8 @@ class RepeatedData(Detector):
     """Usual differences above the median of 100 losses from which the output, and not the batch, is constant."""
     noisiest: float = 0.2
     """Usual difference, as a share of the loss, above which nothing is reported: a very noisy loss has settled."""
+    quietest: float = 0.001
+    """Usual difference, as a share of the loss, below which nothing is reported: it is not noise of batches."""
 
     kind = "repeated_data"
     noun = "repeated data"
@@ -170,8 +174,8 @@ class RepeatedData(Detector):
         if change == 0.0:  # the log rounds, and tells nothing of the noise
             state.row, state.turned, state.bends = 0, 0, 0.0
             return state, None
-        known = state.seen > self.first_steps and state.turns >= self.least_turns and state.bend <= self.noisiest
-        if known and bend < self.share * state.bend:
+        known = state.seen > self.first_steps and state.turns >= self.least_turns
+        if known and self.quietest <= state.bend <= self.noisiest and bend < self.share * state.bend:
             state.row, state.rough = state.row + 1, 0
             state.turned, state.bends = state.turned + turned, state.bends + bend
             if state.row < self.row or state.said:

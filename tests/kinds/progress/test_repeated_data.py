@@ -66,3 +66,9 @@ def test_a_loss_that_the_log_rounds_to_the_same_number_is_not_repeated_data() ->
 def test_a_training_that_has_calmed_down_after_leaping_about_is_not_repeated_data() -> None:
     wild = np.exp(noise(4, 300, 1.5))
     assert judged("repeated_data", loss=np.r_[wild, 2.0 + noise(5, 60, 0.001)]) == []
+
+
+def test_a_training_on_the_whole_data_set_may_swing_before_it_is_smooth() -> None:
+    swinging = 0.04 + 1e-6 * np.arange(900.0)[::-1]
+    swinging[:600] *= np.exp(noise(6, 600, 2e-4))
+    assert judged("repeated_data", loss=swinging) == []
