@@ -134,17 +134,15 @@ def _of_the_first(around: EpisodeContext, ratio: Curve, loss: Curve) -> CheckRes
 
 def small_steps_check(around: EpisodeContext) -> CheckResult:
     """Whether all steps together hardly moved the weights, though there were gradients."""
-    ratio, name = around.whole("update_ratio"), "learning rate too low"
-    if ratio is None or around.loss is None or not ratio.finite.any():
-        return not_seen(f"{name}: updates were not measured")
-    if around.found(GradientVanishing.kind) or not around.rates:
-        return not_seen(f"{name}: updates are small where gradients are")
+    ratio = around.whole("update_ratio")
+    if ratio is None or not around.rates or around.found(GradientVanishing.kind):
+        return CheckResult()  # the check of the learning rate says what was not logged
     steps = max(1, around.episode.end - around.episode.start)
     there = ratio.finite & (ratio.steps <= around.episode.end)
     moved = float(ratio.values[there].mean()) * steps if there.any() else math.inf
     top = max(float(rate.values[rate.finite].max(initial=0.0)) for rate in around.rates)
     if moved > LIMITS.moved or not 0 < top <= LIMITS.usual_rate:
-        return is_not(f"{name}: steps moved the weights by up to {moved:.2g} of their norm")
+        return CheckResult()
     return is_it(
         "learning_rate_too_low",
         f"The learning rate is too low: {steps:,} {around.unit}s together moved the weights by at most {moved:.1%} of "
