@@ -29,7 +29,7 @@ def test_a_model_that_ends_in_a_softmax_before_cross_entropy_is_found_at_once(
     with flying(tmp_path) as flown:
         train(*last)
     found = [(event.step, event.severity, event.message) for event in flown.events("loss_input")]
-    message = "3 is a softmax, and its output goes into cross_entropy, which expects logits."
+    message = "Module 3 is a softmax, and its output goes into cross_entropy, which expects logits."
     assert found == ([(2, Severity.WARNING, message)] if last else [])
 
 

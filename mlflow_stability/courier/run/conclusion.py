@@ -16,7 +16,13 @@ from pathlib import Path
 from mlflow_stability.analysis.diagnose import concluded, in_place
 from mlflow_stability.courier.sinks.run_summary import events_in_words
 from mlflow_stability.diagnosis.run_card import run_card_of
-from mlflow_stability.diagnosis.verdict import end_on_purpose, ended_by_autopilot, reason_of_end, training_outcome
+from mlflow_stability.diagnosis.verdict import (
+    end_on_purpose,
+    ended_by_autopilot,
+    reason_of_end,
+    title_of,
+    training_outcome,
+)
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
 from mlflow_stability.kinds.reported.representation_summary import RepresentationSummaryFacts
 from mlflow_stability.recovery.checkpoints import best_of, listing
@@ -164,7 +170,10 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
         markdown(_codes(history, diagnosis)),
         _links(page),
     ]
-    return section_of(run_phrases.OUTCOMES.get(word, word), said)
+    title = title_of(word, diagnosis.findings)
+    # Two titles of verdicts are no outcomes: "Check the set-up" and "Stopped".
+    headline = run_phrases.OUTCOMES.get(word, word) if title == word.capitalize() else title[0].lower() + title[1:]
+    return section_of(headline, said)
 
 
 def _verdict(diagnosis: Diagnosis) -> str:

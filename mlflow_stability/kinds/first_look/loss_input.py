@@ -49,11 +49,11 @@ class LossInputFacts(Facts):
         return "log-probabilities" if self.function is LossFunction.NLL else "logits"
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``4 is a softmax and its output goes into cross_entropy, which expects logits.``"""
+        """``Module 4 is a softmax, and its output goes into cross_entropy, which expects logits.``"""
         if self.activation is Activation.LOG_SOFTMAX:
             return f"log_softmax is taken over the rows of the batch; {self.function} expects it over the classes."
         what = (
-            f"{self.module} is a {self.activation}, and its output"
+            f"Module {self.module} is a {self.activation}, and its output"
             if self.module
             else f"The output of a {self.activation}"
         )

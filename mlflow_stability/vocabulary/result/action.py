@@ -346,7 +346,7 @@ class Action(Enum):
         "Use cross_entropy on the logits; nll_loss needs log_softmax over the classes (dim=1) before it."
     )
     REMOVE_ACTIVATION_BEFORE_LOSS = (
-        "Give the loss function what it expects: what comes before the activation; for nll_loss, log_softmax."
+        "Remove the activation between the model's output and the loss function; nll_loss takes log_softmax there."
     )
     MAKE_OPTIMIZER_OF_MODEL = "Make the optimizer after the model, from the parameters of the model that is trained."
     CALL_ZERO_GRAD_BEFORE_BACKWARD = "Call optimizer.zero_grad() before backward(), not between backward() and step()."

@@ -17,6 +17,7 @@ from mlflow_stability.courier.run import run_tags
 from mlflow_stability.courier.run.conclusion import best_checkpoint, conclusion_of
 from mlflow_stability.courier.run.run_tags import live_description
 from mlflow_stability.courier.sinks.run_summary import RunSummary
+from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.recovery.checkpoints import CheckpointMeta
 from mlflow_stability.recovery.rollback_events import give_up_event
 from mlflow_stability.recovery.rollback_state import Decision
@@ -122,6 +123,21 @@ def test_a_killed_process_does_not_hide_what_became_of_its_training(root: Path, 
     assert "The process was killed" in tags["mlflow.note.content"]
     said = [each for _, each in RunReader(run_id, sqlite_uri).said() if isinstance(each, Closing)]
     assert [each.outcome for each in said] == ["killed"]
+
+
+def test_a_run_with_mistakes_in_its_set_up_alone_is_not_headed_unstable(root: Path, sqlite_uri: str) -> None:
+    training, now = Training(root, sqlite_uri), time.time() - 60
+    for step in range(1, 61):
+        training.journal.append(StepReading(step, SIGNALS, (2.0 / step, 1.0, 0.01, 1.0), 0, now + step))
+    facts = LossInputFacts(LossFunction.CROSS_ENTROPY, Activation.SOFTMAX, "head.2")
+    found = at_step(2, "loss_input", Severity.WARNING, facts=facts, remedies=LossInput.remedies, judged=False)
+    training.journal.append(found)
+    training.end(Closing("finished", "", 60))
+    (run_id,) = deliver_session(training.folder).run_ids
+    tags = MlflowClient(sqlite_uri).get_run(run_id).data.tags
+    assert tags["stability.verdict"] == "unstable"
+    assert tags["mlflow.note.content"].startswith("### Training stability: check the set-up\n\n")
+    assert "Remove the activation between the model's output and the loss function" in tags["mlflow.note.content"]
 
 
 def test_while_it_trains_the_description_tells_step_state_and_newest_values() -> None:

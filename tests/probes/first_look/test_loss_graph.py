@@ -107,7 +107,7 @@ def test_the_module_is_named_where_there_is_one() -> None:
     finding = loss_input(functional.cross_entropy(model(outputs()), LABELS), [model], 3)
     assert finding is not None
     assert (finding.severity, finding.step, finding.place) == (Severity.WARNING, 3, "1")
-    assert finding.message == "1 is a softmax, and its output goes into cross_entropy, which expects logits."
+    assert finding.message == "Module 1 is a softmax, and its output goes into cross_entropy, which expects logits."
     several = nn.Sequential(nn.Softmax(1), *model)
     facts = facts_of(functional.cross_entropy(several(outputs()), LABELS), several)
     assert facts is not None
