@@ -84,6 +84,8 @@ class FirstLook(BaseProbe):
     def at_loss(self, tensors: Any) -> None:
         """Look at what a backward pass begins from."""
         step = self._step()
+        if not self._loss_step:
+            self._until = max(self._until, step + FIRST - 2)  # a training that was resumed has first losses as well
         if step > self._until:
             self._switch(False)
             return

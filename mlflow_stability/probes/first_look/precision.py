@@ -94,7 +94,8 @@ class Precision:
 
     def blocks(self) -> list[Block]:
         """What was measured in this step."""
-        found, self._blocks = self._blocks, []
+        found = self._blocks
+        self.forget()  # a step that raised an error has left its samples
         return found
 
     def _over_epsilon(self, view: StepView, held: Sequence[Tensor]) -> None:

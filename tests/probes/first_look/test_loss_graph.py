@@ -156,10 +156,24 @@ def test_each_kind_of_mistake_in_the_first_losses_is_reported_once() -> None:
 
 def test_losses_are_looked_at_in_the_first_ten_steps() -> None:
     switched: list[bool] = []
-    step = 10
+    step = 2
     look = FirstLook(lambda _: None, tuple, lambda: step, switched.append)
+    look.at_loss(RIGHT["logits"]())
+    step = 10
     look.at_loss(RIGHT["logits"]())
     assert switched == []
     step = 11
+    look.at_loss(RIGHT["logits"]())
+    assert switched == [False]
+
+
+def test_the_first_losses_of_a_resumed_training_are_looked_at() -> None:
+    found: list[Finding] = []
+    switched: list[bool] = []
+    step = 501
+    look = FirstLook(found.append, tuple, lambda: step, switched.append)
+    look.at_loss(TWICE["softmax"]())
+    assert ([finding.kind for finding in found], switched) == (["loss_input"], [])
+    step = 510
     look.at_loss(RIGHT["logits"]())
     assert switched == [False]
