@@ -60,6 +60,21 @@ def test_behind_an_embedding_only_the_spread_is_measured() -> None:
     assert measured(Tokens(), mixed)["input_spread@rnn"] > 0
 
 
+def test_of_a_layer_that_is_called_for_each_token_the_spread_is_not_measured() -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.cell = nn.Embedding(4, 2), nn.Linear(5, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            hidden = torch.zeros(len(tokens), 3)
+            for token in self.embedding(tokens).unbind(1):
+                hidden = torch.tanh(self.cell(torch.cat((token, hidden), 1)))
+            return hidden
+
+    assert measured(Cell(), torch.arange(8)[:, None].repeat(1, 5) % 4 * torch.tensor([0, 1, 1, 1, 1])) == {}
+
+
 def test_of_few_rows_nothing_is_said_of_their_spread() -> None:
     row = measured(nn.Sequential(nn.Linear(2, 3)), ROWS[:2])
     assert set(row) == {"input_low@0", "input_high@0", "input_rms@0"}
