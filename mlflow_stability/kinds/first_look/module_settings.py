@@ -82,14 +82,15 @@ class OptimizedTwice(FindingType):
     """Two optimizers change the same parameters in the same step.
 
     What it sees: two optimizers that both take a step in steps 10 and 20, of which one has {share:percent} or more of
-    its values in the other. An optimizer that another one holds does not count.
+    its values in the other, with the same gradients: no backward pass is between them. An optimizer that another one
+    holds does not count.
 
     Why it matters: each gradient is used twice, with two momenta and two learning rates: steps are larger than either
     rate says.
 
     What to try: give each parameter to one optimizer.
 
-    When it is wrong: two optimizers that take turns within a step on purpose.
+    When it is wrong: two optimizers that share each update on purpose.
 
     Reference: https://docs.pytorch.org/docs/stable/optim.html
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import Module
@@ -42,12 +43,28 @@ def strong_dropout(models: Sequence[Module], step: int) -> Finding | None:
     return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=StrongDropout.remedies)
 
 
+class _Stepped(NamedTuple):
+    """An optimizer that took a step, and the gradients that it took it with."""
+
+    optimizer: weakref.ref[Optimizer]
+    gradients: dict[int, tuple[weakref.ref[Tensor], int]]
+    """By parameter: the gradient, and how often it had been changed."""
+
+    def used(self, parameter: Tensor) -> bool:
+        """Whether it took its step with the gradient that this parameter has now."""
+        gradient, (known, version) = parameter.grad, self.gradients.get(id(parameter), _NO_GRADIENT)
+        return gradient is not None and known() is gradient and version == gradient._version
+
+
+_NO_GRADIENT: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
+
+
 class SharedParameters:
-    """Which optimizers took a step with the same parameters."""
+    """Which optimizers took a step with the same gradients of the same parameters."""
 
     def __init__(self) -> None:
         self._step = 0
-        self._stepped: list[weakref.ref[Optimizer]] = []
+        self._stepped: list[_Stepped] = []
         """Optimizers of the step in progress."""
         self._before = 0
         """The step at which two of them had shared parameters before."""
@@ -56,8 +73,10 @@ class SharedParameters:
         """Whether it shares most parameters with another one of this step, as at the look before."""
         if step != self._step:
             self._step, self._stepped = step, []
-        others = [held for reference in self._stepped if (held := reference()) is not None and held is not optimizer]
-        self._stepped.append(weakref.ref(optimizer))
+        others = [each for each in self._stepped if each.optimizer() not in (None, optimizer)]
+        gradients = {id(held): held.grad for held in parameters_of(optimizer)}
+        held = {key: (weakref.ref(grad), grad._version) for key, grad in gradients.items() if grad is not None}
+        self._stepped.append(_Stepped(weakref.ref(optimizer), held))
         for other in others:
             facts = _shared(optimizer, other)
             if facts is not None:
@@ -67,13 +86,15 @@ class SharedParameters:
         return None
 
 
-def _shared(first: Optimizer, second: Optimizer) -> OptimizedTwiceFacts | None:
-    holds = [*vars(first).values(), *vars(second).values()]
-    if first.param_groups is second.param_groups or any(held is first or held is second for held in holds):
+def _shared(optimizer: Optimizer, stepped: _Stepped) -> OptimizedTwiceFacts | None:
+    other = stepped.optimizer()
+    if other is None or optimizer.param_groups is other.param_groups:
+        return None
+    if any(held is optimizer or held is other for held in (*vars(optimizer).values(), *vars(other).values())):
         return None  # one is made of the other
-    mine, other = ({id(tensor): tensor for tensor in parameters_of(held)} for held in (first, second))
-    both = [tensor for key, tensor in mine.items() if key in other and tensor.grad is not None]
-    share = _values(both) / max(1, min(_values(mine.values()), _values(other.values())))
+    mine, theirs = parameters_of(optimizer), parameters_of(other)
+    both = [tensor for tensor in mine if stepped.used(tensor)]
+    share = _values(both) / max(1, min(_values(mine), _values(theirs)))
     return OptimizedTwiceFacts(len(both), share) if share >= SHARED else None
 
 

@@ -59,6 +59,18 @@ def test_two_optimizers_of_the_same_parameters_are_found_at_the_second_look() ->
     assert looks(first, second, 10) == []
 
 
+def test_optimizers_that_take_turns_with_gradients_of_their_own_are_left_alone() -> None:
+    model = nn.Linear(4, 4)
+    shared, optimizers = SharedParameters(), [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    for set_to_none in (True, False):
+        for step in (10, 20, 100):
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=set_to_none)
+                model(torch.ones(2, 4)).sum().backward()
+                assert shared.look(optimizer, step) is None
+                optimizer.step()
+
+
 def test_optimizers_of_other_parameters_and_wrappers_are_left_alone() -> None:
     model, other = with_gradients(nn.Linear(4, 4)), with_gradients(nn.Linear(4, 4))
     first = torch.optim.SGD(model.parameters(), lr=0.1)
