@@ -46,6 +46,8 @@ class InputScaleState:
 
     low: float = 0.0
     high: float = 0.0
+    small: int = 0
+    """In how many looks in a row inputs were small."""
     is_found: bool = False
 
 
@@ -55,7 +57,8 @@ class InputScale(Detector):
 
     What it sees: the inputs of the first layer, a linear layer, convolution or recurrent layer, where neither an
     embedding nor a normalisation is before it and no normalisation right behind it. A WARNING where their root mean
-    square is {largest} or more, or where none is above {smallest}. Measured at step 10, then with the layers.
+    square is {largest} or more, or where none is above {smallest} in {looks} looks in a row. Measured at step 10, then
+    with the layers.
 
     Why it matters: initial weights and usual learning rates are made for inputs of a size near 1. Gradients of the
     first layer grow with its inputs: training diverges, units die, or learning takes much longer.
@@ -71,6 +74,8 @@ class InputScale(Detector):
     """Minimum root mean square of large inputs."""
     smallest: float = 0.02
     """Maximum of small inputs."""
+    looks: int = 2
+    """Number of looks in a row at small inputs: an environment may begin with small observations."""
 
     kind = "input_scale"
     of_setup = True
@@ -90,10 +95,12 @@ class InputScale(Detector):
             state.low = point.value
         elif point.quantity == "input_high":
             state.high = point.value
-        elif point.value >= self.largest or 0 < max(-state.low, state.high) <= self.smallest:
-            state.is_found = True
-            facts = InputScaleFacts(point.place, state.low, state.high, point.value)
-            return state, finding(self, point, Severity.WARNING, facts)
+        else:
+            state.small = state.small + 1 if 0 < max(-state.low, state.high) <= self.smallest else 0
+            if point.value >= self.largest or state.small == self.looks:
+                state.is_found = True
+                facts = InputScaleFacts(point.place, state.low, state.high, point.value)
+                return state, finding(self, point, Severity.WARNING, facts)
         return state, None
 
 

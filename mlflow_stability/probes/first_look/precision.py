@@ -61,9 +61,8 @@ class Precision:
 
     def before_step(self, view: StepView) -> None:
         """Look at one optimizer, the first one of a step."""
-        rate = max((float(group.get("lr", 0.0)) for group in view.optimizer.param_groups), default=0.0)
-        before, self._rate = self._rate, rate
-        is_settled = before is not None and rate <= RISING * before
+        before, self._rate = self._rate, _highest_rate(view.optimizer)
+        is_settled = before is not None and self._rate is not None and self._rate <= RISING * before
         self._samples = []
         held = [tensor for tensor in parameters_of(view.optimizer) if _is_plain(tensor) and _is_plain(tensor.grad)]
         with untracked():
@@ -108,6 +107,12 @@ class Precision:
         if len(known) == len(epsilons):
             over = view.norm / (min(known) * count**0.5)
             self._blocks.append(Block(OVER_EPSILON, over.reshape(1) if isinstance(over, Tensor) else (over,)))
+
+
+def _highest_rate(optimizer: Optimizer) -> float | None:
+    """The highest learning rate; None where one is a tensor, whose value may be on a device."""
+    rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
+    return max(rates, default=0.0) if all(isinstance(rate, float | int) for rate in rates) else None
 
 
 def _is_plain(tensor: Tensor | None) -> bool:

@@ -128,7 +128,7 @@ def _signed(number: int) -> int:
 def _variance(loss: Tensor) -> Tensor | None:
     """Of a mean squared error alone: the mean over features of the variance of its targets."""
     node = mean_squared_error(loss)
-    target = None if node is None else saved(node, "target")
+    target = None if node is None else _prediction_and_target(node)[1]
     if target is None or target.dim() == 0 or len(target) < FEWEST:
         return None
     return target.detach().float().var(0, correction=0).mean()
@@ -139,11 +139,19 @@ def _unreachable(loss: Tensor) -> Tensor | None:
     node = loss.grad_fn
     if node is None or node_name(node) not in OF_NUMBERS:
         return None
-    limits = RANGES.get(node_name(source_of(node.next_functions[0][0])))
-    target = saved(node, "target")
+    prediction, target = _prediction_and_target(node)
+    limits = RANGES.get(node_name(source_of(prediction)))
     if limits is None or target is None:
         return None
     return ((target < limits[0] - SLACK) | (target > limits[1] + SLACK)).float().mean()
+
+
+def _prediction_and_target(node: Any) -> tuple[Any, Tensor | None]:
+    """The node that gives the prediction, and the target: the argument without a gradient, whichever comes first."""
+    (first, _), (second, _) = node.next_functions[:2]
+    if first is not None and second is not None:
+        return None, None
+    return (second, saved(node, "self")) if first is None else (first, saved(node, "target"))
 
 
 def _same_device(rows: Sequence[Tensor]) -> bool:

@@ -25,7 +25,12 @@ def test_large_and_tiny_inputs_are_found() -> None:
     assert [finding.message for finding in scales(-3000.0, 9000.0, 1500.0)] == [
         "The inputs of stem are -3e+03 to 9e+03 at step 0 (RMS 1.5e+03): usual is an RMS near 1."
     ]
-    assert len(scales(0.0, 0.0039, 0.002)) == 1
+    assert [finding.step for finding in scales(0.0, 0.0039, 0.002)] == [1]
+
+
+def test_inputs_that_are_tiny_at_the_first_look_alone_are_left_alone() -> None:
+    series = {"input_low@stem": [-0.01, -2.0], "input_high@stem": [0.01, 2.0], "input_rms@stem": [0.005, 0.7]}
+    assert judged("input_scale", **series) == []
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ def test_the_variance_of_targets_is_measured_for_a_mean_squared_error_alone() ->
     assert measured(loss, loss) == {"target_variance": 10.5}
     assert measured(loss + outputs(1).sum()) == {}
     assert measured(functional.mse_loss(outputs(8, 1), target, reduction="sum")) == {}
+    assert measured(functional.mse_loss(target, outputs(8, 1))) == {"target_variance": 5.25}, "in the other order"
+    assert measured(functional.mse_loss(outputs(8, 1), outputs(8, 1))) == {}, "two predictions"
 
 
 def test_targets_that_a_hook_has_packed_are_left_alone() -> None:
