@@ -30,6 +30,8 @@ STANDS_OUT = 8.0
 FAR = 4.0
 """The least z of the first loss under another optimizer that shows another level: one value in 30,000 of normal noise.
 """
+FAR_BELOW = math.log(2)
+"""How far below its level a value is not usual any more, in nats: values like it soon lower the level."""
 READMIT_AFTER = 200
 """After how many values kept out (less those accepted in between) the new level is taken as normal."""
 SMALLEST_SHARE = 2e-3
@@ -127,12 +129,17 @@ class Baseline:
         return rise >= FAR * self.scale
 
     def is_usual(self, value: float, z: float) -> bool:
-        """Whether a value lies less than `z` from a level and noise that are well known; nothing is taken in."""
+        """Whether a value is less than `z` above a level and noise that are well known, and not far below it.
+
+        Nothing is taken in. A loss that falls without noise is always a little below its level.
+        """
         if len(self._residuals) < LEARN_FROM or (self.logarithmic and value <= 0.0):
             return False
         # `center` is that of the value before, which may have moved the level.
         level = min(self._long[len(self._long) >> 1], self._short[len(self._short) >> 1])
-        return abs((math.log(value) if self.logarithmic else value) - level) < z * self.scale
+        if self.logarithmic:
+            return -FAR_BELOW < math.log(value) - level < z * self.scale
+        return -STANDS_OUT * self.scale < value - level < z * self.scale
 
     def _compare(self, center: float, residual: float) -> None:
         residuals = self._residuals

@@ -30,8 +30,7 @@ _Step = Callable[[Any, Point], tuple[Any, Finding | None]]
 MOST_LAYOUTS = 256
 """So many tuples of signals are remembered."""
 USUAL_Z = 2.0
-"""A loss or gradient norm this close to its level is usual: what stands out is `STANDS_OUT` above it, and values that
-are far below soon lower it."""
+"""A loss or gradient norm less than this above its level is usual: what stands out is `STANDS_OUT` above it."""
 
 
 class _DetectorState:
