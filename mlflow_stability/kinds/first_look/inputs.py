@@ -32,11 +32,11 @@ class InputScaleFacts(Facts):
         return self.low >= 0 and 128 < self.high <= 255
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``The inputs of features.0 are 0 to 255 at step 10 (RMS 138), …``"""
+        """``The inputs of module features.0 are 0 to 255 at step 10 (RMS 138), …``"""
         usual = "bytes that were not scaled" if self.are_bytes else "usual is an RMS near 1"
         return (
-            f"The inputs of {self.module} are {self.low:.3g} to {self.high:.3g} at {unit} {step} (RMS {self.rms:.3g}): "
-            f"{usual}."
+            f"The inputs of module {self.module} are {self.low:.3g} to {self.high:.3g} at {unit} {step} (RMS "
+            f"{self.rms:.3g}): {usual}."
         )
 
 
@@ -116,10 +116,10 @@ class SameInputFacts(Facts):
     """Number of steps in which they were."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``The input of rnn is the same for each row of the batch, in 2 steps up to step 100: …``"""
+        """``The input of module rnn is the same for each row of the batch, in 2 steps up to step 100: …``"""
         return (
-            f"The input of {self.module} is the same for each row of the batch, in {self.looks} {unit}s that were "
-            f"looked at, up to {unit} {step}: the output cannot depend on the data."
+            f"The input of module {self.module} is the same for each row of the batch, in {self.looks} {unit}s that "
+            f"were looked at, up to {unit} {step}: the output cannot depend on the data."
         )
 
 

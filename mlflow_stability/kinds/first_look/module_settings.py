@@ -23,10 +23,10 @@ class StrongDropoutFacts(Facts):
     """Its probability."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``drop is a dropout with p=0.95: it sets 95 % of the values to zero; p is the share that is dropped.``"""
+        """``Module drop is a dropout with p=0.95: it sets 95 % of the values to zero; p is the share …``"""
         return (
-            f"{self.module} is a dropout with p={self.probability:g}: it sets {100 * self.probability:.3g} % of the "
-            "values to zero; p is the share that is dropped, not the share that is kept."
+            f"Module {self.module} is a dropout with p={self.probability:g}: it sets {100 * self.probability:.3g} % of "
+            "the values to zero; p is the share that is dropped, not the share that is kept."
         )
 
 

@@ -18,12 +18,14 @@ def test_bytes_are_found_once() -> None:
     (finding,) = scales(0.0, 255.0, 138.0)
     assert (finding.severity, finding.place) == (Severity.WARNING, "stem")
     assert finding.facts == InputScaleFacts("stem", 0.0, 255.0, 138.0)
-    assert finding.message == ("The inputs of stem are 0 to 255 at step 0 (RMS 138): bytes that were not scaled.")
+    assert finding.message == (
+        "The inputs of module stem are 0 to 255 at step 0 (RMS 138): bytes that were not scaled."
+    )
 
 
 def test_large_and_tiny_inputs_are_found() -> None:
     assert [finding.message for finding in scales(-3000.0, 9000.0, 1500.0)] == [
-        "The inputs of stem are -3e+03 to 9e+03 at step 0 (RMS 1.5e+03): usual is an RMS near 1."
+        "The inputs of module stem are -3e+03 to 9e+03 at step 0 (RMS 1.5e+03): usual is an RMS near 1."
     ]
     assert [finding.step for finding in scales(0.0, 0.0039, 0.002)] == [1]
 
