@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mlflow_stability.diagnosis.verdict import noun_of
 from mlflow_stability.kinds.catalog import OF_SETUP, TYPES
 from mlflow_stability.vocabulary.run import RunCard
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.text.phrases import capitalised, counted
 
 FEWEST = 2
 """Minimum number of runs of either sort."""
@@ -29,7 +29,7 @@ def separating_checks(cards: Sequence[RunCard]) -> tuple[str, ...]:
     frequent = [kind for kind in kinds if counts[kind] >= max(FEWEST, SHARE * len(others))]
     named = sorted(frequent, key=lambda kind: -counts[kind])
     return tuple(
-        f"{noun_of(kind)[:1].upper()}{noun_of(kind)[1:]} ({kind}): in {counts[kind]} of "
+        f"{capitalised(noun_of(kind))} ({kind}): in {counts[kind]} of "
         f"{counted(len(others), 'run')} with trouble, in none of {len(stable)} stable ones."
         for kind in named[:MAX_NAMED]
     )
