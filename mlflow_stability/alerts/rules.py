@@ -74,8 +74,8 @@ def highest_severity(kind: str) -> Severity:
 def check_rules(texts: Iterable[str], floor: Severity) -> None:
     """Refuse an event type or a signal that does not exist, with the one that was probably meant.
 
-    Refused too: a type of which no event reaches CRITICAL, where that is the lowest severity. The usual lowest
-    severity, WARNING, is none that a type named here has to reach.
+    A type whose events are never CRITICAL is refused as well if `floor` is CRITICAL: the rule would never fire. It may
+    be below WARNING, the usual floor: a type that is named is sent whatever its severity.
     """
     for text in texts:
         condition = condition_in(text)
