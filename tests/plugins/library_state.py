@@ -66,7 +66,12 @@ def _torch(*names: str) -> Callable[[], dict[str, Any]]:
 def _put_modes_back(before: dict[str, Any]) -> None:
     torch: Any = sys.modules["torch"]
     torch.set_default_dtype(before["get_default_dtype"])
-    torch.set_default_device(before["get_default_device"])
+    if torch.get_default_device() != before["get_default_device"]:
+        torch.set_default_device(None)  # anything else is a mode: set only where there was one
+        if before["_C._len_torch_function_stack"]:
+            torch.set_default_device(before["get_default_device"])
+    while torch._C._len_torch_function_stack() > before["_C._len_torch_function_stack"]:
+        torch.overrides._pop_mode()
     torch.set_grad_enabled(before["is_grad_enabled"])
     torch.use_deterministic_algorithms(
         before["are_deterministic_algorithms_enabled"],

@@ -10,7 +10,8 @@ import pytest
 from forked.processes import Process
 from mlflow import MlflowClient
 from scenarios.sharded_flight import NAN_AT, STEPS
-from scenarios.test_several_processes import finish, free_port, start
+from scenarios.test_several_processes import finish, start
+from servers.ports import free_port
 
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
@@ -26,7 +27,7 @@ OFFLINE = {"MLFLOW_STABILITY_OFFLINE": "1"}
 def started(
     trouble: str, uri: str, folder: Path, script: str = "ddp_flight.py", ranks: int = 2, *more: str, **environment: str
 ) -> list[Process]:
-    together = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **environment}
+    together = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **environment}
     arguments = trouble, str(folder / "journals"), *more
     return [start(script, *arguments, uri=uri, RANK=str(rank), **together) for rank in range(ranks)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import psutil
@@ -11,6 +10,7 @@ import pytest
 from forked import processes
 from forked.processes import Process
 from mlflow import MlflowClient
+from servers.ports import free_port
 from waiting import wait_until
 
 import mlflow_stability
@@ -35,12 +35,6 @@ def finish(process: Process) -> list[list[float]]:
     return [[float(word) for word in line.split()] for line in said.splitlines()]
 
 
-def free_port() -> str:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return str(listening.getsockname()[1])
-
-
 def listeners(port: int) -> list[str]:
     """The command lines of the processes that listen at a port."""
     found = [each for each in psutil.net_connections("tcp") if each.laddr.port == port and each.status == "LISTEN"]
@@ -48,8 +42,8 @@ def listeners(port: int) -> list[str]:
 
 
 def test_metrics_of_two_ranks_are_served_by_the_courier_of_rank_0_alone(sqlite_uri: str, tmp_path: Path) -> None:
-    port = int(free_port())
-    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    port = free_port()
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     arguments = "ddp_training.py", str(port), str(tmp_path / "seen")
     ranks = [start(*arguments, uri=sqlite_uri, RANK=str(rank), **together) for rank in range(2)]
     (courier,) = wait_until(lambda: listeners(port), 150)
@@ -61,7 +55,7 @@ def test_metrics_of_two_ranks_are_served_by_the_courier_of_rank_0_alone(sqlite_u
 
 
 def test_two_ranks_make_one_run_with_the_norm_of_the_averaged_gradient(sqlite_uri: str, tmp_path: Path) -> None:
-    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [start("ddp_training.py", uri=sqlite_uri, RANK=str(rank), **together) for rank in range(2)]
     truth, nothing = [finish(process) for process in ranks]
     assert nothing == []

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-from servers.mlflow_server import answers, free_port
+from servers.mlflow_server import answers
+from servers.ports import free_port
 from waiting import wait_until
 
 BUCKET = "runs"

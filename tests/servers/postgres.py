@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from servers.mlflow_server import free_port
+from servers.ports import free_port
 from waiting import wait_until
 
 USER = "postgres"

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any
 import psutil
 from forked.processes import Process, start
 from mlflow import MlflowClient
+from servers.ports import free_port
 from trainers.script import Mode, Trainer
 
 import mlflow_stability
@@ -140,14 +140,8 @@ def _environments(processes: int, uri: str) -> list[dict[str, str]]:
     if processes == 1:
         return [common]
     ranks = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [{**common, **ranks, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _start(python: Path, arguments: list[str], folder: Path, environment: dict[str, str], out: Path) -> Process:

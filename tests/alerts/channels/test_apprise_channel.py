@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from apprise.plugins import discord, jira, opsgenie, pagerduty, slack
 from servers.alert_services import ChatServer, MailServer, text_of
-from servers.mlflow_server import free_port
+from servers.ports import free_port
 
 from mlflow_stability.alerts.channels import AppriseChannel, ChannelError
 from mlflow_stability.alerts.message import AlertMessage, RunLink

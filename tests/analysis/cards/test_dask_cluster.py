@@ -13,7 +13,7 @@ import pytest
 from analysis.logs import falling, write_log
 from analysis.stored_runs import store_run
 from architecture.repository import ROOT
-from servers.mlflow_server import free_port
+from servers.ports import free_port
 from servers.troubled_server import TroubledServer
 
 from mlflow_stability.analysis.cards.dask_cluster import GONE, cards_from_dask

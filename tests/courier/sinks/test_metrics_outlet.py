@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 from prometheus_client.parser import text_string_to_metric_families
-from servers.mlflow_server import free_port
+from servers.ports import free_port
 from waiting import wait_until
 
 from mlflow_stability.alerts.metrics.mirrors import Mirror

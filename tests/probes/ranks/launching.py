@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from forked.processes import start
+from servers.ports import free_port
 
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
@@ -28,9 +28,7 @@ class Ended:
 
 def launch(processes: int, script: str, *arguments: str, seconds: float = 250.0) -> list[Ended]:
     """All processes at their ends; those that take longer are killed, and the test fails."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = str(listening.getsockname()[1])
+    port = str(free_port())
     together = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     started = [
         start(
