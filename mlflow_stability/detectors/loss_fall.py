@@ -90,6 +90,14 @@ class LossFall:
         start, now = median(self.begun.first), median(self.recent)
         return now / start if start > 0 and now >= 0 else None
 
+    def size_at_start(self) -> float:
+        """Return the size of the first losses, at most 1 and 1 where there are none.
+
+        A loss that is multiplied by a small number has gradients that are as small, and trains as well.
+        """
+        first = self.begun.first
+        return min(1.0, abs(median(first))) if first else 1.0
+
     def has_fallen_to(self, share: float) -> bool:
         """Return whether at most this share of the start is left; in the first steps, of the very first value."""
         known = self.share()

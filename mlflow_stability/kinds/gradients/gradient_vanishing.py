@@ -37,7 +37,7 @@ class GradientVanishingFacts(LimitFacts):
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         """``gradient norm 1e-07 at step 400, below the threshold of 1e-05 for 10 steps; loss at 99% of its start.``"""
-        below = f"the threshold of {self.threshold:g}"
+        below = f"the threshold of {self.threshold:.3g}"
         if self.start_norm is not None:
             below = f"{self.share_of_start:.0%} of its start ({self.start_norm:.3g})"
         loss = "" if self.share_of_loss is None else f"; loss at {self.share_of_loss:.0%} of its start"
@@ -66,24 +66,25 @@ class GradientVanishing(Detector):
     """The gradient norm is close to zero, and the loss has hardly fallen.
 
     What it sees: a norm below {smallest} for {steps} steps, unless the loss has fallen to {gained:percent} of its
-    start, the median of its first {start} values. Or a norm below {share_of_start:percent} of its start for
-    {faded_steps} steps while the loss has fallen by less than {stuck:fall}. A loss below {loss_fall.LITTLE:percent} of
-    its first value is learnt, and a tiny gradient is normal then. A norm of exactly 0 from the first step on counts
-    after {faded_steps} steps without progress; before that it may not be measured. The finding ends when the norm is
-    back.
+    start, the median of its first {start} values. Where the loss starts below 1, the threshold is that share of it: a
+    loss that is multiplied by a small number has small gradients, and trains. Or a norm below {share_of_start:percent}
+    of its start for {faded_steps} steps while the loss has fallen by less than {stuck:fall}. A loss below
+    {loss_fall.LITTLE:percent} of its first value is learnt, and a tiny gradient is normal then. A norm of exactly 0
+    from the first step on counts after {faded_steps} steps without progress; before that it may not be measured. The
+    finding ends when the norm is back.
 
     Why it matters: the weights no longer change; more steps achieve nothing.
 
     What to try: check the initialisation; add residual connections; normalise before each block; raise the learning
     rate; look for saturated or dead units.
 
-    When it is wrong: losses that are scaled down by hand; norms that were logged after clipping to a tiny value.
+    When it is wrong: norms that were logged after clipping to a tiny value.
 
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
     smallest: float = 1e-5
-    """Gradient norm below which it has vanished."""
+    """Gradient norm below which it has vanished, for each unit of a loss that starts below 1."""
     steps: int = 10
     """Number of steps in a row below `smallest`."""
     gained: float = 0.5
@@ -128,7 +129,8 @@ class GradientVanishing(Detector):
                 state.start_norm = median(state.first_norms)
         state.measured = state.measured or norm > 0
         start = state.start_norm
-        tiny, faded = norm < self.smallest, start is not None and norm < start * self.share_of_start
+        limit = self.smallest * (state.fall.size_at_start() if point.has_level else 1.0)
+        tiny, faded = norm < limit, start is not None and norm < start * self.share_of_start
         share = state.fall.share() if (tiny or faded) and point.has_level else None
         if (tiny or faded) and point.has_level and state.fall.learnt():
             tiny = faded = False
@@ -141,18 +143,18 @@ class GradientVanishing(Detector):
             pass  # a log that writes 0 for what it does not measure
         elif not state.said and (state.tiny >= self.steps or state.faded >= self.faded_steps):
             state.said = True
-            return state, self._vanished(state, point)
+            return state, self._vanished(state, point, limit)
         return state, None
 
     def _stands_still(self, state: GradientVanishingState, share: float | None) -> bool:
         """Whether a loss has stood where it began for so long that even a norm of exactly 0 from the start is one."""
         return state.tiny >= self.faded_steps and share is not None and share >= self.stuck
 
-    def _vanished(self, state: GradientVanishingState, point: Point) -> Finding:
+    def _vanished(self, state: GradientVanishingState, point: Point, limit: float) -> Finding:
         is_tiny = state.tiny >= self.steps
         facts = GradientVanishingFacts(
             point.value,
-            self.smallest,
+            limit,
             None if is_tiny else state.start_norm,
             self.share_of_start,
             state.fall.share(),

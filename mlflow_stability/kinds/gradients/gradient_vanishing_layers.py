@@ -43,7 +43,7 @@ class VanishingLayerFacts(Facts):
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         """``gradient norm of 0 1e-08 at step 400, below the threshold of 1e-07, in 5 measurements in …``."""
-        below = f"below the threshold of {self.threshold:g}"
+        below = f"below the threshold of {self.threshold:.3g}"
         if self.of_last:
             share = self.grad_norm / self.last
             below = f"{share:.2g} of that of {self.last_place} (threshold {self.threshold:g})"
@@ -95,12 +95,13 @@ class GradientVanishingLayersState:
 class GradientVanishingLayers(Detector):
     """The gradient does not reach the first layers, and the loss has hardly fallen.
 
-    What it sees: in {rounds} measurements in a row, a layer whose gradient norm is below {smallest} but not zero, or a
-    first layer below {share_of_last:percent} of the last layer's norm; and a loss that has fallen by less than
-    {stuck:fall} from the median of its first {start} values. Or, in one measurement, a first layer and half of the
-    first half of the layers below {lost:percent} of the largest norm; and a loss that has fallen by less than
-    {lost_stuck:fall}. Parameters of the model itself, such as learned positions, are not a first layer. Models of fewer
-    than {fewest} layers are not judged. The finding ends when the gradient is back.
+    What it sees: in {rounds} measurements in a row, a layer whose gradient norm is below {smallest} but not zero (of a
+    loss that starts below 1, below that share of it), or a first layer below {share_of_last:percent} of the last
+    layer's norm; and a loss that has fallen by less than {stuck:fall} from the median of its first {start} values. Or,
+    in one measurement, a first layer and half of the first half of the layers below {lost:percent} of the largest norm;
+    and a loss that has fallen by less than {lost_stuck:fall}. Parameters of the model itself, such as learned
+    positions, are not a first layer. Models of fewer than {fewest} layers are not judged. The finding ends when the
+    gradient is back.
 
     Why it matters: the layers before that one keep their initial weights; only the layers behind it learn.
 
@@ -115,7 +116,7 @@ class GradientVanishingLayers(Detector):
     """
 
     smallest: float = 1e-7
-    """Gradient norm of a layer below which it has vanished."""
+    """Gradient norm of a layer below which it has vanished, for each unit of a loss that starts below 1."""
     share_of_last: float = 0.01
     """Share of the last layer's norm below which the first layer's has vanished."""
     rounds: int = 5
@@ -170,12 +171,13 @@ class GradientVanishingLayers(Detector):
             return None
         first, last = known[0], known[-1]
         tiniest = min(known, key=lambda each: each.value)
-        tiny, faded = tiniest.value < self.smallest, first.value < last.value * self.share_of_last
+        smallest = self.smallest * state.fall.size_at_start()
+        tiny, faded = tiniest.value < smallest, first.value < last.value * self.share_of_last
         if share >= self.lost_stuck and self._is_lost(known):
             return self._of_the_lost(state, known, share)
         if not state.streak.reaches("", self.rounds, bad=(tiny or faded) and share >= self.stuck):
             return None
-        where, limit = (tiniest, self.smallest) if tiny else (first, self.share_of_last)
+        where, limit = (tiniest, smallest) if tiny else (first, self.share_of_last)
         facts = VanishingLayerFacts(
             where.place, where.value, last.value, last.place, limit, not tiny, share, self.rounds
         )

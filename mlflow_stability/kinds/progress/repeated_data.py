@@ -12,6 +12,7 @@ from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
@@ -106,9 +107,9 @@ class RepeatedData(Detector):
     difference, with at most {most_turns} turning points. Before, in {first_steps} losses or more, at least
     {least_turns:percent} were turning points, as from batch to batch. Where it rose meanwhile by {risen} usual
     differences, the finding is a `constant_output`. Exact repetitions, as in rounded values, and losses at or below
-    zero are not judged, nor is a loss whose usual difference is above {noisiest:percent}, or below {quietest:percent},
-    as that of a whole data set is. Other logs are not judged, since their points may be means over many steps. The
-    finding ends after {row} noisy steps.
+    zero are not judged, nor is the loss of a GAN, or one whose usual difference is above {noisiest:percent}, or below
+    {quietest:percent}, as that of a whole data set is. Other logs are not judged, since their points may be means over
+    many steps. The finding ends after {row} noisy steps.
 
     Why it matters: the input no longer changes, and the model memorises one batch while the loss looks better and
     better.
@@ -158,8 +159,8 @@ class RepeatedData(Detector):
 
     def step(self, state: RepeatedDataState, point: Point) -> tuple[RepeatedDataState, Finding | None]:
         """Look at the next loss."""
-        if not point.finite:
-            return state, None
+        if not point.finite or point.reason is NoLevel.ADVERSARIAL:
+            return state, None  # the opponent makes the noise of such a loss, and takes it away
         if point.value <= 0:
             return RepeatedDataState(), None  # the logarithm of such a loss says nothing of its noise
         level = math.log(point.value)

@@ -95,6 +95,16 @@ def test_a_tiny_gradient_is_natural_where_the_loss_fell_in_three_steps_as_with_l
     assert event.step == 14
 
 
+def test_the_gradient_of_a_loss_that_is_multiplied_by_a_small_number_is_as_small() -> None:
+    loss = decaying(800, 1.5, 2.3)
+    for factor in (1e-6, 1e-3):
+        assert judged("gradient_vanishing", loss=factor * loss, grad_norm=factor * norms) == []
+        gone = factor * norms * np.where(np.arange(800) < 500, 1.0, 1e-8)
+        (event,) = judged("gradient_vanishing", loss=np.full(800, 2.3 * factor), grad_norm=gone)
+        assert event.step == 509
+        assert event.metrics["limit"] == pytest.approx(min(1.0, 2.3 * factor) * 1e-5)
+
+
 def test_a_gradient_that_faded_while_the_loss_stands_is_found() -> None:
     faded = norms * np.where(np.arange(800) < 100, 1.0, 0.02)
     (event,) = judged("gradient_vanishing", loss=2.3 + noise(1, 800, 0.01), grad_norm=faded)

@@ -5,6 +5,7 @@ import pytest
 from detectors.series import decaying, judged, noise
 
 from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
 
 usual = decaying(600, 1.3, 3.0) + noise(0, 600, 0.04)
 
@@ -26,6 +27,15 @@ def test_a_loss_that_rose_before_it_went_smooth_is_a_constant_output() -> None:
     assert event.severity is Severity.WARNING
     assert "rose from a median of 1." in event.message
     assert event.metrics["before"] < 1.8 < event.metrics["loss"]
+
+
+def test_the_opponent_of_a_gan_may_take_the_noise_away() -> None:
+    collapsed = np.r_[usual[:400], 2.0 + 0.03 * np.exp(-0.05 * np.arange(200))]
+    codes = {
+        reason: np.full(600, LossLevel(reason).code) for reason in (NoLevel.ADVERSARIAL, NoLevel.SELF_DISTILLATION)
+    }
+    assert judged("repeated_data", loss=collapsed, loss_without_level=codes[NoLevel.ADVERSARIAL]) == []
+    assert judged("repeated_data", loss=collapsed, loss_without_level=codes[NoLevel.SELF_DISTILLATION])
 
 
 def test_a_batch_that_is_repeated_is_not_a_constant_output_before_it_is_learned() -> None:
