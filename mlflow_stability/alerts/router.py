@@ -26,6 +26,7 @@ COOLDOWNS = {
     "throughput_drop": 600.0,
     "step_time_increase": 600.0,
     "low_mfu": 600.0,
+    "low_gpu_utilization": 600.0,
     "plateau": 1800.0,
     "slow_progress": 1800.0,
 }

@@ -83,6 +83,8 @@ class FindingType:
     """Whether it is part of an unstable training."""
     of_setup: ClassVar[bool] = False
     """Whether it is a mistake in the set-up, which leaves a training stable."""
+    of_hardware: ClassVar[bool] = False
+    """Whether it is about the machine, not about the training."""
     order: ClassVar[int] = LAST
     """Where it stands among the others: detectors look, and types are listed, from the lowest on, then by name."""
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {}

@@ -8,13 +8,13 @@ has it and that place has been well for some values in a row, so that trouble th
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
-from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.facts import Facts, LastingFacts
 from mlflow_stability.vocabulary.result.finding import Finding
 
 OVER_AFTER = 10
@@ -113,6 +113,52 @@ class StreakDetector(Detector):
     def step(self, state: Any, point: Point) -> tuple[Any, Finding | None]:
         """Look at the next point."""
         return state, self.look(state, point)
+
+
+@dataclass(slots=True)
+class LastingStreak(Streak):
+    """A streak, and when its finding was made."""
+
+    usual: float = 0.0
+    """The level before its first value: a baseline takes in what stays low."""
+    found_step: int = 0
+    found_time: float = 0.0
+    is_lasting: bool = False
+    """Whether that was reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastingStreakDetector(StreakDetector):
+    """One whose findings are of its mildest severity at first, and of its highest where they last; its facts are
+    `LastingFacts`.
+    """
+
+    lasting_steps: int = field(default=100, kw_only=True)
+    """For how many more steps a finding lasts that becomes a warning."""
+    lasting_seconds: float = field(default=60.0, kw_only=True)
+    """For how many seconds as well: 100 steps of a small model take less than one."""
+
+    state_type: ClassVar[type[Any]] = LastingStreak
+
+    def look(self, state: LastingStreak, point: Point) -> Finding | None:
+        """Look at the next point."""
+        if not state.length:
+            state.usual = point.center
+        point = point._replace(center=state.usual)
+        event = StreakDetector.look(self, state, point)
+        if event is not None:
+            state.found_step, state.found_time, state.is_lasting = point.step, point.time, False
+            return replace(event, severity=self.severities[0])
+        if not state.is_found or state.is_lasting or not self.takes(state, point):
+            return None
+        steps, seconds = point.step - state.found_step, point.time - state.found_time
+        if steps < self.lasting_steps or seconds < self.lasting_seconds:
+            return None
+        facts = self.facts(state, point)
+        if not isinstance(facts, LastingFacts):
+            return None
+        state.is_lasting = True
+        return finding(self, point, self.severities[-1], replace(facts, found_first=state.found_step))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishin
 from mlflow_stability.kinds.gradients.gradient_vanishing_layers import GradientVanishingLayers
 from mlflow_stability.kinds.gradients.imbalance import GradientImbalance, WeightImbalance
 from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosion
+from mlflow_stability.kinds.hardware.low_gpu_utilization import LowGpuUtilization
 from mlflow_stability.kinds.hardware.low_mfu import LowMfu
 from mlflow_stability.kinds.hardware.memory_pressure import MemoryPressure
 from mlflow_stability.kinds.hardware.step_time_increase import StepTimeIncrease
@@ -98,6 +99,7 @@ __all__ = [
     "LossScaleCollapse",
     "LossSpike",
     "LossSpikeClassic",
+    "LowGpuUtilization",
     "LowMfu",
     "MemoryPressure",
     "NanDetected",

@@ -40,6 +40,8 @@ SEEN_FROM_OUTSIDE = tuple(each for each in TYPES if not issubclass(each, Detecto
 """What no detector finds: how a training ends, what the autopilot did, how the training is set up, what it came to."""
 OF_SETUP = frozenset(each.kind for each in TYPES if each.of_setup)
 """Mistakes in the set-up."""
+OF_HARDWARE = frozenset(each.kind for each in TYPES if each.of_hardware)
+"""What is about the machine, not about the training."""
 EXPERIMENTAL = frozenset(each.kind for each in TYPES if each.experimental)
 """The kinds that are not relied upon yet: never above INFO, and part of no verdict."""
 KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in TYPES))

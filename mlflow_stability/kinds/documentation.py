@@ -92,20 +92,30 @@ def _own_thresholds(judgement: type[FindingType]) -> str:
     """The import and the call, with the default of the first threshold."""
     if not issubclass(judgement, Detector) or not fields(judgement):
         return ""
-    name, first = judgement.__name__, fields(judgement)[0]
-    call = f"autolog(detectors=[{name}({first.name}={first.default:g})])"
+    name, first = judgement.__name__, _thresholds(judgement)[0]
+    call = f"autolog(detectors=[{name}({first.name}={first.said})])"
     return f"`from mlflow_stability.kinds import {name}`, then `{call}` with your own number."
 
 
+def _field_docstrings(cls: type) -> dict[str, str]:
+    (body,) = (node.body for node in ast.parse(inspect.getsource(cls)).body if isinstance(node, ast.ClassDef))
+    return {
+        field.target.id: " ".join(str(ast.literal_eval(under.value)).split())
+        for field, under in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(under, ast.Expr)
+    }
+
+
 def _thresholds(judgement: type[FindingType]) -> tuple[Threshold, ...]:
-    """The fields with what is written under each."""
-    (body,) = (node.body for node in ast.parse(inspect.getsource(judgement)).body if isinstance(node, ast.ClassDef))
-    meanings = {}
-    for field, under in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(under, ast.Expr):
-            meanings[field.target.id] = " ".join(str(ast.literal_eval(under.value)).split())
-    usual = judgement()
+    """The fields with what is written under each, its own before those that it inherits."""
+    meanings: dict[str, str] = {}
+    for cls in judgement.__mro__:
+        if cls is FindingType:
+            break
+        meanings = _field_docstrings(cls) | meanings
+    usual, own = judgement(), vars(judgement).get("__annotations__", {})
     values = {field.name: getattr(usual, field.name) for field in fields(usual)}
+    values = {name: values[name] for name in sorted(values, key=lambda name: name not in own)}
     return tuple(
         Threshold(name, value, " ".join(rendered(meanings.get(name, ""), values, judgement.__module__).split()))
         for name, value in values.items()

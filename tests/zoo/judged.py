@@ -33,7 +33,9 @@ from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
-OF_THE_MACHINE = frozenset({"step_time_increase", "throughput_drop", "memory_pressure", "low_mfu"})
+OF_THE_MACHINE = frozenset(
+    {"step_time_increase", "throughput_drop", "memory_pressure", "low_mfu", "low_gpu_utilization"}
+)
 VIEWS = ("live", "recorded", "every step", "every tenth", "epochs")
 EPOCHS = 30
 OFTEN = {"layers_every_n_steps": 20, "attention_every_n_steps": 40}

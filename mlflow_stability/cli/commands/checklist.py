@@ -67,7 +67,7 @@ def command(
             history = history_of(run, tracking_uri, asked_curves(loss, val_loss))
             diagnosis = concluded(history, detectors_with(sensitivity=sensitivity))
             checklist = checklist_of(kind or "", history, diagnosis)
-        title = f"What to check in {history.name}: {kind or diagnosis.outcome.replace('_', ' ')}"
+        title = f"What to check in {history.name}: {checklist.kind or 'a general list'}"
     present(lambda out: _show(out, title, checklist))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.causes.context import surroundings_of
 from mlflow_stability.diagnosis.checklist.decision import Decision, decided, in_words
-from mlflow_stability.diagnosis.checklist.orders import CHOICES, ORDERS, order_of
+from mlflow_stability.diagnosis.checklist.orders import CHOICES, NOTHING_FOUND, ORDERS, order_of
 from mlflow_stability.diagnosis.checklist.question import Case, State
 from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity, Text
@@ -52,7 +52,7 @@ def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: D
     episodes = diagnosis.findings if diagnosis is not None else ()
     episode = _episode(kind, episodes)
     asked = kind or (episode.kind if episode is not None else "")
-    order = order_of(asked)
+    order = NOTHING_FOUND if history is not None and not asked else order_of(asked)
     questions = {key: QUESTIONS[key] for key in order.questions.split()}
     choices = [CHOICES[key] for key in order.choices.split()]
     note = f"{asked} has no checklist of its own: this is the general one." if asked and asked not in ORDERS else ""

@@ -132,6 +132,8 @@ class Order:
 
 GENERAL = Order("", "data gradients learning_rate numerics", "passed one_batch slower otherwise")
 """For what has no checklist of its own: the order in which experienced people look."""
+NOTHING_FOUND = Order("", f"{GENERAL.questions} validation model_check memory good_state", GENERAL.choices)
+"""For a run in which nothing was found: what was looked at."""
 ORDERS: dict[str, Order] = {
     kind: order
     for order in (
@@ -144,8 +146,9 @@ ORDERS: dict[str, Order] = {
         ),
         Order(
             "loss_spike",
-            "data batch recurs gradients layer_explosion clipping learning_rate learning_rate_jump update_ratio_high "
-            "adam_rms_high beta2 weight_spike attention_logit_growth activations_large numerics precision batch_size "
+            "good_state data batch recurs gradients layer_explosion clipping learning_rate learning_rate_jump "
+            "warm_up update_ratio_high adam_rms_high beta2 weight_spike attention_logit_growth qk_scale "
+            "activations_large norm_eps numerics precision batch_size micro_batches memory_then "
             "configuration_changed rollbacks",
             "passed one_batch damaged changed no_warm_up slower otherwise",
         ),
@@ -184,10 +187,10 @@ ORDERS: dict[str, Order] = {
             "continue overfitted",
         ),
         Order(
-            "step_time_increase throughput_drop low_mfu",
+            "step_time_increase throughput_drop low_mfu low_gpu_utilization",
             "step_time_increase throughput_drop data_time forward_time backward_time optimizer_time overhead low_mfu "
-            "batch_size precision matmul compiled threads devices memory_pressure synchronisation io "
-            "heat",
+            "low_gpu_utilization batch_size precision matmul compiled threads devices memory_pressure "
+            "synchronisation io heat",
             "waits nearly_full continue device",
         ),
         Order(

@@ -14,10 +14,12 @@ from mlflow_stability.diagnosis.checklist.question import Question, ask
 from mlflow_stability.diagnosis.checklist.run_answers import (
     NON_FINITE,
     batch_finite,
+    batch_of_its_step,
     best_validation,
     clipping,
     finite,
     first_non_finite,
+    good_state,
     gradient_reach,
     how_it_ended,
     loss_fell,
@@ -49,9 +51,9 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
     "data": ask("Is a batch, or the data, the cause?", spikes).by_hand(
         "Inspect the batch at that step, and train on it alone; check shuffling, duplicates and labels."
     ),
-    "batch": ask(
-        "Is the batch of that step unusual?", reported("unusual batch", "broken_batch", "batch_discarded")
-    ).by_hand("Compare its length, padding, value range and labels with those of the ten batches before it."),
+    "batch": ask("Is the batch of that step unusual?", batch_of_its_step).by_hand(
+        "Compare its length, padding, value range and labels with those of the ten batches before it."
+    ),
     "recurs": ask("Does it recur, and at even distances?", spikes_recur).by_hand(
         "Divide the distance by the steps of an epoch: a whole number means that the same samples come back."
     ),
@@ -158,6 +160,23 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
         ),
     ).by_hand(
         "Train 200 steps before the trouble in fp32 with the same batches; if it passes, the format is the cause."
+    ),
+    "norm_eps": ask(
+        "Is the eps of normalisation layers large enough?",
+        setting(
+            "the eps of normalisation layers", "layer_norm_eps layer_norm_epsilon rms_norm_eps norm_eps norm_epsilon"
+        ),
+    ).by_hand("Print it: 1e-5 for LayerNorm, 1e-6 for RMSNorm; below 1e-8 a nearly constant row is divided by zero."),
+    "micro_batches": ask(
+        "Is the loss of each micro-batch divided by their number?",
+        seen("accumulation_sum"),
+        setting("gradient accumulation", "accumulation gradient_accumulation_steps accumulate_grad_batches"),
+    ).by_hand("Compare the gradient norm of one batch with that of its micro-batches: it must be the same."),
+    "memory_then": ask(
+        "Did the device's memory change at that step?", change("memory_allocated", "device memory", rise=1.5)
+    ).by_hand("Log torch.cuda.max_memory_allocated() in each step: a longer batch raises it at the step of the spike."),
+    "good_state": ask("Is a good state saved?", good_state).by_hand(
+        "Save a checkpoint first, before anything is changed: model, optimizer, schedule and random generators."
     ),
     "eps": ask("Is the optimizer's eps large enough for its number format?", setting("eps", "eps")).by_hand(
         "In fp16 an eps below 6e-8 is zero; raise it to 1e-6, or keep the optimizer's state in fp32."

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, decoded
 from mlflow_stability.detectors.layer_values import BAND, gradient_flow
+from mlflow_stability.diagnosis.advice.applicable import CHECKPOINTS_TAG
 from mlflow_stability.diagnosis.causes.check import CheckResult
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.gradient import vanishing_check
@@ -19,16 +20,18 @@ from mlflow_stability.diagnosis.causes.nan_origin import (
     range_of,
 )
 from mlflow_stability.diagnosis.causes.numeric import loss_scale_check
-from mlflow_stability.diagnosis.checklist.question import Answer, Case, no_data
+from mlflow_stability.diagnosis.checklist.question import Answer, Case, State, no_data
 from mlflow_stability.diagnosis.checklist.sources import change_of, checked
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.kinds.reported.batches import BrokenBatchFacts
 from mlflow_stability.kinds.reported.nan_origin import NanSource
 from mlflow_stability.vocabulary.measured import UNCLIPPED, of_the_whole
 from mlflow_stability.vocabulary.result import Severity
-from mlflow_stability.vocabulary.text import counted, process_ended, sentence
+from mlflow_stability.vocabulary.text import capitalised, counted, process_ended, sentence
 
 NON_FINITE = ("nan_detected", "inf_detected")
+BATCHES: dict[str, State] = {"broken_batch": "bad", "batch_discarded": "bad", "spike_batch": "unknown"}
+"""Reports about a batch, and what they say of it: that of a spike is described, not judged."""
 FALLEN = 0.9
 """A loss below this share of its first values has learned."""
 FIRST_POINTS = 5
@@ -92,6 +95,22 @@ def batch_finite(case: Case) -> Answer:
     ]
     listed = f": {'; '.join(ranges[:MOST_TENSORS])}" if ranges else ""
     return Answer(f"All finite at step {batch.step}{listed}.", "ok")
+
+
+def batch_of_its_step(case: Case) -> Answer:
+    """What the recording reported of the batch of the trouble; without a finding, of the first batch that broke."""
+    if case.around.history.events is None:
+        return no_data("only `autolog()` records this")
+    episode = case.around.episode
+    for kind, state in BATCHES.items():
+        batches = case.around.said(kind)
+        steps = (episode.start, episode.peak) if case.has_finding else [batch.step for batch in batches]
+        for step in steps:
+            batch = next((batch for batch in batches if batch.step == step), None)
+            if batch is not None:
+                return Answer(capitalised(batch.message), state)
+    at_that_step = f" at step {episode.start}" if case.has_finding else ""
+    return Answer(f"No unusual batch recorded{at_that_step}.", "ok")
 
 
 def overflow(case: Case) -> Answer | None:
@@ -260,6 +279,20 @@ def how_it_ended(case: Case) -> Answer:
         return no_data("the end of the process was not recorded")
     text = f"{process_ended(ended)}{f': {detail}' if detail else ''}".removesuffix(".")
     return Answer(f"{text}.", "ok" if ended in ("finished", "stopped", "running") else "bad")
+
+
+def good_state(case: Case) -> Answer:
+    """Whether the recording keeps checkpoints, and could write them."""
+    history = case.around.history
+    if history.events is None:
+        return no_data("only `autolog()` records this")
+    failed = case.around.said("checkpoint_failed")
+    if failed:
+        return Answer(capitalised(failed[-1].message), "bad")
+    folder = history.tags.get(CHECKPOINTS_TAG)
+    if folder is None:
+        return Answer("The recording keeps no checkpoints; with rollback=True it does.", "unknown")
+    return Answer(f"Checkpoints are in {folder}.", "ok")
 
 
 def memory(case: Case) -> Answer:

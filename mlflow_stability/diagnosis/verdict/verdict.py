@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import origin_of
 from mlflow_stability.diagnosis.findings.episodes import persists
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
-from mlflow_stability.kinds.catalog import OF_SETUP
+from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
@@ -144,13 +144,15 @@ def verdict_of(
 
 
 def title_of(outcome: str, episodes: Sequence[Finding]) -> str:
-    """The outcome as verdicts begin with it; a run with nothing but mistakes in its set-up is not called unstable, nor
-    one that a condition of `stop_on` ended healthy.
+    """The outcome as verdicts begin with it; a run with nothing but mistakes in its set-up, or a slow machine, is not
+    called unstable, nor one that a condition of `stop_on` ended healthy.
     """
     bad = {each.kind for each in episodes if each.severity >= Severity.WARNING}
     if outcome == "healthy" and _stop(episodes) is not None:
         return STOPPED
-    return "Check the set-up" if outcome == "unstable" and bad and bad <= OF_SETUP else outcome.capitalize()
+    if outcome != "unstable" or not bad or not bad <= OF_SETUP | OF_HARDWARE:
+        return outcome.capitalize()
+    return "Check the hardware" if bad <= OF_HARDWARE else "Check the set-up"
 
 
 def end_on_purpose(episodes: Sequence[Finding]) -> str:

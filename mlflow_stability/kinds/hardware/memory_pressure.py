@@ -6,28 +6,29 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.streak import Streak, StreakDetector
-from mlflow_stability.vocabulary.facts import Facts, LimitFacts
+from mlflow_stability.detectors.streak import LastingStreakDetector, Streak
+from mlflow_stability.vocabulary.facts import Facts, LastingFacts, LimitFacts
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPressureFacts(LimitFacts):
+class MemoryPressureFacts(LastingFacts, LimitFacts):
     """A device memory that is nearly full, as the share in use."""
 
     kind: ClassVar[str] = "memory_pressure"
     metrics: ClassVar = {"memory_share": "value", "limit": "threshold"}
 
-    def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``97% of the device memory in use at step 400 (threshold 95%).``"""
-        return f"{self.value:.0%} of the device memory in use at {unit} {step} (threshold {self.threshold:.0%})."
+    def statement(self, step: int, unit: str, /) -> str:
+        """``97% of the device memory in use at step 400 (threshold 95%)``."""
+        return f"{self.value:.0%} of the device memory in use at {unit} {step} (threshold {self.threshold:.0%})"
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPressure(StreakDetector):
+class MemoryPressure(LastingStreakDetector):
     """The device memory is nearly full.
 
-    What it sees: more than {highest:percent} of the device memory in use, {steps} times in a row. The finding ends when
+    What it sees: more than {highest:percent} of the device memory in use, {steps} times in a row. It is INFO at first,
+    and a warning where it lasts another {lasting_steps} steps and {lasting_seconds} seconds. The finding ends when
     it is less.
 
     Why it matters: the next longer batch ends the training; before that, the allocator slows it down.
@@ -56,8 +57,8 @@ class MemoryPressure(StreakDetector):
     order = 270
     quantities = ("memory_share",)
     in_a_row = "steps"
-    severities = (Severity.INFO,)
-    experimental = True
+    severities = (Severity.INFO, Severity.WARNING)
+    of_hardware = True
     remedies = (
         Remedy(Action.ACCUMULATE_GRADIENTS),
         Remedy(Action.USE_ACTIVATION_CHECKPOINTING),

@@ -6,33 +6,34 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.streak import Streak, StreakDetector
-from mlflow_stability.vocabulary.facts import Facts, RiseFacts
+from mlflow_stability.detectors.streak import LastingStreakDetector, Streak
+from mlflow_stability.vocabulary.facts import Facts, LastingFacts, RiseFacts
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimeFacts(RiseFacts):
+class StepTimeFacts(LastingFacts, RiseFacts):
     """A step that takes longer than usual, in seconds."""
 
     kind: ClassVar[str] = "step_time_increase"
     metrics: ClassVar = {"step_time": "value", "level": "baseline"}
 
-    def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``step time 0.62 s at step 400, 2.1 times the usual 0.3 s (threshold 2 times).``"""
+    def statement(self, step: int, unit: str, /) -> str:
+        """``step time 0.62 s at step 400, 2.1 times the usual 0.3 s (threshold 2 times)``."""
         return (
             f"step time {self.value:.3g} s at {unit} {step}, {self.value / self.baseline:.3g} times the usual "
-            f"{self.baseline:.3g} s (threshold {self.ratio:g} times)."
+            f"{self.baseline:.3g} s (threshold {self.ratio:g} times)"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimeIncrease(StreakDetector):
+class StepTimeIncrease(LastingStreakDetector):
     """Steps take {smallest_rise} times as long as usual.
 
     What it sees: {steps} steps in a row that each take more than {smallest_rise} times as long as usual. Single long
-    steps (a checkpoint, a probe, an evaluation) and the first {baseline.MINIMUM} steps do not count. The finding ends
-    when the time is back.
+    steps (a checkpoint, a probe, an evaluation) and the first {baseline.MINIMUM} steps do not count. It is INFO at
+    first, and a warning where it lasts another {lasting_steps} steps and {lasting_seconds} seconds. The finding
+    ends when the time is back.
 
     Why it matters: the machine, the data or the network has become slower; the same result costs twice as much.
 
@@ -40,7 +41,7 @@ class StepTimeIncrease(StreakDetector):
     machine; look for growing sequence lengths.
 
     When it is wrong: batches that grow on purpose; a phase with more work per step. On a shared machine it was found in
-    10 of 117 healthy trainings; therefore it is INFO only.
+    10 of 117 healthy trainings as INFO.
 
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """
@@ -58,8 +59,8 @@ class StepTimeIncrease(StreakDetector):
     quantities = ("step_time",)
     compared = ("step_time",)
     in_a_row = "steps"
-    severities = (Severity.INFO,)
-    experimental = True
+    severities = (Severity.INFO, Severity.WARNING)
+    of_hardware = True
     remedies = (
         Remedy(Action.PROFILE_DATA_LOADER),
         Remedy(Action.CHECK_CLOCK),

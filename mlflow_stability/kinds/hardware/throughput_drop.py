@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.streak import Streak, StreakDetector
-from mlflow_stability.vocabulary.facts import Facts, RiseFacts
+from mlflow_stability.detectors.streak import LastingStreakDetector, Streak
+from mlflow_stability.vocabulary.facts import SINCE, Facts, LastingFacts, RiseFacts
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class ThroughputFacts(RiseFacts):
+class ThroughputFacts(LastingFacts, RiseFacts):
     """A throughput below its usual value, in tokens or samples a second."""
 
     kind: ClassVar[str] = "throughput_drop"
@@ -20,31 +20,33 @@ class ThroughputFacts(RiseFacts):
     signal: str
     """What is counted: ``tokens_per_second`` or ``samples_per_second``."""
 
-    def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``samples_per_second 120 at step 400, 40% of the usual 300 (threshold 50%).``"""
+    def statement(self, step: int, unit: str, /) -> str:
+        """``samples_per_second 120 at step 400, 40% of the usual 300 (threshold 50%)``."""
         return (
             f"{self.signal} {self.value:.4g} at {unit} {step}, {self.value / self.baseline:.0%} of the usual "
-            f"{self.baseline:.4g} (threshold {self.ratio:.0%})."
+            f"{self.baseline:.4g} (threshold {self.ratio:.0%})"
         )
 
     def numbers(self) -> dict[str, float]:
         """The throughput by the name of its signal, and its usual value."""
-        return {self.signal: self.value, "level": self.baseline}
+        since = {} if self.found_first is None else {SINCE: float(self.found_first)}
+        return {self.signal: self.value, "level": self.baseline} | since
 
 
 @dataclass(frozen=True, slots=True)
-class ThroughputDrop(StreakDetector):
+class ThroughputDrop(LastingStreakDetector):
     """The throughput fell below {share:percent} of its usual value.
 
-    What it sees: {steps} measurements in a row below {share:percent} of the usual throughput. The finding ends when it
-    is back.
+    What it sees: {steps} measurements in a row below {share:percent} of the usual throughput. It is INFO at first, and
+    a warning where it lasts another {lasting_steps} steps and {lasting_seconds} seconds. The finding ends when the
+    throughput is back.
 
     Why it matters: the same result costs twice as much. A slow data source or a throttled device is the usual reason.
 
     What to try: profile the data loader; check the device clock and temperature; check the network.
 
     When it is wrong: batches that become smaller or shorter on purpose. On a shared machine it was found in 6 of 117
-    healthy trainings; therefore it is INFO only.
+    healthy trainings as INFO.
 
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """
@@ -63,8 +65,8 @@ class ThroughputDrop(StreakDetector):
     quantities = ("tokens_per_second", "samples_per_second")
     compared = ("tokens_per_second", "samples_per_second")
     in_a_row = "steps"
-    severities = (Severity.INFO,)
-    experimental = True
+    severities = (Severity.INFO, Severity.WARNING)
+    of_hardware = True
     remedies = (
         Remedy(Action.PROFILE_DATA_LOADER),
         Remedy(Action.CHECK_CLOCK),

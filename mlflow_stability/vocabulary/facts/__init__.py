@@ -6,6 +6,7 @@ from mlflow_stability.vocabulary.facts.facts import Facts, OtherFacts, classes_o
 from mlflow_stability.vocabulary.facts.limits import (
     SINCE,
     FollowedFacts,
+    LastingFacts,
     LimitFacts,
     LossTrouble,
     RiseFacts,
@@ -19,6 +20,7 @@ __all__ = [
     "SINCE",
     "Facts",
     "FollowedFacts",
+    "LastingFacts",
     "LimitFacts",
     "LossEndFacts",
     "LossRiseFacts",

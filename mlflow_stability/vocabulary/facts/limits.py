@@ -85,6 +85,30 @@ class LossTrouble:
 
 
 @dataclass(frozen=True)
+class LastingFacts(Facts):
+    """A finding that is reported again, as a warning, where it lasts."""
+
+    __slots__ = ()  # the fields are slots of each subclass, so that one can have fields of another class as well
+
+    found_first: int | None = field(default=None, kw_only=True)
+    """The step at which it was found, where it goes on at a later one."""
+
+    @abstractmethod
+    def statement(self, step: int, unit: str, /) -> str:
+        """What was found, without a full stop."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        """What was found, and since when, where it lasts."""
+        since = "" if self.found_first is None else f"; so since {unit} {self.found_first}"
+        return f"{self.statement(step, unit)}{since}."
+
+    def numbers(self) -> dict[str, float]:
+        """The metrics, and the step at which it was found first."""
+        values = Facts.numbers(self)
+        return values if self.found_first is None else values | {SINCE: float(self.found_first)}
+
+
+@dataclass(frozen=True)
 class FollowedFacts(Facts):
     """A finding after which the loss is followed; a loss that gets worse makes it a warning."""
 

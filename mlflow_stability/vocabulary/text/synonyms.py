@@ -60,7 +60,6 @@ KIND_SYNONYMS = {
     "slow_convergence": "slow_progress",
     "poor_generalization": "overfitting",
     "poor_generalisation": "overfitting",
-    "low_gpu_utilization": "low_mfu",
 }
 """Kinds of findings by other names."""
 POLICY_FIELDS = frozenset(

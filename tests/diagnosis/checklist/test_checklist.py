@@ -98,8 +98,32 @@ def test_small_gradients_are_trouble_only_where_nothing_was_learned(last: float,
 
 def test_a_healthy_run_has_nothing_bad_on_its_list() -> None:
     history = run_named(loss=falling(300), learning_rate=np.full(300, 3e-4), grad_norm=np.ones(300))
-    assert {item.state for item in filled(history).values()} == {"ok"}
-    assert all(item.finding for item in filled(history).values())
+    items = filled(history)
+    assert len(items) == 8
+    assert {item.state for item in items.values()} == {"ok", "unknown"}
+    assert all(item.finding for item in items.values())
+
+
+def test_the_batch_on_the_list_is_that_of_its_own_step() -> None:
+    losses = falling(500)
+    losses[[200, 400]] = 40.0
+    spike = at_step(200, "loss_spike", Severity.WARNING, "loss 40 at step 200.", evidence={"loss": 40.0})
+    batches = [
+        at_step(step, "spike_batch", Severity.INFO, f"Batch of the loss spike at step {step}: ...")
+        for step in (400, 200)
+    ]
+    broken = at_step(408, "broken_batch", Severity.INFO, "The batch of step 408: ...")
+    items = filled(run_of(metric_of("loss", losses), events=[spike, *batches, broken]), "loss_spike")
+    batch = items["Is the batch of that step unusual?"]
+    assert (batch.finding, batch.state) == ("Batch of the loss spike at step 200: ...", "unknown")
+    items = filled(run_of(metric_of("loss", losses), events=[spike, broken]), "loss_spike")
+    assert items["Is the batch of that step unusual?"].finding == "No unusual batch recorded at step 200."
+
+
+def test_a_checkpoint_comes_first_on_the_list_of_a_loss_spike() -> None:
+    first, *others = checklist_of("loss_spike").items
+    assert first.question == "Is a good state saved?"
+    assert len(others) == 24
 
 
 def test_every_kind_can_be_filled_from_any_run() -> None:

@@ -1,4 +1,4 @@
-"""What is said of runs whose only findings are mistakes in the set-up."""
+"""What is said of runs whose only findings are mistakes in the set-up, or a slow machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict import title_of
-from mlflow_stability.kinds.catalog import OF_SETUP
+from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP
+from mlflow_stability.kinds.hardware.throughput_drop import ThroughputFacts
 from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts
 from mlflow_stability.reports.words.run_phrases import headline
 from mlflow_stability.vocabulary.result import Action, Finding, Severity
@@ -15,6 +16,7 @@ from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 200
 DECAY = StrongDecayFacts(10.0, 0.003)
+SLOW = ThroughputFacts(100.0, 300.0, 0.5, "samples_per_second", found_first=404)
 
 
 def test_a_run_that_is_only_clipped_too_much_says_what_to_change() -> None:
@@ -40,3 +42,10 @@ def test_only_mistakes_in_the_setup_have_a_title_of_their_own() -> None:
     assert {"above_chance", "clipping_strong"} <= OF_SETUP
     assert title_of("unstable", [Finding.at(DECAY, 1, Severity.WARNING)]) == "Check the set-up"
     assert title_of("unstable", [Finding.at(DECAY, 1, Severity.INFO)]) == "Unstable"
+
+
+def test_a_run_that_only_became_slow_is_not_called_unstable() -> None:
+    assert {"throughput_drop", "step_time_increase", "memory_pressure"} == OF_HARDWARE
+    slow, decay = Finding.at(SLOW, 504, Severity.WARNING), Finding.at(DECAY, 1, Severity.WARNING)
+    assert title_of("unstable", [slow]) == "Check the hardware"
+    assert title_of("unstable", [slow, decay]) == "Check the set-up"

@@ -15,6 +15,7 @@ CASES: dict[str, tuple[str, Floats, int, Floats]] = {
     "throughput_drop": ("tokens_per_second", at(1e5 * steady, 200, 0.3, 100), 204, at(1e5 * steady, 200, 0.3, 3)),
     "step_time_increase": ("step_time", at(0.2 * steady, 200, 3.0, 100), 209, at(0.2 * steady, 200, 30.0, 2)),
     "memory_pressure": ("memory_share", at(0.5 * np.ones(400), 200, 1.96, 50), 202, 0.9 * np.ones(400)),
+    "low_gpu_utilization": ("gpu_utilization", 0.3 * np.ones(9), 4, 0.97 * np.ones(9)),
     "low_mfu": ("mfu", 0.2 * steady, 49, 0.5 * steady),
     "oscillation": ("loss", 2 + 0.4 * (-1.0) ** np.arange(400), 255, 2 + noise(2, 400, 0.4)),
     "slow_progress": ("loss", 2 - np.arange(3000) / 1e6, 999, decaying(3000)),
