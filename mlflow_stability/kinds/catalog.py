@@ -6,6 +6,7 @@ the very same detectors are built again, so that "the same detectors" never sile
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -66,8 +67,8 @@ RENAMED = {
 
 
 def named(names: Iterable[str]) -> tuple[Detector, ...]:
-    """The detectors of these names, with their default thresholds."""
-    return tuple(_by_name(name)() for name in names)
+    """The detectors of these names: ``loss_spike``, or with thresholds, ``LossSpike(threshold=10)``."""
+    return tuple(_with(*_named_thresholds(name)) for name in names)
 
 
 def name_of(detector: Detector | type[Detector]) -> str:
@@ -94,6 +95,24 @@ def documentation(name: str) -> FindingDocumentation:
     """What is known of a kind, or of one rule that finds it: ``loss_spike``, ``loss_spike:classic``, ``killed``."""
     ways = {each.kind: each for each in SEEN_FROM_OUTSIDE}
     return documentation_of(ways.get(name) or _by_name(name, also=list(ways)))
+
+
+def _named_thresholds(text: str) -> tuple[type[Detector], dict[str, Any]]:
+    """The detector that a text names, and the thresholds in its parentheses."""
+    name, parenthesis, _ = text.partition("(")
+    if not parenthesis:
+        return _by_name(text), {}
+    detector = next((each for each in (*DETECTORS, *ON_REQUEST) if each.__name__ == name.strip()), None)
+    detector = detector or _by_name(name.strip())
+    try:
+        call = ast.parse(f"detector({text.partition('(')[2]}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("no call with keywords")
+        return detector, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError):
+        raise SettingsError(
+            f"Thresholds are written as {detector.__name__}(threshold=10), with numbers; got {text!r}."
+        ) from None
 
 
 def _with(detector: type[Detector], thresholds: dict[str, Any]) -> Detector:

@@ -47,7 +47,9 @@ def chosen(
     """
     detectors: list[Detector] = []
     for given in asked:
-        if isinstance(given, str):
+        if isinstance(given, str) and "(" in given:
+            new = tuple(map(_checked, named([given])))
+        elif isinstance(given, str):
             new = as_asked(named([given]), loss_spike, gradient_explosion, sensitivity, rule)
         else:
             new = (_checked(given),)

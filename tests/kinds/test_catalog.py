@@ -24,6 +24,8 @@ from mlflow_stability.kinds.catalog import (
     named,
 )
 from mlflow_stability.kinds.documentation import SECTIONS
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
+from mlflow_stability.kinds.thresholds import chosen
 from mlflow_stability.vocabulary import Severity
 
 EVERY = (*DETECTORS, *ON_REQUEST)
@@ -98,6 +100,28 @@ def test_an_unknown_name_is_refused_with_the_close_ones(call: Any) -> None:
         call("los_spike")
     with pytest.raises(SettingsError, match="there are nan_detected, inf_detected"):
         call("zzz")
+
+
+def test_thresholds_stand_in_parentheses_behind_the_name_of_a_detector_or_its_class() -> None:
+    (detector,) = chosen(["LossSpike(threshold=10, calm_steps=4)"], sensitivity="low")
+    assert detector == LossSpike(threshold=10, calm_steps=4)
+    assert named(["loss_spike(threshold=10)"]) == (LossSpike(threshold=10),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("LossSpike(10)", "are written as LossSpike"),
+        ("LossSpike(threshold=1", "are written as LossSpike"),
+        ("LossSpike(threshold=print())", "are written as LossSpike"),
+        ("LossSpike(threshold='a')", "must be a number"),
+        ("LossSpike(thresh=1)", "has no threshold 'thresh'"),
+        ("LosSpike(threshold=1)", "did you mean"),
+    ],
+)
+def test_thresholds_that_are_no_numbers_are_refused(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        chosen([text])
 
 
 def test_a_way_to_end_can_be_explained_but_not_built() -> None:
