@@ -45,6 +45,8 @@ def autolog(
     sdr_check_interval: int = 100,
     sdr_collapse_threshold: float = 0.3,
     tokens_per_step: int | None = None,
+    total_steps: int | None = None,
+    total_tokens: int | None = None,
     memory_budget: int | None = None,
     system_metrics: bool = False,
     exit_wait: float = 30.0,
@@ -97,6 +99,9 @@ def autolog(
         sdr_check_interval: Interval in steps of measurements of representations and sparse codes; 0 for never.
         sdr_collapse_threshold: Share of unique patterns below which sparse codes count as collapsed.
         tokens_per_step: Number of tokens in a step. Default: counted from the model's input.
+        total_steps: Number of optimizer steps after which the training ends, for the time left. Default: as a
+            schedule or a trainer says.
+        total_tokens: Number of tokens after which the training ends, in place of `total_steps`.
         memory_budget: Bytes of device memory for copies of weights, and as many for snapshots on their way to the
             host. Default: 1 % of it, at most 256 MB.
         system_metrics: Log MLflow's system metrics in the run.

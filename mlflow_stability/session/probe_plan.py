@@ -53,7 +53,14 @@ def probe_scheduler_of(
         nonfinite=NonfiniteCount(settings.memory_budget),
         broken=broken,
     )
-    pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [forward, facts, *listeners])
+    pace = TrainingPace(
+        guard,
+        lambda: guard.seconds,
+        settings.tokens_per_step,
+        [forward, facts, *listeners],
+        settings.total_steps,
+        settings.total_tokens,
+    )
     facts.flops = pace.throughput.flops
     look_at_losses(True)
     return ProbeScheduler(guard, probes, pace, recording.step + 1, objects)

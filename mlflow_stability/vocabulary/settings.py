@@ -59,6 +59,10 @@ class Settings:
     """Below this share of unique patterns sparse codes have collapsed."""
     tokens_per_step: int | None = field(default=None, metadata=whole_number(1, "of tokens", optional=True))
     """How many tokens a step takes; None: as many as the model's first input says."""
+    total_steps: int | None = field(default=None, metadata=whole_number(1, "of steps", optional=True))
+    """After how many optimizer steps the training ends; None: as a schedule or a trainer says."""
+    total_tokens: int | None = field(default=None, metadata=whole_number(1, "of tokens", optional=True))
+    """After how many tokens the training ends, where `total_steps` is not given."""
     memory_budget: int | None = field(default=None, metadata=whole_number(0, "of bytes", optional=True))
     """How many bytes of the device measurements may take for copies, and snapshots again; None: 1 %, at most 256 MB."""
     system_metrics: bool = field(default=False, metadata=yes_or_no())

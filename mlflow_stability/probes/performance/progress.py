@@ -3,7 +3,8 @@
 In: optimizers before their steps. Out: every ten steps, and at the last one, ``progress`` from 0 to 1 and
 ``eta_seconds`` at the pace so far. Guarantees: correct or absent; one scan over Python's objects. A source (a
 schedule that ends, a trainer) must count along with the steps, be within its range, and agree with all others. A
-warm-up, a schedule that restarts and one stepped once an epoch are ignored.
+warm-up, a schedule that restarts and one stepped once an epoch are ignored. A total that the user gave is the only
+source.
 
 Sources are asked before a step, because then all of them count only earlier steps; this step is added.
 """
@@ -165,12 +166,25 @@ class Progress(BaseProbe):
 
     part = "progress"
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        total_steps: int | None = None,
+        total_tokens: int | None = None,
+        tokens: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """``tokens``: how many were trained on so far."""
         self._now = now
         self._optimizers: MutableMapping[Optimizer, None] = WeakIdKeyDictionary()
         self._newest: Callable[[], Optimizer | None] = lambda: None
         """The one that came last: as a rule there is no other."""
         self._followed: list[_FollowedSource] = []
+        if total_steps is not None:
+            self._followed = [_FollowedSource(Source(True, lambda: ProgressCount(self._asked_at - 1, total_steps)))]
+        elif total_tokens is not None:
+            self._followed = [_FollowedSource(Source(True, lambda: ProgressCount(tokens(), total_tokens)))]
+        self._is_given = bool(self._followed)
+        """Whether the user said when the training ends."""
         self._reports = 0
         self._was_told = False
         self._is_new = False
@@ -201,7 +215,7 @@ class Progress(BaseProbe):
         """How far it is."""
         if step % EVERY == 0:
             self._reports += 1
-            if self._reports in SEARCHED_AT and not self._was_told:
+            if self._reports in SEARCHED_AT and not (self._was_told or self._is_given):
                 self._followed = [_FollowedSource(each) for each in sources_of(list(self._optimizers))]
                 self._is_new = bool(self._followed)
         told, self._told = self._told, None

@@ -127,7 +127,7 @@ class Throughput(ForwardObserver, BaseProbe):
         self.is_between = True
         """Whether the next forward pass is the first since the last backward pass."""
         self._tokens = self._samples = 0
-        self._all_tokens = 0.0
+        self.all_tokens = 0.0
         self._copies = 0
         self._steps = self._step = 0
         """How many steps there were, and the step of the last that was looked at."""
@@ -229,9 +229,9 @@ class Throughput(ForwardObserver, BaseProbe):
         elif before is None:
             tokens *= steps  # nobody saw the batches of the first step, or steps: they count as this one
         if before is None:
-            self._all_tokens = tokens
+            self.all_tokens = tokens
             return {}
-        self._all_tokens += tokens
+        self.all_tokens += tokens
         seconds = now - before[0]
         self._reports.append((seconds, steps, tokens, samples))
         every_second, every_step, every_token, every_sample = map(sum, zip(*self._reports, strict=True))
@@ -247,8 +247,8 @@ class Throughput(ForwardObserver, BaseProbe):
             found["samples_per_second"] = samples / seconds
         if flops:
             found |= self._operations(flops / seconds)
-        if self._all_tokens:
-            found["tokens_processed"] = self._all_tokens
+        if self.all_tokens:
+            found["tokens_processed"] = self.all_tokens
         return found
 
     def _operations(self, rate: float) -> dict[str, float]:

@@ -34,6 +34,8 @@ class TrainingPace:
         own_seconds: Callable[[], float],
         tokens_per_step: float | None = None,
         observers: Sequence[ForwardObserver] = (),
+        total_steps: int | None = None,
+        total_tokens: int | None = None,
     ) -> None:
         # Whoever runs a pass a second time does so before operations and seconds are counted.
         self.throughput = Throughput(tokens_per_step)
@@ -45,7 +47,8 @@ class TrainingPace:
         self._communication = Communication(guard, lambda: self.models)
         self.before_others: tuple[Probe, ...] = (
             *(_OptimizerFinder(self._watch), self.throughput, self._communication),
-            *(Memory(), Progress()),
+            Memory(),
+            Progress(total_steps=total_steps, total_tokens=total_tokens, tokens=lambda: self.throughput.all_tokens),
         )
         """Probes to be called before any other."""
         self.after_others: tuple[Probe, ...] = (self.clock,)

@@ -25,9 +25,9 @@ def run(make: Schedule, steps: int = 40, stepped_every: int = 1, times: int = 1)
     return follow(optimizer, lambda step: [schedule.step() for _ in range(times) if step % stepped_every == 0], steps)
 
 
-def follow(optimizer: Optimizer, after_step: Callable[[int], Any], steps: int = 40) -> Told:
+def follow(optimizer: Optimizer, after_step: Callable[[int], Any], steps: int = 40, **given: Any) -> Told:
     clock = [0.0]
-    progress = Progress(now=lambda: clock[0])
+    progress = Progress(now=lambda: clock[0], **given)
     told: Told = {}
     for step in range(1, steps + 1):
         optimizer.step()
@@ -227,3 +227,26 @@ def test_a_lightning_trainer_tells_its_total(tmp_path: Any) -> None:
     assert told[40][0] == pytest.approx(40 / 45)
     assert told[40][1] == pytest.approx(5 * SECONDS)
     assert told[45] == (1.0, 0.0)
+
+
+def test_a_total_that_was_given_needs_no_schedule() -> None:
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    told = follow(optimizer, lambda step: None, total_steps=200)
+    assert told == {step: (step / 200, pytest.approx((200 - step) * SECONDS)) for step in (20, 30, 40)}
+    counted = [0.0]
+    told = follow(
+        optimizer, lambda step: counted.__setitem__(0, 512.0 * step), total_tokens=102_400, tokens=lambda: counted[0]
+    )
+    assert told == {step: (step / 200, pytest.approx((200 - step) * SECONDS)) for step in (20, 30, 40)}
+
+
+def test_a_total_that_was_given_is_not_compared_with_a_schedule() -> None:
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    schedule = schedules.CosineAnnealingLR(optimizer, 100)
+    told = follow(optimizer, lambda step: schedule.step(), total_steps=200)
+    assert told[40][0] == 40 / 200
+
+
+def test_a_training_longer_than_its_given_total_is_not_over() -> None:
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    assert max(follow(optimizer, lambda step: None, total_steps=25)) <= 25
