@@ -97,7 +97,7 @@ class LossSizeRule(Rule):
         limit = max(self.least_size, self.smallest_rise * early)
         if last < limit:
             return None
-        low = np.flatnonzero(sizes < limit)
+        low = np.flatnonzero(sizes[: -self.last] < limit)  # a single last value may be low again
         first = int(low[-1]) + 1 if len(low) else 0
         peak = first + int(np.argmax(sizes[first:]))
         facts = SizeRiseFacts(curve.name, last, float(sizes[peak]), early, limit)

@@ -72,3 +72,10 @@ def test_a_signed_loss_is_not_judged_by_its_level_and_a_density_that_crosses_zer
     for loss, has_level in ((signed, False), (crossing, True)):
         (curve,) = run_curves(run_of(metric_of("loss", loss))).losses
         assert curve.has_level is has_level
+
+
+def test_one_small_loss_at_the_end_leaves_a_divergence_what_it_is() -> None:
+    loss = np.where(STEPS < 300, 1.0, 5000.0) * noise(3, 0.05)
+    loss[-1] = 0.0
+    (found,) = LossSizeRule().find(run_curves(recorded(loss, LossLevel(NoLevel.BOOTSTRAPPED))))
+    assert found.start == 300
