@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mlflow_stability.analysis.asked_for import asked_for
-from mlflow_stability.analysis.attention_weights import maps_of_weights
+from mlflow_stability.analysis.attention_weights import entropy_by_position, maps_of_weights
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.errors import RunNotFoundError, SettingsError
@@ -126,16 +126,18 @@ def attention_entropy_plot(
 ) -> Picture:
     """How the entropy of every attention head went over the steps: a panel for each layer.
 
+    Of weights without a step it is drawn over the positions of the queries.
+
     Raises ``RunNotFoundError`` where no entropy was measured.
 
     Args:
         run_id_or_path: What ``diagnose`` takes; or weights as ``attention_heatmap`` takes them, of one step,
-            or of several as ``{step: weights}``. Their entropy is over the whole batch.
+            for the entropy of each query, or ``{step: weights}``. Their entropy is over the whole batch.
         tracking_uri: The server of the run, if it is not ``MLFLOW_TRACKING_URI``.
         title: The title, instead of the usual one.
         save_path: A file that it is written to.
     """
-    given = run_id_or_path
+    given, axis = run_id_or_path, "step"
     if isinstance(given, str | os.PathLike):
         history = history_of(given, tracking_uri)
         layers, name = _entropies(history), history.name
@@ -144,14 +146,13 @@ def attention_entropy_plot(
                 f"{history.source} has no attention_entropy. autolog() records it every attention_every_n_steps "
                 "for models with attention."
             )
-    else:
-        by_step = given if isinstance(given, Mapping) and given else {0: given}
-        maps = [each for step, one in by_step.items() for each in maps_of_weights(one, step, argument="run_id_or_path")]
+    elif isinstance(given, Mapping) and given:
+        maps = [each for step, one in given.items() for each in maps_of_weights(one, step, argument="run_id_or_path")]
         layers, name = _entropies_of_maps(maps), ""
-    return _saved(
-        attention_entropy(layers, title or _ENTROPY, " · ".join(filter(None, [_ENTROPY if title else "", name]))),
-        save_path,
-    )
+    else:
+        layers, name, axis = _entropies_by_position(given), "", "query position"
+    subtitle = " · ".join(filter(None, [_ENTROPY if title else "", name]))
+    return _saved(attention_entropy(layers, title or _ENTROPY, subtitle, axis), save_path)
 
 
 def _given(
@@ -194,6 +195,24 @@ def _entropies_of_maps(maps: Sequence[AttentionMap]) -> list[LayerEntropy]:
         ]
         found.append(LayerEntropy(layer, heads, tuple(curves)))
     return found
+
+
+def _entropies_by_position(given: Any) -> list[LayerEntropy]:
+    layers = []
+    for layer in entropy_by_position(given, "run_id_or_path"):
+        heads = tuple(range(len(layer.entropy)))
+        attempts = np.zeros(len(layer.positions), np.int64)
+        curves = [
+            curve_of_values(
+                Signal("attention_entropy", f"{layer.layer}.head_{head}"),
+                layer.positions,
+                layer.entropy[head].astype(np.float64),
+                attempts,
+            )
+            for head in heads
+        ]
+        layers.append(LayerEntropy(layer.layer, heads, tuple(curves)))
+    return layers
 
 
 def _entropies(history: RunHistory) -> list[LayerEntropy]:

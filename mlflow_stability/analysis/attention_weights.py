@@ -8,6 +8,7 @@ are of the first sample.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,33 @@ def maps_of_weights(
     return (_map(given, step, layer, 0, argument),)
 
 
+@dataclass(frozen=True, slots=True)
+class PositionEntropy:
+    """The entropy of the heads of one layer, query by query."""
+
+    layer: str
+    positions: NDArray[np.int64]
+    """The queries that may attend to more than one key, from 0 on."""
+    entropy: NDArray[np.float32]
+    """By head and position."""
+
+
+def entropy_by_position(given: Any, argument: str) -> list[PositionEntropy]:
+    """The same entropy, of each query alone, for each layer that is given; a map has that of its sample."""
+    layers = list(given) if _has_layers(given) else [given]
+    found = []
+    for number, weights in enumerate(layers):
+        name = f"layer {number}" if len(layers) > 1 else OF_WEIGHTS
+        if isinstance(weights, AttentionMap):
+            name, every, causal = weights.layer, weights.weights.astype(np.float32)[None], weights.causal
+        else:
+            every = _weights(weights, argument)
+            causal = _is_causal(every)
+        positions, rows = _entropy_of_queries(every, causal=causal)
+        found.append(PositionEntropy(name, positions, rows.mean(0)))
+    return found
+
+
 def _has_layers(given: Any) -> bool:
     """Whether it is a list of layers, rather than the rows of one matrix."""
     return (
@@ -44,7 +72,8 @@ def _has_layers(given: Any) -> bool:
     )
 
 
-def _map(given: Any, step: int, layer: str, number: int, argument: str) -> AttentionMap:
+def _weights(given: Any, argument: str) -> NDArray[np.float32]:
+    """By batch, head, query and key."""
     array = given.detach().float().cpu().numpy() if hasattr(given, "detach") else given
     try:
         every = np.asarray(array, dtype=np.float32)
@@ -58,9 +87,18 @@ def _map(given: Any, step: int, layer: str, number: int, argument: str) -> Atten
             f"{shown(given)}. Weights have the dimensions (queries, keys), (heads, queries, keys) or (batch, heads, "
             "queries, keys); a list of them has one for each layer."
         )
+    return every
+
+
+def _is_causal(weights: NDArray[np.float32]) -> bool:
+    *_, queries, keys = weights.shape
+    return queries == keys and keys > 1 and not np.triu(weights, 1).any()
+
+
+def _map(given: Any, step: int, layer: str, number: int, argument: str) -> AttentionMap:
+    every = _weights(given, argument)
     _, heads, queries, keys = every.shape
-    causal = queries == keys and keys > 1 and not np.triu(every, 1).any()
-    weights = every[0]
+    causal, weights = _is_causal(every), every[0]
     return AttentionMap(
         step,
         0,
@@ -78,12 +116,18 @@ def _map(given: Any, step: int, layer: str, number: int, argument: str) -> Atten
 
 def _entropy(weights: NDArray[np.float32], *, causal: bool) -> NDArray[np.float32]:
     """Of every head, over all queries that have a choice."""
-    _, _, queries, keys = weights.shape
-    allowed = np.arange(1, queries + 1) if causal else np.full(queries, keys)
-    choice = allowed > 1
-    if not choice.any():
+    positions, rows = _entropy_of_queries(weights, causal=causal)
+    if not len(positions):
         return np.zeros(weights.shape[1], np.float32)
-    logs = np.log(np.where(weights > 0, weights, 1.0))
-    rows = -(weights * logs).sum(-1)[..., choice] / np.log(allowed[choice])
     entropy: NDArray[np.float32] = rows.mean((0, 2)).astype(np.float32)
     return entropy
+
+
+def _entropy_of_queries(weights: NDArray[np.float32], *, causal: bool) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The queries that have a choice, and their entropy by batch, head and query."""
+    _, _, queries, keys = weights.shape
+    allowed = np.arange(1, queries + 1) if causal else np.full(queries, keys)
+    choice = np.flatnonzero(allowed > 1)
+    logs = np.log(np.where(weights > 0, weights, 1.0))
+    rows = -(weights * logs).sum(-1)[..., choice] / np.log(allowed[choice])
+    return choice, rows.astype(np.float32)

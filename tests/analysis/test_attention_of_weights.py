@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from torch import Tensor
 
 from mlflow_stability import attention_entropy_plot, attention_heatmap, compare_attention
-from mlflow_stability.analysis.attention_weights import maps_of_weights
+from mlflow_stability.analysis.attention_weights import entropy_by_position, maps_of_weights
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes.attention.attention_scores import ScriptScores
 from mlflow_stability.probes.attention.attention_statistics import head_numbers
@@ -70,6 +70,24 @@ def test_entropy_is_that_of_the_weights() -> None:
     assert entropy_of(allowed / allowed.sum(-1, keepdim=True)) == pytest.approx([1.0])
     lines = attention_entropy_plot({0: torch.eye(4), 5: torch.full((4, 4), 0.25)}).axes[0].lines
     assert lines[0].get_xdata() == pytest.approx([0, 5])
+
+
+def test_weights_of_one_step_have_an_entropy_for_each_position() -> None:
+    allowed = torch.ones(6, 6).tril()
+    uniform, narrow = allowed / allowed.sum(-1, keepdim=True), torch.eye(6)
+    picture = attention_entropy_plot(torch.stack([uniform, narrow]))
+    lines = picture.axes[0].lines
+    assert [list(line.get_xdata()) for line in lines] == [[1, 2, 3, 4, 5]] * 2  # the first query has no choice
+    assert lines[0].get_ydata() == pytest.approx(np.ones(5))
+    assert lines[1].get_ydata() == pytest.approx(np.zeros(5))
+    assert "query position" in texts(picture)
+    assert "query position" not in texts(attention_entropy_plot({3: uniform}))
+
+
+def test_the_mean_over_positions_is_the_entropy_of_the_head() -> None:
+    weights = weights_of(2, 4, 6, 9)
+    (layer,) = entropy_by_position(weights, "weights")
+    assert layer.entropy.mean(1) == pytest.approx(maps_of_weights(weights)[0].entropy, rel=1e-5)
 
 
 def test_entropy_is_what_a_recording_measures() -> None:

@@ -97,13 +97,13 @@ class LayerEntropy:
     """One for each of `heads`."""
 
 
-def attention_entropy(layers: Sequence[LayerEntropy], title: str, name: str = "") -> Picture:
-    """The picture of a run."""
+def attention_entropy(layers: Sequence[LayerEntropy], title: str, name: str = "", axis: str = "step") -> Picture:
+    """The picture of a run; ``axis``: what the curves run over."""
     with our_style():
-        return _attention_entropy(layers, title, name)
+        return _attention_entropy(layers, title, name, axis)
 
 
-def _attention_entropy(layers: Sequence[LayerEntropy], title: str, run: str) -> Picture:
+def _attention_entropy(layers: Sequence[LayerEntropy], title: str, run: str, axis: str) -> Picture:
     every = len(layers)
     if every > MOST_LAYERS:
         layers = [layers[each] for each in np.linspace(0, every - 1, MOST_LAYERS).round().astype(int)]
@@ -134,7 +134,7 @@ def _attention_entropy(layers: Sequence[LayerEntropy], title: str, run: str) -> 
         )
         _steps(axes, first, last, wide, number + columns >= len(layers))
         (_draw_lines if as_lines else _draw_rows)(axes, layer, column == 0)
-    figure.text(0.5, 0.1 / total, "step", ha="center", va="bottom", fontsize=TEXT_SIZE)
+    figure.text(0.5, 0.1 / total, axis, ha="center", va="bottom", fontsize=TEXT_SIZE)
     name = "entropy" if as_lines else "head"
     middle = 1 - (_TOP + (total - _TOP - _BOTTOM) / 2) / total
     figure.text(0.12 / WIDTH, middle, name, rotation=90, ha="left", va="center", fontsize=TEXT_SIZE)
