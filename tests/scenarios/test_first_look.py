@@ -52,11 +52,11 @@ class Body(nn.Module):
 MISTAKES = {
     "unregistered_module": "blocks.0 to blocks.1 are in a Python list: 4 tensors with a gradient not in "
     "model.parameters(), never updated.",
-    "not_optimized": "2 parameters of head (6 % of the values) have a gradient and are in no optimizer: no step "
+    "not_optimized": "2 parameters of head (6% of the values) have a gradient and are in no optimizer: no step "
     "changes them.",
-    "no_gradient": "4 parameters of blocks.0, blocks.1 (94 % of the values) are in the optimizer and had no gradient "
+    "no_gradient": "4 parameters of blocks.0, blocks.1 (94% of the values) are in the optimizer and had no gradient "
     "in 100 steps.",
-    "weight_decay_strong": "Weight decay 5 at learning rate 0.01 removes 5 % of each weight per step: without "
+    "weight_decay_strong": "Weight decay 5 at learning rate 0.01 removes 5% of each weight per step: without "
     "gradients, weights halve in 14 steps.",
     "loss_broadcast": "The prediction has shape (16, 1) and the target (16,): the loss compares all 16 x 16 pairs, not "
     "each prediction with its own target.",

@@ -1,7 +1,8 @@
 """Chooses what to change in a training, most useful first.
 
 In: the episodes of a run, its outcome and the cause of it. Out: what goes against the cause, then what goes against the
-episode that decides the outcome, then against the worst and earliest others. Guarantees: one remedy on each topic, the
+episode that decides the outcome, then against the worst and earliest others; where the cause is a mistake in the
+set-up, what goes against further mistakes comes before that. Guarantees: one remedy on each topic, the
 most exact one; none that contradicts what goes against the cause; none that lowers the learning rate where that was
 ruled out as the cause.
 """
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 from mlflow_stability.diagnosis.causes.learning_rate import OF_THE_RATE, rate_is_innocent
 from mlflow_stability.diagnosis.verdict import deciding_of
+from mlflow_stability.kinds.catalog import OF_SETUP
 from mlflow_stability.vocabulary.result import RATE_TOPICS, Cause, Finding, Remedy, Severity, Topic, without_topics
 
 
@@ -20,9 +22,13 @@ def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) 
     """What to change; of the cause and the episodes the remedies that fit the run, as they bear them."""
     serious = [episode for episode in episodes if episode.severity >= Severity.WARNING]
     deciding = deciding_of(outcome, serious)
-    ranked = sorted(
-        serious, key=lambda episode: (episode is not deciding, -episode.severity, episode.attempt, episode.start)
-    )
+    is_of_setup = cause is not None and cause.name == "setup"
+
+    def rank(episode: Finding) -> tuple[bool, bool, int, int, int]:
+        is_mistake = is_of_setup and episode.kind in OF_SETUP
+        return not is_mistake, episode is not deciding, -episode.severity, episode.attempt, episode.start
+
+    ranked = sorted(serious, key=rank)
     against = cause.remedies if cause is not None else ()
     others = tuple(remedy for episode in ranked for remedy in episode.remedies)
     if cause is not None and cause.name not in OF_THE_RATE and rate_is_innocent(cause.ruled_out_causes):

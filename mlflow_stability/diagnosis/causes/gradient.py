@@ -251,7 +251,7 @@ def clipping_ended_check(around: EpisodeContext) -> CheckResult:
         "clipping_ended",
         f"Gradient clipping ended at {around.unit} {first}: up to {around.unit} {last} gradients were clipped to "
         f"{shown(limit)}, which shortened {shortened:.0%} of them; since then the optimizer is given gradients with a "
-        f"norm of up to {shown(highest)}.".replace("%", " %"),
+        f"norm of up to {shown(highest)}.",
         f"gradient norm before clipping {shown(float(np.median(taken[known])))} (median of the last {int(known.sum())} "
         "clipped steps)",
         since=first,

@@ -32,7 +32,7 @@ OF_A_STANDSTILL = (
         NotOptimized,
         UnregisteredModule,
     ),
-    *(LearningRateZero, UpdatesLost, GradientUnderflow, EpsilonLarge, StrongClipping, InputScale, OneClass),
+    *(LearningRateZero, GradientUnderflow, UpdatesLost, EpsilonLarge, StrongClipping, InputScale, OneClass),
     *(TargetsIgnored, TargetsUnreachable, StrongDropout),
 )
 """What keeps a training from learning, the most direct first."""

@@ -100,7 +100,7 @@ def lower_by(rate: float | None, factor: float) -> Remedy:
 
 def share_of_weights(update: float) -> str:
     """An update beside the weights: "62 % of their norm", "4.4 times their norm"."""
-    return f"{update:.2g} times their norm" if update >= 1 else f"{update:.0%} of their norm".replace("%", " %")
+    return f"{update:.2g} times their norm" if update >= 1 else f"{update:.0%} of their norm"
 
 
 def rate_at(around: EpisodeContext, step: int) -> float | None:

@@ -100,7 +100,7 @@ def frozen_check(around: EpisodeContext) -> CheckResult:
     total, trained = map(int, counts)
     frozen = 1 - trained / total if total else 0.0
     if frozen < LIMITS.mostly_frozen:
-        return is_not(f"frozen parameters: {frozen:.0%} of all values".replace("%", " %"))
+        return is_not(f"frozen parameters: {frozen:.0%} of all values")
     lints = [(each.message, each.facts) for each in around.said("model_lint")]
     said = [message for message, facts in lints if isinstance(facts, LintFacts) and facts.check == "frozen"]
     return is_it(

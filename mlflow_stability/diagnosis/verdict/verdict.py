@@ -214,8 +214,10 @@ def _training_sentence(
         return f"Unstable: {said}{_born(episodes)}"
     if outcome == "unstable":
         unit, first = bad[0].unit, min(each.start for each in bad)
-        where = f"at {unit} {first}" if all(each.start == first for each in bad) else f"from {unit} {first} on"
-        return f"{title_of(outcome, bad)}: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
+        where = f" at {unit} {first}" if all(each.start == first for each in bad) else f" from {unit} {first} on"
+        if all(each.kind in OF_SETUP for each in bad):
+            where = ""  # such a mistake is there from the start; its step is that of the look
+        return f"{title_of(outcome, bad)}: {listed(each.kind for each in bad)}{where}; {course}.{_born(episodes)}"
     if outcome == RECOVERED:
         return f"Recovered: {back}; {course}{last}.{_born(episodes)}"
     others = len(bad) - 1

@@ -23,9 +23,9 @@ class StrongDropoutFacts(Facts):
     """Its probability."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``Module drop is a dropout with p=0.95: it sets 95 % of the values to zero; p is the share …``"""
+        """``Module drop is a dropout with p=0.95: it sets 95% of the values to zero; p is the share …``"""
         return (
-            f"Module {self.module} is a dropout with p={self.probability:g}: it sets {100 * self.probability:.3g} % of "
+            f"Module {self.module} is a dropout with p={self.probability:g}: it sets {100 * self.probability:.3g}% of "
             "the values to zero; p is the share that is dropped, not the share that is kept."
         )
 
@@ -70,10 +70,10 @@ class OptimizedTwiceFacts(Facts):
     """Their share of the values of the smaller optimizer."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``Two optimizers change the same 12 parameters in each step (100 % of the values of one of them).``"""
+        """``Two optimizers change the same 12 parameters in each step (100% of the values of one of them).``"""
         return (
             f"Two optimizers change the same {counted(self.tensors, 'parameter')} in each step "
-            f"({100 * self.share:.0f} % of the values of one of them)."
+            f"({self.share:.0%} of the values of one of them)."
         )
 
 

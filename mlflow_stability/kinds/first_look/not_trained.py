@@ -26,8 +26,8 @@ class NotTrainedFacts(Facts):
 
     @property
     def which(self) -> str:
-        """``4 parameters of head, embed (12 % of the values)``."""
-        share = f"{100 * self.share:.0f} % of the values"
+        """``4 parameters of head, embed (12% of the values)``."""
+        share = f"{self.share:.0%} of the values"
         return f"{counted(self.tensors, 'parameter')} of {', '.join(self.modules)} ({share})"
 
 
@@ -38,7 +38,9 @@ class NotOptimizedFacts(NotTrainedFacts):
     kind: ClassVar[str] = "not_optimized"
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``4 parameters of head, embed (12 % of the values) have a gradient and are in no optimizer.``"""
+        """``4 parameters of head, embed (12% of the values) have a gradient and are in no optimizer.``"""
+        if self.tensors == 1:
+            return f"{self.which} has a gradient and is in no optimizer: no step changes its values."
         return f"{self.which} have a gradient and are in no optimizer: no step changes them."
 
 
@@ -52,8 +54,9 @@ class NoGradientFacts(NotTrainedFacts):
     """Number of steps so far."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``6 parameters of encoder (40 % of the values) are in the optimizer and had no gradient in 100 steps.``"""
-        return f"{self.which} are in the optimizer and had no gradient in {counted(self.steps, 'step')}."
+        """``6 parameters of encoder (40% of the values) are in the optimizer and had no gradient in 100 steps.``"""
+        are = "is" if self.tensors == 1 else "are"
+        return f"{self.which} {are} in the optimizer and had no gradient in {counted(self.steps, 'step')}."
 
 
 @dataclass(frozen=True, slots=True)

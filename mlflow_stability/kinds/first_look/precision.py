@@ -95,7 +95,8 @@ class GradientUnderflow(StreakDetector):
 
     Why it matters: such gradients lose digits, and those below 6e-8 are zero: the weights are not changed by them.
 
-    What to try: use torch.amp.GradScaler, or train in bf16.
+    What to try: keep weights in float32 and use torch.autocast with torch.amp.GradScaler, which refuses gradients in
+    fp16; or train in bf16.
 
     When it is wrong: a loss that is learnt already.
 
@@ -132,9 +133,9 @@ class UpdatesLostFacts(Facts):
     """Share of weights with a gradient that the step left as they were."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``97 % of the weights in half precision are the same after step 100: their updates round to nothing.``"""
+        """``97% of the weights in half precision are the same after step 100: their updates round to nothing.``"""
         return (
-            f"{100 * self.share:.3g} % of the weights in half precision are the same after {unit} {step}: their "
+            f"{100 * self.share:.3g}% of the weights in half precision are the same after {unit} {step}: their "
             "updates round to nothing."
         )
 

@@ -111,9 +111,9 @@ class IgnoredFacts(Facts):
     """Share of targets with the value of `ignore_index`."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``98.2 % of the targets at step 6 have the value of ignore_index: the loss leaves them out.``"""
+        """``98.2% of the targets at step 6 have the value of ignore_index: the loss leaves them out.``"""
         return (
-            f"{100 * self.share:.3g} % of the targets at {unit} {step} have the value of ignore_index: the loss leaves "
+            f"{100 * self.share:.3g}% of the targets at {unit} {step} have the value of ignore_index: the loss leaves "
             "them out."
         )
 
@@ -219,9 +219,9 @@ class UnreachableFacts(Facts):
     """Their share."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``48 % of the targets at step 6 are outside of what the last activation gives: …``"""
+        """``48% of the targets at step 6 are outside of what the last activation gives: …``"""
         return (
-            f"{100 * self.share:.3g} % of the targets at {unit} {step} are outside of what the last activation gives: "
+            f"{100 * self.share:.3g}% of the targets at {unit} {step} are outside of what the last activation gives: "
             "no weights can reach them."
         )
 

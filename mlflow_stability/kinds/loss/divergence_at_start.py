@@ -188,4 +188,4 @@ def _even_first(state: DivergenceAtStartState, count: float) -> None:
 
 def _share(update: float) -> str:
     """An update beside the norm of the weights: "30 % of their norm", "5.6 times their norm"."""
-    return f"{update:.2g} times their norm" if update >= 1 else f"{100 * update:.2g} % of their norm"
+    return f"{update:.2g} times their norm" if update >= 1 else f"{100 * update:.2g}% of their norm"

@@ -31,9 +31,9 @@ class StrongClippingFacts(Facts):
     """Median update norm as a share of the weight norm."""
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
-        """``Clipping divides gradients by 1,200 in 100 % of steps (norm 1.2, clipped to 0.001): …``"""
+        """``Clipping divides gradients by 1,200 in 100% of steps (norm 1.2, clipped to 0.001): …``"""
         return (
-            f"Clipping divides gradients by {self.before / self.after:,.3g} in {100 * self.share:.0f} % of {unit}s "
+            f"Clipping divides gradients by {self.before / self.after:,.3g} in {self.share:.0%} of {unit}s "
             f"(norm {self.before:.3g}, clipped to {self.after:.3g}): a {unit} changes the weights by "
             f"{self.update_ratio:.2g} of their norm."
         )

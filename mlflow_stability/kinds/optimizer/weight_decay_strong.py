@@ -30,7 +30,7 @@ class StrongDecayFacts(Facts):
         return self.weight_decay * self.learning_rate
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``Weight decay 10 at learning rate 0.003 removes 3 % of each weight per step: …``"""
+        """``Weight decay 10 at learning rate 0.003 removes 3% of each weight per step: …``"""
         if self.is_l2:
             return (
                 f"Adam adds {self.weight_decay:g} times each weight to its gradient, and divides both by their size: "
@@ -39,7 +39,7 @@ class StrongDecayFacts(Facts):
         half = math.log(2) / -math.log1p(-min(self.shrinks_by, 0.99))
         return (
             f"Weight decay {self.weight_decay:g} at learning rate {self.learning_rate:g} removes "
-            f"{100 * self.shrinks_by:.2g} % of each weight per step: without gradients, weights halve in "
+            f"{100 * self.shrinks_by:.2g}% of each weight per step: without gradients, weights halve in "
             f"{max(1, round(half))} steps."
         )
 

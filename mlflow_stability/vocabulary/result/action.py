@@ -332,7 +332,7 @@ class Action(Enum):
     COMPARE_WITHOUT_OPTION = "Compare the loss with a run without the option."
     COMPARE_RESUMED_STATE = "Compare learning rate, optimizer state and data before and after the resume."
     BUILD_MODELS_ONCE = "Build models and optimizers once, with the same ones in all processes."
-    ADD_TO_OPTIMIZER = "Add them to an optimizer, or set requires_grad to False."
+    ADD_TO_OPTIMIZER = "Add these parameters to an optimizer, or set their requires_grad to False."
     ADD_TO_ONE_OPTIMIZER = "Add each parameter to one optimizer only."
     USE_OR_REMOVE_PARAMETERS = "Use it in forward(), remove it, or set requires_grad to False."
     UNFREEZE_PARAMETERS = "Set requires_grad to True for what has to learn."
@@ -357,7 +357,10 @@ class Action(Enum):
     INITIALISE_AT_RANDOM = "Initialise weights at random: nn.init.kaiming_normal_ or the defaults of PyTorch."
     LOWER_EPS_OF_ADAM = "Lower eps of the optimizer: 1e-8 is usual."
     CHECK_SCALE_OF_LOSS = "Check what the loss is divided and multiplied by."
-    USE_GRAD_SCALER = "Use torch.amp.GradScaler, or train in bf16."
+    USE_GRAD_SCALER = (
+        "Keep weights in float32 and use torch.autocast with torch.amp.GradScaler, which refuses fp16 gradients; or "
+        "train in bf16."
+    )
     KEEP_WEIGHTS_IN_FLOAT32 = (
         "Keep weights in float32 and use torch.autocast, or an optimizer with stochastic rounding or master weights."
     )

@@ -13,9 +13,15 @@ from mlflow_stability.kinds.first_look.inputs import InputScale, InputScaleFacts
 from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.kinds.first_look.module_settings import AccumulationFacts, AccumulationSum
 from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
+from mlflow_stability.kinds.first_look.precision import (
+    GradientUnderflow,
+    UnderflowFacts,
+    UpdatesLost,
+    UpdatesLostFacts,
+)
 from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -39,6 +45,16 @@ def test_a_plateau_beside_a_mistake_in_the_setup_is_put_down_to_it(mistake: Find
     assert diagnosis.cause is not None
     assert (diagnosis.cause.name, diagnosis.cause.statement) == ("setup", mistake.message)
     assert diagnosis.remedies[0].action is mistake.remedies[0].action
+
+
+def test_gradients_that_underflow_are_the_cause_of_updates_that_round_to_nothing() -> None:
+    underflow = event(UnderflowFacts(1e-6, 6.1e-5), GradientUnderflow.remedies, 100)
+    lost = event(UpdatesLostFacts(0.998), UpdatesLost.remedies, 100)
+    diagnosis = diagnosis_of(run_of(metric_of("loss", FLAT), events=[lost, underflow]))
+    assert diagnosis.cause is not None
+    assert diagnosis.cause.statement == underflow.message
+    first = [remedy.action for remedy in diagnosis.remedies[:2]]
+    assert first == [Action.USE_GRAD_SCALER, Action.KEEP_WEIGHTS_IN_FLOAT32]
 
 
 def test_strong_clipping_that_only_whole_curves_show_is_the_cause_of_a_plateau() -> None:
@@ -105,4 +121,4 @@ def test_an_informative_finding_of_the_setup_explains_nothing() -> None:
 
 def test_a_run_with_nothing_but_such_a_mistake_is_not_called_unstable() -> None:
     diagnosis = diagnosis_of(run_of(metric_of("loss", falling(COUNT)), events=[DECAY]))
-    assert diagnosis.verdict.startswith("Check the set-up: too strong a weight decay at step 10; ")
+    assert diagnosis.verdict.startswith("Check the set-up: too strong a weight decay; ")

@@ -51,7 +51,7 @@ def test_weights_that_the_first_updates_hurt_at_the_highest_rate_had_no_warm_up(
 def test_where_no_warm_up_would_have_helped_the_rate_is_too_high_and_it_is_said_how_far() -> None:
     cause = cause_of(first_update=0.44)
     assert (cause.name, cause.certainty) == ("learning_rate_too_high", "likely")
-    assert "rate of 0.01 is far too high: the update at step 2 changed the weights by 44 %" in cause.statement
+    assert "rate of 0.01 is far too high: the update at step 2 changed the weights by 44%" in cause.statement
     assert [str(remedy) for remedy in cause.remedies] == [
         "Lower the learning rate from 0.01 to about 0.0002, 44 times less."
     ]

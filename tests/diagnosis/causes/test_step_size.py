@@ -41,7 +41,7 @@ def test_a_loss_that_explodes_on_huge_updates_has_too_high_a_rate_and_not_a_miss
     found = diagnosis_of(run_with(exploding(), updates([0.25, 0.36, 0.617, 8e5], [0, 1, 3, 9])))
     assert found.cause is not None
     assert (found.cause.name, found.cause.certainty) == ("learning_rate_too_high", "likely")
-    assert "rate of 8 is far too high: the update at step 3 changed the weights by 62 % of" in found.cause.statement
+    assert "rate of 8 is far too high: the update at step 3 changed the weights by 62% of" in found.cause.statement
     assert str(found.remedies[0]) == "Lower the learning rate from 8 to about 0.1, 62 times less."
     assert [remedy for remedy in found.remedies if remedy.topic is Topic.LOWER_RATE] == [found.remedies[0]]
 

@@ -31,10 +31,10 @@ def test_a_run_that_is_only_clipped_too_much_says_what_to_change() -> None:
     history = run_of(*(metric_of(name, curve, meaning=Meaning(name, known=True)) for name, curve in curves.items()))
     diagnosis = diagnosis_of(history)
     assert [finding.kind for finding in diagnosis.findings] == ["clipping_strong"]
-    assert diagnosis.verdict.startswith("Check the set-up: too strong a clipping at step ")
+    assert diagnosis.verdict.startswith("Check the set-up: too strong a clipping; ")
     title, sentence = headline(diagnosis)
     assert title == "Check the set-up"
-    assert sentence.startswith("too strong a clipping at step ")
+    assert sentence.startswith("too strong a clipping; ")
     assert diagnosis.remedies[0].action is Action.RAISE_CLIPPING_THRESHOLD
 
 

@@ -32,7 +32,7 @@ def test_other_targets_are_left_alone(low: list[float], high: list[float]) -> No
 def test_hardly_any_target_is_found_and_a_masked_language_model_is_not() -> None:
     (finding,) = judged("targets_ignored", targets_ignored=[0.98, 0.985, 0.98, 0.99, 0.9825, 0.98])
     assert (finding.severity, finding.facts) == (Severity.WARNING, IgnoredFacts(0.9825))
-    assert "98.2 % of the targets" in finding.message
+    assert "98.2% of the targets" in finding.message
     assert judged("targets_ignored", targets_ignored=[0.85] * 10) == []
     assert judged("targets_ignored", targets_ignored=[0.99, 0.99, 0.5] * 4) == []
 
@@ -47,5 +47,5 @@ def test_labels_out_of_range_are_found_once() -> None:
 def test_targets_that_the_last_activation_cannot_give_are_found() -> None:
     (finding,) = judged("targets_unreachable", targets_unreachable=[0.5, 0.4, 0.5, 0.5, 0.48])
     assert (finding.severity, finding.facts) == (Severity.WARNING, UnreachableFacts(0.48))
-    assert "48 % of the targets at step 4" in finding.message
+    assert "48% of the targets at step 4" in finding.message
     assert judged("targets_unreachable", targets_unreachable=[0.02] * 9) == []

@@ -41,7 +41,7 @@ def test_clipping_by_a_factor_of_hundreds_under_sgd_is_found() -> None:
     assert (facts.after, facts.share, facts.update_ratio) == (0.001, 1.0, 1e-5)
     assert facts.before == pytest.approx(0.7, rel=0.05)
     assert finding.severity is Severity.WARNING
-    assert "in 100 % of steps (norm 0.7" in finding.message
+    assert "in 100% of steps (norm 0.7" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_the_group_whose_weights_shrink_most_is_named(kind: type[torch.optim.Ada
     assert finding is not None
     assert finding.facts == StrongDecayFacts(10.0, 0.003)
     assert finding.message == (
-        "Weight decay 10 at learning rate 0.003 removes 3 % of each weight per step: without gradients, weights halve "
+        "Weight decay 10 at learning rate 0.003 removes 3% of each weight per step: without gradients, weights halve "
         "in 23 steps."
     )
 

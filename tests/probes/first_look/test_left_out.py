@@ -125,8 +125,15 @@ def test_parameters_that_never_had_a_gradient_are_found(kind: type[torch.optim.S
     assert finding.facts == NoGradientFacts(2, 20 / 30, ("body",), 100)
     assert (
         finding.message
-        == "2 parameters of body (67 % of the values) are in the optimizer and had no gradient in 100 steps."
+        == "2 parameters of body (67% of the values) are in the optimizer and had no gradient in 100 steps."
     )
+
+
+def test_a_single_parameter_is_one() -> None:
+    assert NotOptimizedFacts(1, 0.03, ("head",)).sentence(20) == (
+        "1 parameter of head (3% of the values) has a gradient and is in no optimizer: no step changes its values."
+    )
+    assert "(3% of the values) is in the optimizer and had" in NoGradientFacts(1, 0.03, ("head",), 9).sentence(20)
 
 
 def test_a_small_part_without_a_gradient_and_one_that_had_a_gradient_once_are_left_alone() -> None:

@@ -25,7 +25,7 @@ def test_a_dropout_that_drops_nearly_all_is_found_in_training_mode() -> None:
     assert finding is not None
     assert (finding.kind, finding.severity) == ("dropout_strong", Severity.WARNING)
     assert finding.facts == StrongDropoutFacts("2", 0.95)
-    assert finding.message.startswith("Module 2 is a dropout with p=0.95: it sets 95 % of the values to zero")
+    assert finding.message.startswith("Module 2 is a dropout with p=0.95: it sets 95% of the values to zero")
     assert strong_dropout([model.eval()], 10) is None
     assert strong_dropout([nn.Sequential(nn.Dropout(0.5), nn.Dropout(1.0))], 10) is None
 
