@@ -31,7 +31,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.objects import ObjectMemory
 from mlflow_stability.probes.probe_scheduler import ProbeScheduler
-from mlflow_stability.probes.ranks import RankWatch
+from mlflow_stability.probes.ranks import RankExchanges, RankWatch
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
@@ -282,30 +282,36 @@ class Session:
     def _new_meter(self) -> StepMeter:
         """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
         self._lifecycle = None
+        exchanges = RankExchanges(self.settings.uses_autopilot, own_identity)
         if self.settings.uses_autopilot:
             from mlflow_stability.session.autopilot import AutopilotLifecycle
 
             self._lifecycle = AutopilotLifecycle(
-                self.settings, self._guard, self._settle, self._binding.current_run_id, self._output.warn_early
+                self.settings,
+                self._guard,
+                exchanges,
+                self._settle,
+                self._binding.current_run_id,
+                self._output.warn_early,
             )
         return StepMeter(
             self._guard,
             self._recording_for,
             self._on_reading,
             self._scheduler_for,
-            self._new_ranks(),
+            self._new_ranks(exchanges),
             self._objects,
             None if self._lifecycle is None else self._lifecycle.control_for,
         )
 
-    def _new_ranks(self) -> RankWatch:
+    def _new_ranks(self, exchanges: RankExchanges) -> RankWatch:
         return RankWatch(
             self._guard,
+            exchanges,
             self.settings.layers_every_n_steps,
             self.settings.memory_budget,
             self._ranks_ended,
             RankComparison(lambda: self._binding.recording).take,
-            own_identity,
             self._ranks_met,
         )
 

@@ -3,15 +3,16 @@
 In: the ranks of a training. Out: whether all of them take part. Guarantees: a script that watches some ranks only, the
 first one say, waits half a second once, at its first step; all that take part come to the same answer.
 
-A process announces itself in the store by which torch brought the processes together. The first rank decides for all.
+A process announces itself in the store by which torch brought the processes together, and says whether it has the
+autopilot. The first rank decides for all.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
+from enum import Enum
 from itertools import count
 from typing import Any
 
@@ -24,44 +25,72 @@ PRESENT_SECONDS = 0.5
 """For how long to look for the others: where all are watched they have announced themselves before their first step."""
 VERDICT_SECONDS = 30.0
 """For how long to wait for the first rank, which is at its first step as well."""
-_meetings: defaultdict[str, count[int]] = defaultdict(count)
-"""How often processes met for each purpose: what an earlier session of this process announced is still in the store."""
+_meetings = count()
+"""How often processes met: what an earlier session of this process announced is still in the store."""
+
+
+class Watched(Enum):
+    """Which processes of a training are watched."""
+
+    SOME = b"some"
+    ALL = b"all"
+    ALL_ACT = b"all act"
+    """All, and each with the autopilot."""
 
 
 class Presence:
-    """This process among those that are watched, for one purpose."""
+    """This process among those that are watched."""
 
-    def __init__(self, purpose: str) -> None:
-        self._purpose = purpose
+    def __init__(self, acts: bool) -> None:
+        """`acts`: it has the autopilot."""
+        self._acts = acts
         self._announced = ""
+        self._found: dict[tuple[int, ...], Watched] = {}
 
     def announce(self) -> None:
         """Say that this process is watched; more than once does no harm."""
         distributed = torch.distributed
         if self._announced or not distributed.is_available() or not distributed.is_initialized():
             return
-        self._announced = f"mlflow_stability/{attempt()}/{self._purpose}/{next(_meetings[self._purpose])}"
-        torch_api.default_store().set(self._key(distributed.get_rank()), "1")
+        self._announced = f"mlflow_stability/{attempt()}/{next(_meetings)}"
+        mine = Watched.ALL_ACT if self._acts else Watched.ALL
+        torch_api.default_store().set(self._key(distributed.get_rank()), mine.value)
 
-    def all_here(self, ranks: Sequence[int]) -> bool:
-        """Whether all of these are watched."""
-        self.announce()
-        store, mine, first = torch_api.default_store(), torch.distributed.get_rank(), ranks[0]
-        verdict = f"{self._announced}/of/{'-'.join(map(str, ranks))}"
-        if mine == first:
-            here = _soon(lambda: store.check([self._key(each) for each in ranks]))
-            store.set(verdict, "all" if here else "some")
-            return here
-        if not _soon(lambda: store.check([self._key(first)])):
-            store.delete_key(self._key(mine))
-            return False
-        store.wait([verdict], timedelta(seconds=VERDICT_SECONDS))
-        found: Any = store.get(verdict)
-        return bytes(found) == b"all"
+    def of(self, ranks: tuple[int, ...], to_act: bool = False) -> Watched:
+        """Which of these are watched; looked for once. `to_act`: nothing counts but whether all have the autopilot."""
+        if ranks not in self._found:
+            self.announce()
+            found = self._looked_for(ranks, to_act)
+            if found is None:
+                return Watched.ALL
+            self._found[ranks] = found
+        return self._found[ranks]
 
     def forget(self) -> None:
         """The training is over; another one is another meeting."""
         self._announced = ""
+        self._found.clear()
+
+    def _looked_for(self, ranks: tuple[int, ...], to_act: bool) -> Watched | None:
+        """As the first of them has found; None where it has no autopilot, and so may never look for those who act."""
+        store, mine, first = torch_api.default_store(), torch.distributed.get_rank(), ranks[0]
+        verdict = f"{self._announced}/of/{'-'.join(map(str, ranks))}"
+        keys = [self._key(each) for each in ranks]
+        if mine == first:
+            found = Watched.SOME
+            if _soon(lambda: store.check(keys)):
+                said = {bytes(store.get(key)) for key in keys}
+                found = Watched.ALL_ACT if said == {Watched.ALL_ACT.value} else Watched.ALL
+            store.set(verdict, found.value)
+            return found
+        if not _soon(lambda: store.check([self._key(first)])):
+            store.delete_key(self._key(mine))
+            return Watched.SOME
+        if to_act and bytes(store.get(self._key(first))) != Watched.ALL_ACT.value:
+            return None
+        store.wait([verdict], timedelta(seconds=VERDICT_SECONDS))
+        told: Any = store.get(verdict)
+        return Watched(bytes(told))
 
     def _key(self, rank: int) -> str:
         return f"{self._announced}/{rank}"

@@ -1,90 +1,197 @@
-"""Sums rows of numbers over the processes of a training, in the background.
+"""Sums rows of numbers over the processes of a training: the only exchange between them in the thread that trains.
 
-In: one row of this process at a time, of a length that all know. Out: the sum of all rows, some time later. Guarantees:
-a process group of its own on the host, apart from the script's collectives; nobody waits unless they say for how long;
-where a process has died or does not answer, it is over and says why.
+In: rows of this process, of a shape that all know. Out: the sum of all rows, at once or some time later. Guarantees:
+one process group on the host for each set of ranks, apart from the script's collectives, whatever splits the model; it
+is made only where all processes are watched; where a process has died, leaves or does not answer, it is over for all
+and says why.
+
+A step has one exchange: where the autopilot acts, before the update. At the steps at which processes compare what they
+have measured there is a second one, after the update, in the background. One alone would not do: a broken step must be
+known before the update, what the update has changed is known only after it, and the last step of a training is recorded
+whole, so that it cannot wait for the exchange of a next one.
+
+Checkpoints are written by another thread, while the training goes on; it has a group of its own (`rank_store`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlflow_stability.probes.ranks.own_group import gloo_group
+from mlflow_stability.probes.ranks.presence import Presence, Watched
+from mlflow_stability.probes.ranks.rank_row import RankRow, Shape, Votes
 from mlflow_stability.probes.step.readback import values_on_host
 
 ANSWER_SECONDS = 120.0
 """For how long a process may leave the others without an answer."""
-LOST = "a process of this training has ended, or its connection is lost"
+POLL_SECONDS = 0.0002
+
+
+class Silence(Enum):
+    """Why nothing is exchanged any more; the value is the sentence."""
+
+    LOST = f"a process has ended, or its connection is lost, or it did not answer for {ANSWER_SECONDS:g} s"
+    OFF_HERE = "measuring is off in this process"
+    OFF_ELSEWHERE = "mlflow-stability was switched off in another process of this training"
+    OVER = "the training is over"
 
 
 class RankExchange:
-    """One row at a time."""
+    """The processes of one training."""
 
-    def __init__(self, ranks: Sequence[int], introduction: Any = None) -> None:
-        """`introduction`: what this process has the others know of it."""
+    def __init__(self, ranks: Sequence[int], introduction: Any = None, votes: bool = False) -> None:
+        """`introduction`: what this process has the others know of it. `votes`: they vote before each step."""
         distributed = torch.distributed
-        # It goes when the script destroys its groups, and not before: torch would give the next one its name.
-        self._group = gloo_group(timedelta(seconds=ANSWER_SECONDS), ranks)
+        self.votes = votes
         self.rank = tuple(ranks).index(distributed.get_rank())
         """The place of this process among them."""
         self.size = len(ranks)
-        met: list[Any] = [None] * len(ranks)
+        is_world = self.size == distributed.get_world_size()
+        self._group = gloo_group(timedelta(seconds=ANSWER_SECONDS), None if is_world else ranks)
+        met: list[Any] = [None] * self.size
         distributed.all_gather_object(met, (socket.gethostname(), introduction), group=self._group)
-        self.names = [f"rank {rank} ({host})" for rank, (host, _) in zip(ranks, met, strict=True)]
+        self.hosts = [host for host, _ in met]
+        self.names = [f"rank {rank} ({host})" for rank, host in zip(ranks, self.hosts, strict=True)]
         """What each process is called: its rank and its host."""
         self.introductions = [each for _, each in met]
         """What each process has said of itself."""
-        self.over = ""
-        """Why nothing is exchanged any more; empty while all is well."""
+        self.silence: Silence | None = None
+        """Why nothing is exchanged any more; None while all is well."""
+        self.is_paused = False
+        """Whether processes do not make the same steps (`Join`): each goes on alone meanwhile."""
+        bare = Shape(self.size)
+        self.shape_of_next: Callable[[], Shape] = lambda: bare
+        """The shape of the next row, which all processes must agree on."""
+        self._shape = bare
         self._row: Tensor | None = None
         self._work: Any = None
         self._since = 0.0
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a row is on its way."""
-        return self._work is not None
+    def ask(self, row: RankRow) -> RankRow | None:
+        """The sum of all rows, waited for; None where there will be none."""
+        if self.is_paused:
+            return None
+        shape = self.shape_of_next()
+        if self.silence is not None:
+            return None
+        packed = torch.tensor(row.numbers(shape), dtype=torch.float64)
+        try:
+            torch.distributed.all_reduce(packed, group=self._group)
+        except (RuntimeError, ValueError):  # the script has taken the processes apart, or one has died
+            self.end(Silence.LOST)
+            return None
+        return self._received(packed, shape)
 
-    def begin(self, row: Sequence[float]) -> None:
-        """Send a row; the one before has come back."""
-        self._row = torch.tensor(row, dtype=torch.float64)
-        self._since = time.monotonic()
+    def begin(self, row: RankRow, shape: Shape) -> None:
+        """Send a row, and wait for nobody; the one before has come back."""
+        self._shape, self._since = shape, time.monotonic()
+        self._row = torch.tensor(row.numbers(shape), dtype=torch.float64)
         try:
             self._work = torch.distributed.all_reduce(self._row, group=self._group, async_op=True)
-        except (RuntimeError, ValueError):  # the script has taken the processes apart, or one has died
-            self.end(LOST)
+        except (RuntimeError, ValueError):
+            self.end(Silence.LOST)
 
-    def result(self, seconds: float = 0.0) -> list[float] | None:
-        """The sum of all rows; None where it has not come within so many seconds, or never will."""
+    def result(self, seconds: float = 0.0) -> RankRow | None:
+        """The sum of the rows that were begun; None where it has not come within so many seconds, or never will."""
         work, row = self._work, self._row
-        if work is None or row is None:
+        if work is None or row is None or self.silence is not None:
             return None
-        if not work.is_completed():
-            if seconds <= 0:
-                if time.monotonic() - self._since > ANSWER_SECONDS:
-                    self.end(f"a process did not answer for {ANSWER_SECONDS:g} s")
+        give_up = time.monotonic() + seconds
+        while not work.is_completed():
+            now = time.monotonic()
+            if now - self._since > ANSWER_SECONDS:
+                self.end(Silence.LOST)
+            if self.silence is not None or now >= give_up:
                 return None
-            give_up = time.monotonic() + seconds
-            while not work.is_completed():
-                if time.monotonic() > give_up:
-                    return None
-                time.sleep(0.0002)
+            time.sleep(POLL_SECONDS)
         self._work = self._row = None
         try:
             work.wait()
         except RuntimeError:
-            self.end(LOST)
+            self.end(Silence.LOST)
             return None
-        return values_on_host(row)
+        return self._received(row, self._shape)
 
-    def end(self, why: str) -> None:
+    def leave(self) -> None:
+        """Let the others know with one last row, and wait for nobody."""
+        if self.silence is None and not self.is_paused and self._work is None:
+            self.begin(RankRow(Votes(leaving=1.0)), self.shape_of_next())
+        self.end(Silence.OFF_HERE)
+
+    def end(self, why: Silence) -> None:
         """Nothing is exchanged any more."""
-        self.over = self.over or why
-        self._work = self._row = None
+        self.silence = self.silence or why
+
+    def close(self) -> None:
+        """The training is over: take the group down before the interpreter does, if the script has not yet.
+
+        One of some ranks only stays until then: torch would give the next one its name.
+        """
+        self.end(Silence.OVER)
+        in_flight = self._work is not None and not self._work.is_completed()
+        if self.votes and not in_flight and torch.distributed.is_initialized():  # gloo would wait for what is in flight
+            with contextlib.suppress(RuntimeError, ValueError):  # the script has taken it down with its own
+                torch.distributed.destroy_process_group(self._group)
+
+    def _received(self, packed: Tensor, shape: Shape) -> RankRow:
+        row = RankRow.of(values_on_host(packed), shape)
+        if row.votes.leaving > 0:
+            self.end(Silence.OFF_ELSEWHERE)
+        return row
+
+
+class RankExchanges:
+    """The exchanges of one session: whoever asks for the same ranks is given the same one."""
+
+    def __init__(self, acts: bool = False, introduction: Callable[[], Any] = lambda: None) -> None:
+        """`acts`: this session has the autopilot."""
+        self.acts = acts
+        self._introduction = introduction
+        self._presence = Presence(acts)
+        self._known: dict[tuple[int, ...], RankExchange] = {}
+        self.is_paused = False
+        """Whether processes do not make the same steps at the moment."""
+
+    def announce(self) -> None:
+        """Runs before the first step, so that the other processes know that this one is watched."""
+        self._presence.announce()
+
+    def between(self, ranks: Sequence[int], *, to_act: bool = False) -> RankExchange | None:
+        """That of these ranks; None where not all of them are watched, or have the autopilot, where it is `to_act`."""
+        key = tuple(ranks)
+        if key not in self._known:
+            watched = self._presence.of(key, to_act)
+            if watched is Watched.SOME or (to_act and watched is not Watched.ALL_ACT):
+                return None
+            votes = watched is Watched.ALL_ACT and len(key) == torch.distributed.get_world_size()
+            exchange = self._known[key] = RankExchange(key, self._introduction(), votes)
+            exchange.is_paused = self.is_paused
+        exchange = self._known[key]
+        return exchange if exchange.votes or not to_act else None
+
+    def pause(self, begin: bool) -> None:
+        """Processes do not make the same steps for a while (`Join`): each goes on alone meanwhile."""
+        self.is_paused = begin
+        for each in self._known.values():
+            each.is_paused = begin
+
+    def leave(self) -> None:
+        """What counts captures has failed here: the other processes go on without this one."""
+        for each in self._known.values():
+            each.leave()
+
+    def close(self) -> None:
+        """The session is over."""
+        for each in self._known.values():
+            each.close()
+        self._known.clear()
+        self._presence.forget()

@@ -12,20 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlflow_stability.probes.ranks.rank_exchange import RankExchange
+from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, RankExchange, Silence
 from mlflow_stability.probes.ranks.rank_peaks import PeakWatch
-from mlflow_stability.probes.ranks.sum_over_ranks import (
-    LAYERS_EVERY,
-    LEAVING,
-    OFFSET,
-    Agreed,
-    Layout,
-    Measured,
-    RankTable,
-    Shape,
-    pack,
-    unpack,
-)
+from mlflow_stability.probes.ranks.rank_row import Agreed, Layout, Measured, Orders, RankTable, Shape, table_of
 
 EVERY = 10
 """Every how many steps processes compare their losses; those of a split model exchange at each step."""
@@ -34,7 +23,6 @@ FIRST = (1, 2, 4)
 MOST_WAITING = 512
 """Of so many captures what was measured is kept while another process does not answer."""
 
-NO_ANSWER = "a process did not answer"
 Deliver = Callable[[RankTable | None], None]
 
 
@@ -46,10 +34,10 @@ class _Waiting:
 
 
 class RankNumbers:
-    """The exchanges of one training."""
+    """The captures of one training, as all its processes measure them."""
 
     def __init__(
-        self, exchange: RankExchange, layers_every: int, on_end: Callable[[str], None] = lambda _: None
+        self, exchange: RankExchange, layers_every: int, on_end: Callable[[Silence], None] = lambda _: None
     ) -> None:
         self._exchange = exchange
         self._layers_every = layers_every
@@ -57,16 +45,18 @@ class RankNumbers:
         self._agreed: Agreed | None = None
         self._layout = self._announced = Layout()
         """The layers that are measured now, and those that the others were told of last."""
-        self._sent: tuple[_Waiting | None, Shape, int] | None = None
+        self._sent: tuple[_Waiting, int] | None = None
         self._waiting: deque[_Waiting] = deque()
-        self._captures = self._last_sent = 0
+        self._captures = self._passed = 0
+        """How many were measured, and how many of them were sent, or needed no exchange."""
         self._peaks = PeakWatch(exchange.size)
-        self._told = False
+        self._has_told_end = False
+        exchange.shape_of_next = self._shape_of_next
 
     @property
     def is_over(self) -> bool:
         """Whether processes go on alone."""
-        return bool(self._exchange.over)
+        return self._exchange.silence is not None
 
     @property
     def is_first(self) -> bool:
@@ -83,11 +73,6 @@ class RankNumbers:
         """The step of the recording that is being measured, where it is known here."""
         return None if self._agreed is None else self._captures + 1 + self._agreed.offset
 
-    @property
-    def captures(self) -> int:
-        """How many were measured."""
-        return self._captures
-
     def learn_layout(self, layout: Layout) -> None:
         """These layers are measured from now on."""
         self._layout = layout
@@ -98,43 +83,34 @@ class RankNumbers:
             self._captures += 1
             measured.capture = self._captures
             measured.peaks = self._peaks.take(measured.capture, measured.loss, measured.seconds)
-        if self.is_over:
-            deliver(None)
-            return
         self._waiting.append(_Waiting(None if alone else measured, deliver))
         if len(self._waiting) > MOST_WAITING:
-            self._end(NO_ANSWER)
+            self._exchange.end(Silence.LOST)
         self.poll()
 
     def poll(self, seconds: float = 0.0) -> None:
         """Take in what has arrived, and send what is to be sent."""
-        while True:
+        while not self.is_over:
             if self._sent is not None and not self._arrived(seconds):
-                return
-            if not self._waiting:
-                return
+                break
+            if not self._waiting or self.is_over:
+                break
             waiting = self._waiting.popleft()
             measured = waiting.measured
             if measured is not None and self._is_due(measured.capture):
                 self._send(measured, waiting)
-            else:
-                waiting.deliver(None)
-
-    def leave(self, seconds: float) -> None:
-        """A part of ours has failed here: let the others know with one last row, and go on alone."""
+                continue
+            if measured is not None:
+                self._passed = measured.capture
+            waiting.deliver(None)
         if self.is_over:
-            return
-        self.poll(seconds)
-        if self._sent is None and not self.is_over:
-            capture = self._last_sent + 1
-            while not self._is_due(capture):
-                capture += 1
-            self._send(Measured(capture), None, leaving=True)
-        self._end("measuring is off in this process", tell=False)
+            self._go_on_alone()
 
     def close(self) -> None:
         """The training is over."""
-        self._end("the training is over", tell=False)
+        self._has_told_end = True
+        self._exchange.end(Silence.OVER)
+        self._go_on_alone()
 
     def _is_due(self, capture: int) -> bool:
         agreed = self._agreed
@@ -147,45 +123,54 @@ class RankNumbers:
         every = 0 if self._agreed is None else self._agreed.layers_every
         return every > 0 and step % every == 0
 
-    def _send(self, measured: Measured, waiting: _Waiting | None, leaving: bool = False) -> None:
+    def _shape_of_next(self) -> Shape:
+        """The shape of the row that all processes send next, which votes on a capture share with what follows it.
+
+        So a process that leaves knows which row the others wait for, wherever they are in a step.
+        """
+        if self._exchange.votes:
+            self.poll(ANSWER_SECONDS)  # what it depends on may still be on its way
+        capture = self._passed + 1
+        while not self._exchange.votes and not self._is_due(capture):
+            capture += 1
+        return self._shape_of(capture)
+
+    def _shape_of(self, capture: int) -> Shape:
         agreed = self._agreed
+        if not self._is_due(capture):
+            return Shape(self._exchange.size)
         shared = agreed is not None and agreed.layout_is_shared
-        offset = 0 if agreed is None else agreed.offset
-        layers = shared and self._has_layers(measured.capture + offset)
-        shape = Shape(self._exchange.size, self._announced if shared else Layout(), layers, shared)
-        row = pack(measured, self._exchange.rank, shape, self._layout.names)
-        row[LEAVING] = float(leaving)
+        layers = shared and self._has_layers(capture + (0 if agreed is None else agreed.offset))
+        return Shape(self._exchange.size, self._announced if shared else Layout(), True, layers, shared)
+
+    def _send(self, measured: Measured, waiting: _Waiting) -> None:
+        shape = self._shape_of(measured.capture)
+        row = measured.row(self._exchange.rank, shape, self._layout.names)
         if self.is_first:
-            row[OFFSET] = float(measured.step - measured.capture if measured.step else offset)
-            row[LAYERS_EVERY] = float(self._layers_every)
-        self._announced, self._last_sent = self._layout, measured.capture
-        self._sent = waiting, shape, self._layout.names
+            before = 0 if self._agreed is None else self._agreed.offset
+            offset = measured.step - measured.capture if measured.step else before
+            row.orders = Orders(offset=float(offset), layers_every=float(self._layers_every))
+        self._announced, self._passed = self._layout, measured.capture
+        self._sent = waiting, self._layout.names
         self._peaks.sent(measured.peaks)
-        self._exchange.begin(row)
+        self._exchange.begin(row, shape)
 
     def _arrived(self, seconds: float) -> bool:
         assert self._sent is not None
         row = self._exchange.result(seconds)
         if row is None:
-            if self._exchange.over:
-                self._end(self._exchange.over)
-                return True
             return False
-        (waiting, shape, names), self._sent = self._sent, None
-        table, self._agreed = unpack(row, shape, names)
-        if waiting is not None:
-            waiting.deliver(table)
-        if self._agreed.somebody_leaves:
-            self._end("measuring was switched off in another process of this training")
+        (waiting, names), self._sent = self._sent, None
+        table, self._agreed = table_of(row, self._exchange.size, names)
+        waiting.deliver(table)
         return True
 
-    def _end(self, why: str, tell: bool = True) -> None:
-        """Go on alone."""
-        self._exchange.end(why)
-        tell, self._told = tell and not self._told, True
-        left = [*([] if self._sent is None or self._sent[0] is None else [self._sent[0]]), *self._waiting]
+    def _go_on_alone(self) -> None:
+        left = [*([] if self._sent is None else [self._sent[0]]), *self._waiting]
         self._sent, self._waiting = None, deque()
         for each in left:
             each.deliver(None)
-        if tell:
-            self._on_end(why)
+        tells, self._has_told_end = not self._has_told_end, True
+        if tells and self._exchange.silence not in (None, Silence.OFF_HERE):
+            assert self._exchange.silence is not None
+            self._on_end(self._exchange.silence)

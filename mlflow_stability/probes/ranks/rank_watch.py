@@ -23,13 +23,12 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.ranks.pipeline_stages import MicroBatches
-from mlflow_stability.probes.ranks.presence import Presence
-from mlflow_stability.probes.ranks.rank_exchange import RankExchange
+from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, RankExchanges, Silence
 from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
+from mlflow_stability.probes.ranks.rank_row import Measured, RankTable, root
 from mlflow_stability.probes.ranks.sharded_gradient_norm import LocalSquares, local_squares
 from mlflow_stability.probes.ranks.sharded_layer_norms import SplitLayerNorms, momentum_of_own_part
 from mlflow_stability.probes.ranks.shards import TrainingRanks, training_ranks
-from mlflow_stability.probes.ranks.sum_over_ranks import Measured, RankTable, root
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.probes.tensors.gradient_norm import world_size
 from mlflow_stability.vocabulary.measured import Signal, SignalType
@@ -80,11 +79,11 @@ class RankWatch:
     def __init__(
         self,
         guard: Guard,
+        exchanges: RankExchanges,
         layers_every: int = 100,
         budget_bytes: int | None = None,
         on_end: Callable[[str], None] = lambda _: None,
         on_table: Callable[[RankTable, Sequence[str]], None] = lambda _, __: None,
-        introduction: Callable[[], Any] = lambda: None,
         on_meet: Callable[[Sequence[str], Sequence[Any]], None] = lambda _, __: None,
     ) -> None:
         self.is_on = False
@@ -92,6 +91,7 @@ class RankWatch:
         self.is_split = False
         """Whether they have shared out its parameters."""
         self.ranks: TrainingRanks | None = None
+        self._exchanges = exchanges
         self._layers_every, self._budget, self._on_end = layers_every, budget_bytes, on_end
         self._numbers: RankNumbers | None = None
         self._norms: SplitLayerNorms | None = None
@@ -99,12 +99,9 @@ class RankWatch:
         self._share = LocalShare()
         self._micro_batches = MicroBatches()
         self._step_ended = time.perf_counter()
-        self.paused = False
-        """Whether processes do not make the same steps at the moment."""
-        self._presence = Presence("ranks")
-        self._is_alone: bool | None = None
-        """Whether other processes of the training are not watched; None: not known yet."""
-        self.announce: Callable[[], None] = guard("other processes", self._presence.announce)
+        self._is_refused = False
+        """Whether other processes of the training are not watched."""
+        self.announce: Callable[[], None] = guard("other processes", exchanges.announce)
         """Runs before the first step, so that the other processes know that this one is watched."""
         self._meet = guard("other processes", self._met)
         self._gradients = guard("gradient norm", self._measure_gradients)
@@ -114,8 +111,12 @@ class RankWatch:
         self._take = guard("other processes", self._taken)
         self._poll = guard("other processes", self._polled)
         self._on_table = guard("comparison of ranks", on_table)
-        self._introduction = introduction
         self._on_meet = guard("comparison of ranks", on_meet)
+
+    @property
+    def waits(self) -> bool:
+        """Whether all must have learnt of a step before the next one, for they act together."""
+        return self.is_on and self._exchanges.acts
 
     @property
     def has_stages(self) -> bool:
@@ -150,13 +151,11 @@ class RankWatch:
         """Runs before the first backward pass of a capture."""
         self._share.seconds = time.perf_counter() - self._step_ended
 
-    def before_step(
-        self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None, step: int, wait: bool
-    ) -> None:
-        """Runs when gradients are complete; `step`: of the recording, 0 where there is none; `wait`: for the others."""
-        self._poll(wait)
+    def before_step(self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None, step: int) -> None:
+        """Runs when gradients are complete; `step`: of the recording, 0 where there is none."""
+        self._poll()
         numbers = self._numbers
-        if numbers is None or numbers.is_over or self.paused or self.ranks is None:
+        if numbers is None or numbers.is_over or self._exchanges.is_paused or self.ranks is None:
             return
         at = step or numbers.step
         self._share.step = at or 0
@@ -204,22 +203,23 @@ class RankWatch:
 
     def pause(self, begin: bool) -> None:
         """Processes do not make the same steps for a while (`Join`): each goes on alone meanwhile."""
-        self.paused = begin
+        self._exchanges.pause(begin)
 
     def leave(self) -> None:
-        """What measures here has failed: the others go on without it."""
-        if self._numbers is not None:
-            self._numbers.leave(LEAVE_SECONDS)
+        """What measures here, or counts captures, has failed: the others go on without it."""
+        self.poll(LEAVE_SECONDS)
+        self._exchanges.leave()
+        self.poll(0.0)
 
     def close(self) -> None:
         """The session is over."""
         numbers, self._numbers, self.is_on = self._numbers, None, False
         self.is_split = False
-        self._optimizers, self.ranks, self._norms, self._is_alone = [], None, None, None
+        self._optimizers, self.ranks, self._norms, self._is_refused = [], None, None, False
         self._micro_batches = MicroBatches()
-        self._presence.forget()
         if numbers is not None:
             numbers.close()
+        self._exchanges.close()
 
     def tell(self, table: RankTable) -> None:
         """Runs when the step that it belongs to was recorded."""
@@ -258,27 +258,22 @@ class RankWatch:
         ranks = training_ranks(living)
         if ranks is None or (self.ranks is not None and self.ranks.ranks != ranks.ranks):
             return
-        if self._numbers is None and not self._all_here(ranks):
-            return
-        self.ranks = ranks
         if self._numbers is None:
-            exchange = RankExchange(ranks.ranks, self._introduction())
+            exchange = None if self._is_refused else self._exchanges.between(ranks.ranks)
+            if exchange is None:
+                if ranks.is_split and not self._is_refused:
+                    self._on_end(NOT_ON_ALL)
+                self._is_refused = True
+                return
             self._numbers = RankNumbers(exchange, self._layers_every, self._ended)
             self.is_on = True
             if self._numbers.is_first:
                 self._on_meet(exchange.names, exchange.introductions)
+        self.ranks = ranks
         self.is_split = ranks.is_split
         if ranks.is_split:
             self._norms = SplitLayerNorms(ranks, self._budget)
             self._norms.learn(living)
-
-    def _all_here(self, ranks: TrainingRanks) -> bool:
-        """Whether all processes of the training are watched; asked once."""
-        if self._is_alone is None:
-            self._is_alone = not self._presence.all_here(ranks.ranks)
-            if self._is_alone and ranks.is_split:
-                self._on_end(NOT_ON_ALL)
-        return not self._is_alone
 
     def _measure_gradients(self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None) -> None:
         assert self.ranks is not None
@@ -364,19 +359,15 @@ class RankWatch:
             whole=whole,
             by_layer=by_layer,
         )
-        self._numbers.take(measured, to, alone=self.paused)
+        self._numbers.take(measured, to, alone=self._exchanges.is_paused)
         return True
 
-    def _polled(self, wait: bool) -> None:
+    def _polled(self) -> None:
         if self._numbers is not None:
-            self._numbers.poll(WAIT_SECONDS if wait else 0.0)
+            self._numbers.poll(ANSWER_SECONDS if self.waits else 0.0)
 
-    def _ended(self, why: str) -> None:
-        self._on_end(why)
-
-
-WAIT_SECONDS = 120.0
-"""For how long processes that act together wait for each other."""
+    def _ended(self, why: Silence) -> None:
+        self._on_end(why.value)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

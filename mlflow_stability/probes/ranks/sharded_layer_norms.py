@@ -25,8 +25,8 @@ from mlflow_stability.probes.objects.module_names import owners_of_parameters
 from mlflow_stability.probes.parameters.layer_layout import LayerLayout
 from mlflow_stability.probes.parameters.momentum_norm import BUFFERS
 from mlflow_stability.probes.parameters.weight_updates import UpdateChunks
+from mlflow_stability.probes.ranks.rank_row import Layout
 from mlflow_stability.probes.ranks.shards import TrainingRanks, local_part
-from mlflow_stability.probes.ranks.sum_over_ranks import Layout
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_copies
 from mlflow_stability.probes.tensors.memory_chunks import share_out

@@ -48,9 +48,6 @@ class StepControl(Protocol):
     def step_over(self, capture_over: bool, is_whole: bool) -> None:
         """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
 
-    def pause(self, begin: bool) -> None:
-        """Runs when processes begin to make different numbers of steps, and when that is over."""
-
     def was_rolled_back(self) -> bool:
         """Whether it set the training back since this was asked last."""
 

@@ -28,9 +28,10 @@ from mlflow_stability.probes.objects.model_discovery import ObjectScan
 from mlflow_stability.probes.objects.object_memory import ObjectMemory
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
+from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
+from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.ranks.shards import whole_scalar
-from mlflow_stability.probes.ranks.sum_over_ranks import RankTable
 from mlflow_stability.probes.step.clipped_norm import ClippedNorm
 from mlflow_stability.probes.step.engine_norms import EngineNorms, take_engine_norm
 from mlflow_stability.probes.step.held_gradients import DISCARDED, HeldGradients, Moment, SinceLastStep
@@ -77,9 +78,7 @@ class StepMeter:
         self._guard, self._control_for = guard, control_for
         self._control: StepControl | None = None
         self._owner_for, self._on_reading, self._scheduler_for = owner_for, on_reading, scheduler_for
-        self._ranks = RankWatch(guard) if ranks is None else ranks
-        # What is learnt of a step must be learnt everywhere before the next one, where somebody acts on it.
-        self._waits_for_ranks = control_for is not None
+        self._ranks = RankWatch(guard, RankExchanges()) if ranks is None else ranks
         self._scheduler: ProbeScheduler | NoProbes = NoProbes()
         self._swallowing = False
         self._since = SinceLastStep()
@@ -285,8 +284,9 @@ class StepMeter:
         kept = self._held.kept_for(optimizer) if held is not None and held.kept_for else 0
         self._scheduler.before_step(optimizer, unscale, known.place, capture.norms, capture.limits, begins, kept)
         if self._ranks.is_on:
-            step = 0 if capture.owner is None else self._scheduler.step
-            self._ranks.before_step(capture, optimizer, unscale, step, self._waits_for_ranks)
+            if self._ranks.waits:  # all processes send what they measured of the captures before, and vote then
+                self._readback.drain()
+            self._ranks.before_step(capture, optimizer, unscale, 0 if capture.owner is None else self._scheduler.step)
         if self._control is not None:
             norm = capture.norms[-1] if len(capture.norms) > norms_before else None
             self._before_update(self._control, optimizer, capture, norm if isinstance(norm, Tensor) else None)
@@ -378,8 +378,6 @@ class StepMeter:
     def uneven_inputs(self, begin: bool) -> None:
         """From now on some processes may run out of batches before others, or no more."""
         self._ranks.pause(begin)
-        if self._control is not None:
-            self._control.pause(begin)
 
     def leave_ranks(self) -> None:
         """What counts captures has failed here: the other processes go on without this one."""
@@ -398,8 +396,6 @@ class StepMeter:
         """A new owner's tracks, skips and times begin afresh."""
         if self._control_for is not None and (owner is not self._owner or self._control is None):
             self._control = self._control_for(owner)
-            if self._control is not None:
-                self._control.pause(self._ranks.paused)
         self.capture.owner, self._owner_is_met = owner, self._control_for is None or self._control is not None
         if owner is not self._owner:
             self._owner, self._last, self._ended_at = owner, None, None

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.forward import ForwardWatch
+from mlflow_stability.probes.ranks import Silence
 from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.recovery.easing import rates_of
@@ -27,7 +28,6 @@ from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig,
 from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.decider import Decider
 from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
-from mlflow_stability.session.autopilot.ranks import Silence, ranks_of
 from mlflow_stability.session.autopilot.states import BestValue, States
 from mlflow_stability.session.autopilot.step_modifier import BufferWatch, StepModifier
 from mlflow_stability.session.autopilot.step_record import StepRecord
@@ -51,7 +51,8 @@ class Autopilot:
         self._recording = recording
         self._context = context
         self._guard = guard = context.guard
-        self._ranks = ranks_of(context.vote, decides=recording is not None)
+        self._ranks = context.ranks
+        self._ranks.begin(recording is not None)
         self.step = recording.step if recording is not None else 0
         """The step of the newest capture; the captures of a GAN's halves are of one step."""
         self._captures = 0
@@ -62,7 +63,7 @@ class Autopilot:
         self._parts = KnownParts()
         self._stops = bool(config.stop_on) and not (recording is None and self._ranks.is_alone)
         """Whether there are conditions to look at before each step; several processes stop together."""
-        self._modifier = StepModifier(config.policy, config.adaptive_clip, self._emit, context.vote)
+        self._modifier = StepModifier(config.policy, config.adaptive_clip, self._emit, self._ranks.any_broken)
         self._states = States(
             config.policy,
             guard,
@@ -72,7 +73,7 @@ class Autopilot:
             config.extra_state,
             context.checkpoint_ranks,
             config.memory_budget,
-            1 if context.vote is None else context.vote.ranks_here,
+            self._ranks.here,
         )
         self._batches = context.batches
         self._decider = Decider(
@@ -190,10 +191,6 @@ class Autopilot:
         rate = groups[0].get("lr") if len(groups) == 1 else None
         rates = (rate,) if type(rate) is float else rates_of(optimizer)
         record.rates[id(optimizer)] = self._rates[id(optimizer)] = rates
-
-    def pause(self, begin: bool) -> None:
-        """Runs when processes begin to make different numbers of steps (`Join`), and when that is over."""
-        self._ranks.pause(begin)
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture, place: str) -> None:
         """Runs when a loss scaler threw a step away."""

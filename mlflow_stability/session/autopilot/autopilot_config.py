@@ -15,7 +15,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stop_conditions import StopCondition, stop_conditions
-from mlflow_stability.session.autopilot.ranks import RankVote
+from mlflow_stability.session.autopilot.ranks import Ranks
 from mlflow_stability.session.autopilot.states import OpenDirectory
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
@@ -92,7 +92,8 @@ class AutopilotContext:
     """Waits for the readings that are on their way."""
     open_directory: OpenDirectory
     batches: BatchReport | None
-    vote: RankVote | None
+    ranks: Ranks
+    """The processes that act together."""
     warn: Callable[[str], None]
     """Writes a line about what may follow."""
     checkpoint_ranks: CheckpointRanks | None = None

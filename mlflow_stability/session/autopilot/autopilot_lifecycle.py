@@ -14,6 +14,7 @@ from typing import Any
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.launched_job import launched_job, mark_folder
 from mlflow_stability.journal.layout import make_root
+from mlflow_stability.probes.ranks import RankExchanges
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.recovery.checkpoints import listing
 from mlflow_stability.recovery.checkpoints.job_folder import folder_of_job
@@ -22,7 +23,7 @@ from mlflow_stability.recovery.state import any_shards
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of
 from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
-from mlflow_stability.session.autopilot.ranks import RankVote, shared_vote
+from mlflow_stability.session.autopilot.ranks import Ranks, ranks_of_training
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.held_batches import report_of
 from mlflow_stability.session.guard import PartGuard
@@ -43,6 +44,7 @@ class AutopilotLifecycle:
         self,
         settings: Settings,
         guard: PartGuard,
+        exchanges: RankExchanges,
         settle: Callable[[], None],
         run_id: Callable[[], str | None],
         warn: Callable[[str], None],
@@ -50,10 +52,11 @@ class AutopilotLifecycle:
         self._settings = settings
         self._plan = autopilot_config_of(settings)
         self._guard = guard
+        self._exchanges = exchanges
         self._settle = settle
         self._run_id = run_id
         self._warn = warn
-        self._vote: RankVote | None = None
+        self._ranks: Ranks | None = None
         self._checkpoint_ranks: CheckpointRanks | None = None
         self._is_refused = False
         """Whether there is no autopilot, because other processes of the training have none."""
@@ -75,7 +78,10 @@ class AutopilotLifecycle:
     def control_for(self, recording: Recording | None) -> Any:
         """The autopilot of a recording that begins."""
         self._end_control()
-        return self._make(recording)
+        control = self._make(recording)
+        if control is None and not self._is_refused:
+            self._exchanges.leave()  # the others would wait for the votes of this process
+        return control
 
     def on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
         """Runs when a capture was read: record it, and let the autopilot know."""
@@ -99,21 +105,16 @@ class AutopilotLifecycle:
         return f" restore(model, optimizer{where}) on every rank continues from its checkpoint of step {max(steps)}."
 
     def release(self) -> None:
-        """Put back whatever is hidden or written at the moment, for nobody watches any more; others need not wait."""
-        if self._vote is not None:
-            self._vote.go()
+        """Put back whatever is hidden or written at the moment, for nobody watches any more."""
         if self._control is not None:
             self._control.release()
 
     def close(self) -> None:
         """Nothing is flown any more."""
         self._end_control()
-        vote, self._vote = self._vote, None
-        if vote is not None:
-            self._guard(AutopilotPart.AUTOPILOT_END, vote.leave)()
-        ranks, self._checkpoint_ranks = self._checkpoint_ranks, None
-        if ranks is not None:
-            self._guard(AutopilotPart.AUTOPILOT_END, ranks.leave)()
+        writers, self._ranks, self._checkpoint_ranks = self._checkpoint_ranks, None, None
+        if writers is not None:
+            self._guard(AutopilotPart.AUTOPILOT_END, writers.leave)()
 
     def _end_control(self) -> None:
         """The recording is over."""
@@ -123,11 +124,11 @@ class AutopilotLifecycle:
     def _new_control(self, recording: Recording | None) -> Autopilot | None:
         if self._is_refused:
             return None
-        if self._vote is None:
+        if self._ranks is None:
             self._is_refused = True  # unless it is not
-            self._vote = shared_vote()
+            self._ranks = ranks_of_training(self._exchanges, self._guard(AutopilotPart.RANKS, self._settle))
             # All processes come to the same answer: a group that only some of them make is never made.
-            if self._vote is not None and self._vote.all_have(any_shards()):
+            if not self._ranks.is_alone and self._ranks.agree(any_shards()):
                 self._checkpoint_ranks = CheckpointRanks()
             self._is_refused = False
         batches = self._batches(recording)
@@ -136,7 +137,7 @@ class AutopilotLifecycle:
             self._settle,
             lambda: self._directory(recording),
             batches,
-            self._vote,
+            self._ranks,
             self._warn,
             self._checkpoint_ranks,
         )

@@ -4,8 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.probes.ranks import RankRow
 from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision, StopPlace
-from mlflow_stability.session.autopilot.ranks import VoteRow
+from mlflow_stability.session.autopilot.ranks import decision_of, orders_of
+
+
+def heard_of(decision: Decision, step: int, there: int | None = None) -> Decision:
+    """A decision on `step` as another process hears it, whose own step is `there`."""
+    row = RankRow(orders=orders_of(decision, step))
+    return decision_of(row, step if there is None else there)
 
 
 @given(st.integers(1, 10**9), st.integers(0, 10**6), st.integers(0, 10**6), st.tuples(*[st.booleans()] * 4))
@@ -24,7 +31,7 @@ def test_a_rollback_means_the_same_step_in_a_process_that_counts_its_own(
         snapshot=snapshot,
         checkpoint=checkpoint,
     )
-    heard = VoteRow().with_decision(sent, step).decision(step - behind)
+    heard = heard_of(sent, step, step - behind)
     assert heard.rolls_back
     assert heard.target == step - back - behind
     assert (heard.easing_factor, heard.easing_steps) == (0.25, 400)
@@ -32,25 +39,26 @@ def test_a_rollback_means_the_same_step_in_a_process_that_counts_its_own(
 
 
 def test_where_nothing_is_decided_nothing_is_heard() -> None:
-    assert VoteRow().with_decision(NOTHING, 7).decision(7) == NOTHING
-    assert VoteRow().decision(7) == NOTHING
-    assert VoteRow().with_decision(HEALTHY, 7).decision(7) == HEALTHY
+    assert heard_of(NOTHING, 7) == NOTHING
+    assert decision_of(RankRow(), 7) == NOTHING
+    assert heard_of(HEALTHY, 7) == HEALTHY
 
 
 def test_the_end_of_one_process_is_the_end_of_all() -> None:
-    heard = VoteRow().with_decision(Decision(ending=TrainingDiverged("enough")), 3).decision(3)
+    heard = heard_of(Decision(ending=TrainingDiverged("enough")), 3)
     assert isinstance(heard.ending, TrainingDiverged)
 
 
-@given(st.lists(st.builds(StopPlace, st.integers(0, 4095), st.integers(0, 50)), min_size=1))
-def test_of_conditions_met_on_several_ranks_the_largest_number_is_one_of_them(met: list[StopPlace]) -> None:
-    largest = max(VoteRow().with_stop(place).stop for place in met)
-    assert VoteRow(stop=largest).decision(3).stop in met
+@given(st.dictionaries(st.integers(0, 4095), st.integers(0, 50), min_size=1))
+def test_of_conditions_met_on_several_ranks_one_is_heard(met: dict[int, int]) -> None:
+    stop = decision_of(RankRow(conditions=met), 3).stop
+    assert stop is not None
+    assert met[stop.rank] == stop.condition
 
 
 def test_a_condition_is_heard_whatever_else_is_decided() -> None:
     decided = Decision(reset=True, cut=True, ahead=True)
-    heard = VoteRow().with_decision(decided, 3).with_stop(StopPlace(0, 6)).decision(3)
+    heard = decision_of(RankRow(orders=orders_of(decided, 3), conditions={0: 6}), 3)
     assert heard == Decision(reset=True, cut=True, ahead=True, stop=StopPlace(0, 6))
 
 

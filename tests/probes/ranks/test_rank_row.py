@@ -1,0 +1,116 @@
+"""What the sum of the rows of all processes says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mlflow_stability.probes.ranks.rank_peaks import RankPeaks
+from mlflow_stability.probes.ranks.rank_row import (
+    Agreed,
+    Layout,
+    Measured,
+    Orders,
+    RankRow,
+    RankTable,
+    Shape,
+    Slot,
+    Squares,
+    Sums,
+    Votes,
+    table_of,
+)
+
+LAYOUT = Layout(layers=2, partial=3, names=77)
+
+
+def summed(*measured: Measured, names: tuple[int, ...] = ()) -> tuple[RankTable, Agreed]:
+    size = len(measured)
+    shape = Shape(size, LAYOUT, with_numbers=True, with_layers=True, with_partial=True)
+    said = names or (LAYOUT.names,) * size
+    rows = [each.row(rank, shape, name) for rank, (each, name) in enumerate(zip(measured, said, strict=True))]
+    return table_of(sum_of(rows, shape), size, said[0])
+
+
+def sum_of(rows: list[RankRow], shape: Shape) -> RankRow:
+    """As it arrives in every process."""
+    sent = [each.numbers(shape) for each in rows]
+    assert len({len(row) for row in sent}) == 1
+    return RankRow.of([sum(column) for column in zip(*sent, strict=True)], shape)
+
+
+@pytest.mark.parametrize("parts", [(), ("numbers",), ("numbers", "partial"), ("numbers", "layers", "partial")])
+def test_every_field_arrives_under_its_own_name(parts: tuple[str, ...]) -> None:
+    shape = Shape(2, LAYOUT, **{f"with_{each}": True for each in parts})
+    sent = RankRow(
+        Votes(*range(1, len(Votes._fields) + 1)),
+        Orders(*range(101, 101 + len(Orders._fields))),
+        Sums(*range(201, 201 + len(Sums._fields))),
+        conditions={1: 3},
+    )
+    if parts:
+        peaks = RankPeaks(broken=3, spike=5, spike_loss=2.5, spike_level=0.5, spike_z=9.0, slow=4, slow_seconds=2.0)
+        sent.slots = {0: Slot(), 1: Slot(1.0, 7.5, 0.25, peaks)}
+        sent.whole = {
+            "norms": Squares(2.0, 20.0, [1.0, 2.0, 3.0]),
+            "updates": Squares(2.0, 20.0, [4.0, 5.0]),
+            "momentum": Squares(1.0, 10.0, [6.0]),
+        }
+        sent.partial = [1.0, -2.0, 0.5] if "partial" in parts else []
+    if "layers" in parts:
+        sent.by_layer = {
+            "norms": Squares(2.0, 20.0, [float(at) for at in range(6)]),
+            "updates": Squares(2.0, 20.0, [float(at) for at in range(4)]),
+            "momentum": Squares(2.0, 20.0, [0.5, 0.25]),
+        }
+    assert RankRow.of(sent.numbers(shape), shape) == sent
+
+
+def test_rows_that_say_different_things_have_the_same_length() -> None:
+    shape = Shape(2, LAYOUT, with_numbers=True, with_layers=True, with_partial=True)
+    last = RankRow(Votes(leaving=1.0))
+    measured = Measured(1, 5, 1.0, squares=9.0, partial=(1.0, 2.0, 0.0), whole={"norms": (1.0, 2.0, 3.0)})
+    told = sum_of([last, measured.row(1, shape, LAYOUT.names)], shape)
+    assert told.votes.leaving == 1.0
+    assert table_of(told, 2, LAYOUT.names)[0].norm is None
+
+
+def test_squares_add_up_and_values_that_are_not_whole_are_summed_before_they_are_squared() -> None:
+    table, agreed = summed(
+        Measured(1, 5, 1.0, squares=9.0, partial=(1.0, 2.0, 0.0)),
+        Measured(1, 5, 3.0, squares=7.0, partial=(1.0, -2.0, 0.0)),
+    )
+    assert table.norm == math.sqrt(9 + 7 + 4)
+    assert table.losses == (1.0, 3.0)
+    assert agreed.layout_is_shared
+
+
+def test_what_one_process_has_not_measured_is_known_of_none() -> None:
+    table, _ = summed(
+        Measured(1, 10, squares=1.0, partial=(0.0,) * 3, whole={"norms": (1.0, 2.0, 3.0), "momentum": (4.0,)}),
+        Measured(1, 10, squares=None, whole={"norms": (1.0, 2.0, 3.0)}),
+    )
+    assert table.norm is None
+    assert table.whole == {"norms": [2.0, 4.0, 6.0]}
+    assert table.losses == (None, None)
+
+
+def test_what_was_measured_at_different_steps_is_not_summed() -> None:
+    one, other = (Measured(1, step, whole={"momentum": (1.0,)}) for step in (10, 11))
+    assert summed(one, other)[0].whole == {}
+
+
+def test_other_layers_on_one_process_are_noticed_by_all() -> None:
+    _, agreed = summed(Measured(1), Measured(1), names=(77, 78))
+    assert not agreed.layout_is_shared
+
+
+def test_a_loss_that_is_not_finite_is_told_with_its_rank() -> None:
+    table, _ = summed(Measured(1, loss=1.0), Measured(1, loss=math.nan), Measured(1, loss=math.inf))
+    assert table.losses == pytest.approx((1.0, math.nan, math.inf), nan_ok=True)
+
+
+def test_gradients_that_are_not_finite_have_a_norm_that_is_not() -> None:
+    table, _ = summed(Measured(1, squares=math.inf, partial=(0.0,) * 3), Measured(1, squares=1.0, partial=(0.0,) * 3))
+    assert table.norm == math.inf
