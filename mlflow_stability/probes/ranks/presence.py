@@ -14,7 +14,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
 from itertools import count
-from typing import Any
 
 import torch
 
@@ -79,8 +78,8 @@ class Presence:
         if mine == first:
             found = Watched.SOME
             if _soon(lambda: store.check(keys)):
-                said = {bytes(store.get(key)) for key in keys}
-                found = Watched.ALL_ACT if said == {Watched.ALL_ACT.value} else Watched.ALL
+                announced = {bytes(store.get(key)) for key in keys}
+                found = Watched.ALL_ACT if announced == {Watched.ALL_ACT.value} else Watched.ALL
             store.set(verdict, found.value)
             return found
         if not _soon(lambda: store.check([self._key(first)])):
@@ -89,8 +88,7 @@ class Presence:
         if to_act and bytes(store.get(self._key(first))) != Watched.ALL_ACT.value:
             return None
         store.wait([verdict], timedelta(seconds=VERDICT_SECONDS))
-        told: Any = store.get(verdict)
-        return Watched(bytes(told))
+        return Watched(bytes(store.get(verdict)))
 
     def _key(self, rank: int) -> str:
         return f"{self._announced}/{rank}"

@@ -83,13 +83,8 @@ class RankExchange:
         shape = self.shape_of_next()
         if self.silence is not None:
             return None
-        packed = torch.tensor(row.numbers(shape), dtype=torch.float64)
-        try:
-            torch.distributed.all_reduce(packed, group=self._group)
-        except (RuntimeError, ValueError):  # the script has taken the processes apart, or one has died
-            self.end(Silence.LOST)
-            return None
-        return self._received(packed, shape)
+        self.begin(row, shape)
+        return self._finished()
 
     def begin(self, row: RankRow, shape: Shape) -> None:
         """Send a row, and wait for nobody; the one before has come back."""
@@ -97,29 +92,21 @@ class RankExchange:
         self._row = torch.tensor(row.numbers(shape), dtype=torch.float64)
         try:
             self._work = torch.distributed.all_reduce(self._row, group=self._group, async_op=True)
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError):  # the script has taken the processes apart, or one has died
             self.end(Silence.LOST)
 
     def result(self, seconds: float = 0.0) -> RankRow | None:
         """The sum of the rows that were begun; None where it has not come within so many seconds, or never will."""
-        work, row = self._work, self._row
-        if work is None or row is None or self.silence is not None:
-            return None
         give_up = time.monotonic() + seconds
-        while not work.is_completed():
+        while self._work is not None and self.silence is None and not self._work.is_completed():
             now = time.monotonic()
             if now - self._since > ANSWER_SECONDS:
                 self.end(Silence.LOST)
-            if self.silence is not None or now >= give_up:
+            elif now >= give_up:
                 return None
-            time.sleep(POLL_SECONDS)
-        self._work = self._row = None
-        try:
-            work.wait()
-        except RuntimeError:
-            self.end(Silence.LOST)
-            return None
-        return self._received(row, self._shape)
+            else:
+                time.sleep(POLL_SECONDS)
+        return self._finished()
 
     def leave(self) -> None:
         """Let the others know with one last row, and wait for nobody."""
@@ -142,8 +129,17 @@ class RankExchange:
             with contextlib.suppress(RuntimeError, ValueError):  # the script has taken it down with its own
                 torch.distributed.destroy_process_group(self._group)
 
-    def _received(self, packed: Tensor, shape: Shape) -> RankRow:
-        row = RankRow.of(values_on_host(packed), shape)
+    def _finished(self) -> RankRow | None:
+        """The sum of the rows, waited for."""
+        if self._work is None or self._row is None or self.silence is not None:
+            return None
+        work, packed, self._work = self._work, self._row, None
+        try:
+            work.wait()
+        except RuntimeError:
+            self.end(Silence.LOST)
+            return None
+        row = RankRow.of(values_on_host(packed), self._shape)
         if row.votes.leaving > 0:
             self.end(Silence.OFF_ELSEWHERE)
         return row

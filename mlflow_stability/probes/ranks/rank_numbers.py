@@ -50,7 +50,7 @@ class RankNumbers:
         self._captures = self._passed = 0
         """How many were measured, and how many of them were sent, or needed no exchange."""
         self._peaks = PeakWatch(exchange.size)
-        self._has_told_end = False
+        self._end_is_reported = False
         exchange.shape_of_next = self._shape_of_next
 
     @property
@@ -108,7 +108,7 @@ class RankNumbers:
 
     def close(self) -> None:
         """The training is over."""
-        self._has_told_end = True
+        self._end_is_reported = True
         self._exchange.end(Silence.OVER)
         self._go_on_alone()
 
@@ -136,12 +136,11 @@ class RankNumbers:
         return self._shape_of(capture)
 
     def _shape_of(self, capture: int) -> Shape:
-        agreed = self._agreed
-        if not self._is_due(capture):
-            return Shape(self._exchange.size)
-        shared = agreed is not None and agreed.layout_is_shared
-        layers = shared and self._has_layers(capture + (0 if agreed is None else agreed.offset))
-        return Shape(self._exchange.size, self._announced if shared else Layout(), True, layers, shared)
+        agreed, size = self._agreed, self._exchange.size
+        if agreed is None or not agreed.layout_is_shared:
+            return Shape(size, self._is_due(capture))
+        layers = self._announced.layers if self._has_layers(capture + agreed.offset) else 0
+        return Shape(size, True, layers, self._announced.partial) if self._is_due(capture) else Shape(size)
 
     def _send(self, measured: Measured, waiting: _Waiting) -> None:
         shape = self._shape_of(measured.capture)
@@ -170,7 +169,7 @@ class RankNumbers:
         self._sent, self._waiting = None, deque()
         for each in left:
             each.deliver(None)
-        tells, self._has_told_end = not self._has_told_end, True
-        if tells and self._exchange.silence not in (None, Silence.OFF_HERE):
+        reports, self._end_is_reported = not self._end_is_reported, True
+        if reports and self._exchange.silence not in (None, Silence.OFF_HERE):
             assert self._exchange.silence is not None
             self._on_end(self._exchange.silence)

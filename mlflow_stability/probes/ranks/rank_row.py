@@ -91,10 +91,11 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many numbers there are beside those that every row has."""
+    """What a process can measure beside what all can."""
 
     layers: int = 0
     partial: int = 0
+    """How many values of its gradients are still to be summed over processes."""
     names: int = 0
     """A number made of the names of all layers."""
 
@@ -105,11 +106,12 @@ class Shape:
 
     size: int
     """How many processes there are."""
-    layout: Layout = Layout()
-    with_numbers: bool = False
+    has_numbers: bool = False
     """Whether there is room for what was measured, beside votes and orders."""
-    with_layers: bool = False
-    with_partial: bool = False
+    layers: int = 0
+    """Of how many layers; 0: none are due."""
+    partial: int = 0
+    """How many values there are that are still to be summed."""
 
 
 class Squares(NamedTuple):
@@ -145,18 +147,15 @@ class RankRow:
         """The row as it is sent."""
         row = [*self.votes, *self.orders, *self.sums]
         row += [self.conditions.get(rank, -1) + 1.0 for rank in range(shape.size)]
-        if not shape.with_numbers:
+        if not shape.has_numbers:
             return row
         for rank in range(shape.size):
             *apart, peaks = self.slots.get(rank, EMPTY_SLOT)
             row += [*apart, *numbers_of(peaks)]
         row += _laid_out(self.whole, 1)
-        if shape.with_layers:
-            row += _laid_out(self.by_layer, shape.layout.layers)
-        if shape.with_partial:
-            fits = len(self.partial) == shape.layout.partial
-            row += self.partial if fits else [0.0] * shape.layout.partial
-        return row
+        if shape.layers:
+            row += _laid_out(self.by_layer, shape.layers)
+        return row + (list(self.partial) if len(self.partial) == shape.partial else [0.0] * shape.partial)
 
     @classmethod
     def of(cls, numbers: Sequence[float], shape: Shape) -> RankRow:
@@ -169,14 +168,14 @@ class RankRow:
         )
         met = enumerate(islice(rest, shape.size))
         row.conditions = {rank: round(number) - 1 for rank, number in met if number > 0}
-        if not shape.with_numbers:
+        if not shape.has_numbers:
             return row
         for rank in range(shape.size):
             has_loss, loss, seconds = next(rest), next(rest), next(rest)
             row.slots[rank] = Slot(has_loss, loss, seconds, peaks_of(list(islice(rest, NUMBERS))))
         row.whole = _read(rest, 1)
-        if shape.with_layers:
-            row.by_layer = _read(rest, shape.layout.layers)
+        if shape.layers:
+            row.by_layer = _read(rest, shape.layers)
         row.partial = list(rest)
         return row
 
@@ -218,8 +217,8 @@ class Measured:
         """As it is sent; `names`: of its layers now."""
         sums = Sums(names=float(names), names_squared=float(names) ** 2)
         if self.squares is not None:
-            fits = len(self.partial) == (shape.layout.partial if shape.with_partial else 0)
-            sums = sums._replace(squares=self.squares, with_squares=1.0, partial_unknown=float(not fits))
+            unknown = float(len(self.partial) != shape.partial)
+            sums = sums._replace(squares=self.squares, with_squares=1.0, partial_unknown=unknown)
         has_loss = self.loss is not None
         step = float(self.step)
         return RankRow(

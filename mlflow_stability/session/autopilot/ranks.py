@@ -29,8 +29,8 @@ from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.recovery.rollback_state import NOTHING, Decision, StopPlace
 
 NOT_ON_ALL = (
-    "all ranks must skip, snapshot and roll back together, and autolog() was called on some of them only: call it on "
-    "every rank"
+    "all ranks must skip, snapshot and roll back together, and autolog() was called on some of them only, or without "
+    "guard and rollback: call it on every rank with the same options"
 )
 
 
@@ -94,9 +94,9 @@ class Ranks:
     somebody_off = False
     """Whether the guard of a process has failed."""
     norm: float | None = None
-    """Of all gradients of a split model, as the last vote has told it; None where nobody asked."""
+    """Of all gradients of a split model, as the last vote gave it; None where there was none."""
     loss: float | None = None
-    """Of the last stages of a pipeline, as the last vote has told it."""
+    """Of the last stages of a pipeline, as the last vote gave it."""
     pending: Decision | None = None
     """What is to be done when this step is over."""
     any_broken: Callable[[Tensor], Tensor] | None = None
@@ -119,7 +119,7 @@ class Ranks:
         """Whether all processes have done it; each must come here, whatever its own result is."""
         return done
 
-    def told_by_first(self, step: int) -> int:
+    def target_of_first(self, step: int) -> int:
         """The step that the first process says, which decides; each must come here. -1: none."""
         return step
 
@@ -185,7 +185,7 @@ class SeveralRanks(Ranks):
         row = self._ask(RankRow(Votes(done=float(done))))
         return row is not None and row.votes.done == self._exchange.size
 
-    def told_by_first(self, step: int) -> int:
+    def target_of_first(self, step: int) -> int:
         """The step that the first process says, which decides; each must come here. -1: none."""
         self._settle()
         row = self._ask(RankRow(orders=Orders(next_target=1.0 + step if self._decides else 0.0)))
@@ -218,11 +218,11 @@ class SeveralRanks(Ranks):
         if self._received is None and not self._exchange.is_paused:  # nothing was asked about its gradients
             self._vote(False, is_off=is_off)
         mine, self._to_send = self._to_send, NOTHING
-        told = NOTHING if self._received is None else decision_of(self._received, step)
+        decision = NOTHING if self._received is None else decision_of(self._received, step)
         if mine.rolls_back:
-            told = replace(mine, stop=told.stop)
-        self.pending = replace(told, ending=mine.ending or told.ending)
-        return told.stop is not None
+            decision = replace(mine, stop=decision.stop)
+        self.pending = replace(decision, ending=mine.ending or decision.ending)
+        return decision.stop is not None
 
     def _any_broken(self, flag: Tensor) -> Tensor:
         if self.somebody_off or self._exchange.is_paused or self._is_over:

@@ -86,7 +86,7 @@ class TrainingRollback:
                     return False
                 self._states.abandon()
                 self._states.drop(decision.target)
-                target = self._ranks.told_by_first(self._decider.next_target(decision))
+                target = self._ranks.target_of_first(self._decider.next_target(decision))
                 if target < 0:
                     self._give_up(decision, step)
                     return False

@@ -1,6 +1,7 @@
 """Trains on two gloo processes of which the first alone is watched; prints how many seconds each step took.
 
-Arguments: `ddp` or `fsdp2`, the folder for the journal, and whether the autopilot is on.
+Arguments: `ddp` or `fsdp2`, the folder for the journal, and the mode: `watched`, `autopilot`, or `mixed`, where the
+second process is watched too, but has no autopilot.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import mlflow_stability
 STEPS = 12
 
 
-def main(way: str, folder: Path, autopilot: bool) -> None:
+def main(way: str, folder: Path, mode: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
-        mlflow_stability.autolog(offline=True, journal_dir=folder, rollback=autopilot)
+        mlflow_stability.autolog(offline=True, journal_dir=folder, rollback=mode != "watched")
+    elif mode == "mixed":
+        mlflow_stability.autolog(offline=True, journal_dir=folder, strict=True)
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     model = DistributedDataParallel(plain) if way == "ddp" else fully_shard(plain)
@@ -45,4 +48,4 @@ def main(way: str, folder: Path, autopilot: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "autopilot")
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -27,7 +27,7 @@ LAYOUT = Layout(layers=2, partial=3, names=77)
 
 def summed(*measured: Measured, names: tuple[int, ...] = ()) -> tuple[RankTable, Agreed]:
     size = len(measured)
-    shape = Shape(size, LAYOUT, with_numbers=True, with_layers=True, with_partial=True)
+    shape = Shape(size, True, LAYOUT.layers, LAYOUT.partial)
     said = names or (LAYOUT.names,) * size
     rows = [each.row(rank, shape, name) for rank, (each, name) in enumerate(zip(measured, said, strict=True))]
     return table_of(sum_of(rows, shape), size, said[0])
@@ -40,16 +40,15 @@ def sum_of(rows: list[RankRow], shape: Shape) -> RankRow:
     return RankRow.of([sum(column) for column in zip(*sent, strict=True)], shape)
 
 
-@pytest.mark.parametrize("parts", [(), ("numbers",), ("numbers", "partial"), ("numbers", "layers", "partial")])
-def test_every_field_arrives_under_its_own_name(parts: tuple[str, ...]) -> None:
-    shape = Shape(2, LAYOUT, **{f"with_{each}": True for each in parts})
+@pytest.mark.parametrize("shape", [Shape(2), Shape(2, True), Shape(2, True, partial=3), Shape(2, True, 2, 3)])
+def test_every_field_arrives_under_its_own_name(shape: Shape) -> None:
     sent = RankRow(
         Votes(*range(1, len(Votes._fields) + 1)),
         Orders(*range(101, 101 + len(Orders._fields))),
         Sums(*range(201, 201 + len(Sums._fields))),
         conditions={1: 3},
     )
-    if parts:
+    if shape.has_numbers:
         peaks = RankPeaks(broken=3, spike=5, spike_loss=2.5, spike_level=0.5, spike_z=9.0, slow=4, slow_seconds=2.0)
         sent.slots = {0: Slot(), 1: Slot(1.0, 7.5, 0.25, peaks)}
         sent.whole = {
@@ -57,8 +56,8 @@ def test_every_field_arrives_under_its_own_name(parts: tuple[str, ...]) -> None:
             "updates": Squares(2.0, 20.0, [4.0, 5.0]),
             "momentum": Squares(1.0, 10.0, [6.0]),
         }
-        sent.partial = [1.0, -2.0, 0.5] if "partial" in parts else []
-    if "layers" in parts:
+        sent.partial = [1.0, -2.0, 0.5] if shape.partial else []
+    if shape.layers:
         sent.by_layer = {
             "norms": Squares(2.0, 20.0, [float(at) for at in range(6)]),
             "updates": Squares(2.0, 20.0, [float(at) for at in range(4)]),
@@ -68,7 +67,7 @@ def test_every_field_arrives_under_its_own_name(parts: tuple[str, ...]) -> None:
 
 
 def test_rows_that_say_different_things_have_the_same_length() -> None:
-    shape = Shape(2, LAYOUT, with_numbers=True, with_layers=True, with_partial=True)
+    shape = Shape(2, True, LAYOUT.layers, LAYOUT.partial)
     last = RankRow(Votes(leaving=1.0))
     measured = Measured(1, 5, 1.0, squares=9.0, partial=(1.0, 2.0, 0.0), whole={"norms": (1.0, 2.0, 3.0)})
     told = sum_of([last, measured.row(1, shape, LAYOUT.names)], shape)

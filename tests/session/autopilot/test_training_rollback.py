@@ -84,7 +84,7 @@ class Together:
         refused, self._refuses = self._refuses and self._states.target in self._unfit, not self._refuses
         return done and not refused
 
-    def told_by_first(self, step: int) -> int:
+    def target_of_first(self, step: int) -> int:
         self._refuses = True
         return step
 
