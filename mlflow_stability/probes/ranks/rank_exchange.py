@@ -1,6 +1,6 @@
 """Sums rows of numbers over the processes of a training: the only exchange between them in the thread that trains.
 
-In: rows of this process, of a shape that all know. Out: the sum of all rows, at once or some time later. Guarantees:
+In: rows of this process. Out: the sum of all rows, at once or some time later. Guarantees:
 one process group on the host for each set of ranks, apart from the script's collectives, whatever splits the model; it
 is made only where all processes are watched; where a process has died, leaves or does not answer, it is over for all
 and says why.
@@ -42,6 +42,7 @@ class Silence(Enum):
     LOST = f"a process has ended, or its connection is lost, or it did not answer for {ANSWER_SECONDS:g} s"
     OFF_HERE = "measuring is off in this process"
     OFF_ELSEWHERE = "mlflow-stability was switched off in another process of this training"
+    OUT_OF_STEP = "processes make different steps"
     OVER = "the training is over"
 
 
@@ -68,10 +69,10 @@ class RankExchange:
         """Why nothing is exchanged any more; None while all is well."""
         self.is_paused = False
         """Whether processes do not make the same steps (`Join`): each goes on alone meanwhile."""
-        bare = Shape(self.size)
-        self.shape_of_next: Callable[[], Shape] = lambda: bare
-        """The shape of the next row, which all processes must agree on."""
-        self._shape = bare
+        self.shape = Shape(self.size)
+        """Of the next row: changes only by what the sum of a row has told all processes."""
+        self.bring_home: Callable[[], None] = lambda: None
+        """Waits for what was begun before, by which the shape may change."""
         self._row: Tensor | None = None
         self._work: Any = None
         self._since = 0.0
@@ -80,16 +81,16 @@ class RankExchange:
         """The sum of all rows, waited for; None where there will be none."""
         if self.is_paused:
             return None
-        shape = self.shape_of_next()
+        self.bring_home()
         if self.silence is not None:
             return None
-        self.begin(row, shape)
+        self.begin(row)
         return self._finished()
 
-    def begin(self, row: RankRow, shape: Shape) -> None:
+    def begin(self, row: RankRow) -> None:
         """Send a row, and wait for nobody; the one before has come back."""
-        self._shape, self._since = shape, time.monotonic()
-        self._row = torch.tensor(row.numbers(shape), dtype=torch.float64)
+        self._since = time.monotonic()
+        self._row = torch.tensor(row.numbers(self.shape), dtype=torch.float64)
         try:
             self._work = torch.distributed.all_reduce(self._row, group=self._group, async_op=True)
         except (RuntimeError, ValueError):  # the script has taken the processes apart, or one has died
@@ -111,7 +112,7 @@ class RankExchange:
     def leave(self) -> None:
         """Let the others know with one last row, and wait for nobody."""
         if self.silence is None and not self.is_paused and self._work is None:
-            self.begin(RankRow(Votes(leaving=1.0)), self.shape_of_next())
+            self.begin(RankRow(Votes(leaving=1.0)))
         self.end(Silence.OFF_HERE)
 
     def end(self, why: Silence) -> None:
@@ -139,9 +140,12 @@ class RankExchange:
         except RuntimeError:
             self.end(Silence.LOST)
             return None
-        row = RankRow.of(values_on_host(packed), self._shape)
+        row = RankRow.of(values_on_host(packed), self.shape)
         if row.votes.leaving > 0:
             self.end(Silence.OFF_ELSEWHERE)
+        elif self.size not in (row.votes.steps, row.votes.agrees, row.votes.measures):
+            self.end(Silence.OUT_OF_STEP)
+            return None
         return row
 
 

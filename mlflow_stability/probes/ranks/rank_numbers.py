@@ -47,11 +47,11 @@ class RankNumbers:
         """The layers that are measured now, and those that the others were told of last."""
         self._sent: tuple[_Waiting, int] | None = None
         self._waiting: deque[_Waiting] = deque()
-        self._captures = self._passed = 0
-        """How many were measured, and how many of them were sent, or needed no exchange."""
+        self._captures = 0
+        """How many were measured."""
         self._peaks = PeakWatch(exchange.size)
         self._end_is_reported = False
-        exchange.shape_of_next = self._shape_of_next
+        exchange.bring_home = lambda: self.poll(ANSWER_SECONDS)
 
     @property
     def is_over(self) -> bool:
@@ -100,8 +100,6 @@ class RankNumbers:
             if measured is not None and self._is_due(measured.capture):
                 self._send(measured, waiting)
                 continue
-            if measured is not None:
-                self._passed = measured.capture
             waiting.deliver(None)
         if self.is_over:
             self._go_on_alone()
@@ -123,36 +121,29 @@ class RankNumbers:
         every = 0 if self._agreed is None else self._agreed.layers_every
         return every > 0 and step % every == 0
 
-    def _shape_of_next(self) -> Shape:
-        """The shape of the row that all processes send next, which votes on a capture share with what follows it.
-
-        So a process that leaves knows which row the others wait for, wherever they are in a step.
-        """
-        if self._exchange.votes:
-            self.poll(ANSWER_SECONDS)  # what it depends on may still be on its way
-        capture = self._passed + 1
-        while not self._exchange.votes and not self._is_due(capture):
-            capture += 1
-        return self._shape_of(capture)
-
-    def _shape_of(self, capture: int) -> Shape:
-        agreed, size = self._agreed, self._exchange.size
-        if agreed is None or not agreed.layout_is_shared:
-            return Shape(size, self._is_due(capture))
-        layers = self._announced.layers if self._has_layers(capture + agreed.offset) else 0
-        return Shape(size, True, layers, self._announced.partial) if self._is_due(capture) else Shape(size)
+    def _shape_after(self, capture: int, agreed: Agreed) -> Shape:
+        """The shape of all rows from here to the next one with measurements, after that of this capture."""
+        size = self._exchange.size
+        if not agreed.layout_is_shared:
+            return Shape(size)
+        following = capture + 1
+        while not self._is_due(following):
+            following += 1
+        layers = self._announced.layers if self._has_layers(following + agreed.offset) else 0
+        return Shape(size, layers, self._announced.partial)
 
     def _send(self, measured: Measured, waiting: _Waiting) -> None:
-        shape = self._shape_of(measured.capture)
-        row = measured.row(self._exchange.rank, shape, self._layout.names)
+        row = measured.row(self._exchange.rank, self._exchange.shape, self._layout.names)
         if self.is_first:
             before = 0 if self._agreed is None else self._agreed.offset
             offset = measured.step - measured.capture if measured.step else before
-            row.orders = Orders(offset=float(offset), layers_every=float(self._layers_every))
-        self._announced, self._passed = self._layout, measured.capture
+            row.orders = Orders(
+                capture=float(measured.capture), offset=float(offset), layers_every=float(self._layers_every)
+            )
+        self._announced = self._layout
         self._sent = waiting, self._layout.names
         self._peaks.sent(measured.peaks)
-        self._exchange.begin(row, shape)
+        self._exchange.begin(row)
 
     def _arrived(self, seconds: float) -> bool:
         assert self._sent is not None
@@ -160,7 +151,11 @@ class RankNumbers:
         if row is None:
             return False
         (waiting, names), self._sent = self._sent, None
+        if self.is_over:  # the last row of another process has no measurements
+            waiting.deliver(None)
+            return True
         table, self._agreed = table_of(row, self._exchange.size, names)
+        self._exchange.shape = self._shape_after(round(row.orders.capture), self._agreed)
         waiting.deliver(table)
         return True
 

@@ -1,8 +1,9 @@
 """The row of numbers that processes of a training sum, and what its sum says.
 
 In: votes, orders and measurements of one process. Out: a row whose length all processes know without asking, and the
-same fields of the sum of all rows. Guarantees: every process has the same length, whatever it has measured or failed
-to; a number counts only if every process has contributed to it, at the same step.
+same fields of the sum of all rows. Guarantees: every row has the same length until a sum has told all processes of
+another one, for gloo ends a process where lengths differ; a number counts only if every process has contributed to it,
+at the same step.
 
 Everything travels as a sum: a vote as the number of processes that cast it, an order in a field that only the leading
 process fills, what belongs to one process in a slot of its own.
@@ -25,6 +26,12 @@ WIDTHS = {"norms": 3, "updates": 2, "momentum": 1}
 class Votes(NamedTuple):
     """How many processes say so."""
 
+    steps: float = 0.0
+    """The row is a vote on a step."""
+    agrees: float = 0.0
+    """The row is about something that is to be done together."""
+    measures: float = 0.0
+    """The row has what was measured of a capture."""
     leaving: float = 0.0
     """This is the last row of a process: it measures and votes no more."""
     broken: float = 0.0
@@ -56,6 +63,8 @@ class Orders(NamedTuple):
     release: float = 0.0
     next_target: float = 0.0
     """One more than the step of the state to try next; 0: there is none."""
+    capture: float = 0.0
+    """The number of the capture that was measured."""
     offset: float = 0.0
     """By how much the steps of the recording are ahead of the captures."""
     layers_every: float = 0.0
@@ -102,16 +111,23 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a row has: the same in all processes, for an exchange before has agreed on it."""
+    """How much room a row has: the same in all processes, for it follows from the sums of rows before."""
 
     size: int
     """How many processes there are."""
-    has_numbers: bool = False
-    """Whether there is room for what was measured, beside votes and orders."""
     layers: int = 0
     """Of how many layers; 0: none are due."""
     partial: int = 0
     """How many values there are that are still to be summed."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a row has."""
+        by_process = 1 + len(Slot._fields) - 1 + NUMBERS
+        squares = sum(2 + width for width in WIDTHS.values())
+        by_layer = sum(2 + width * self.layers for width in WIDTHS.values()) if self.layers else 0
+        fields = len(Votes._fields) + len(Orders._fields) + len(Sums._fields)
+        return fields + by_process * self.size + squares + by_layer + self.partial
 
 
 class Squares(NamedTuple):
@@ -147,8 +163,8 @@ class RankRow:
         """The row as it is sent."""
         row = [*self.votes, *self.orders, *self.sums]
         row += [self.conditions.get(rank, -1) + 1.0 for rank in range(shape.size)]
-        if not shape.has_numbers:
-            return row
+        if not self.votes.measures:
+            return row + [0.0] * (shape.numbers - len(row))
         for rank in range(shape.size):
             *apart, peaks = self.slots.get(rank, EMPTY_SLOT)
             row += [*apart, *numbers_of(peaks)]
@@ -168,7 +184,7 @@ class RankRow:
         )
         met = enumerate(islice(rest, shape.size))
         row.conditions = {rank: round(number) - 1 for rank, number in met if number > 0}
-        if not shape.has_numbers:
+        if not row.votes.measures:
             return row
         for rank in range(shape.size):
             has_loss, loss, seconds = next(rest), next(rest), next(rest)
@@ -222,7 +238,7 @@ class Measured:
         has_loss = self.loss is not None
         step = float(self.step)
         return RankRow(
-            Votes(needs_norm=float(self.needs_norm)),
+            Votes(measures=1.0, needs_norm=float(self.needs_norm)),
             sums=sums,
             slots={rank: Slot(float(has_loss), self.loss or 0.0, self.seconds, self.peaks)},
             whole={key: Squares(1.0, step, values) for key, values in self.whole.items()},

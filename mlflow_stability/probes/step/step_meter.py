@@ -120,6 +120,8 @@ class StepMeter:
         """Runs right before gradients are computed."""
         again = self._evaluating and self._evaluated
         if self._control is not None and not again:
+            if self._ranks.waits and self.capture.stepped and not self._evaluating:
+                self._end_capture()  # all processes send what they measured of it before they agree on anything
             self._control.before_backward(tensors)
         self._since.in_backward = True
         if again:

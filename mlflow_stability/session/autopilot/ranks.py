@@ -182,13 +182,14 @@ class SeveralRanks(Ranks):
     def agree(self, done: bool) -> bool:
         """Whether all processes have done it; each must come here, whatever its own result is."""
         self._settle()
-        row = self._ask(RankRow(Votes(done=float(done))))
+        row = self._ask(RankRow(Votes(agrees=1.0, done=float(done))))
         return row is not None and row.votes.done == self._exchange.size
 
     def target_of_first(self, step: int) -> int:
         """The step that the first process says, which decides; each must come here. -1: none."""
         self._settle()
-        row = self._ask(RankRow(orders=Orders(next_target=1.0 + step if self._decides else 0.0)))
+        orders = Orders(next_target=1.0 + step if self._decides else 0.0)
+        row = self._ask(RankRow(Votes(agrees=1.0), orders))
         return -1 if row is None else round(row.orders.next_target) - 1
 
     def forget(self) -> None:
@@ -233,7 +234,7 @@ class SeveralRanks(Ranks):
     def _vote(self, broken: bool, *, is_off: bool = False, has_waited: bool = False) -> bool:
         """Exchange the flag, and with the first one of a capture all that this process has to say of it."""
         row = self._mine if self._received is None else RankRow()
-        row.votes = Votes(broken=float(broken), guard_off=float(is_off))
+        row.votes = Votes(steps=1.0, broken=float(broken), guard_off=float(is_off))
         is_first = self._received is None
         if is_first and self._capture is not None:
             row.sums = _sums_of(self._capture, has_waited)

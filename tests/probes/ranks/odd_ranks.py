@@ -2,7 +2,8 @@
 
 Arguments: what is odd, the folder for the journal, and whether the autopilot is on. `failed`: what counts captures
 fails on rank 1; `norms`: what measures weights fails there; `none`: rank 1 has no gradients; `uneven`: rank 1 has fewer
-batches, inside `Join`; `killed`: rank 1 is killed where the script itself waits for nobody.
+batches, inside `Join`; `extra`: rank 1 asks for an agreement that rank 0 knows nothing of; `killed`: rank 1 is killed
+where the script itself waits for nobody.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def be_odd(odd: str) -> None:
     assert session is not None
     if odd == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if odd == "extra":
+        session._lifecycle._ranks.agree(True)
     if odd == "failed":
         session._meter._steps = None  # type: ignore[assignment]
     if odd == "norms":

@@ -71,6 +71,15 @@ def test_one_with_fewer_batches_holds_nobody_up(tmp_path: Path, mode: str) -> No
     assert NO_MORE not in first.errors
 
 
+def test_ranks_that_are_out_of_step_notice_it_and_go_on_alone(tmp_path: Path) -> None:
+    first, second, rows = trained("extra", tmp_path, "autopilot")
+    assert second.code == 0
+    assert len(second.printed.splitlines()) == STEPS
+    assert steps_with("grad_norm", rows) == list(range(1, ODD_AT))
+    assert first.errors.count(NO_MORE) == 1
+    assert "processes make different steps" in first.errors
+
+
 @MODES
 def test_one_that_is_killed_holds_nobody_up(tmp_path: Path, mode: str) -> None:
     first, second, rows = trained("killed", tmp_path, mode)

@@ -27,7 +27,7 @@ LAYOUT = Layout(layers=2, partial=3, names=77)
 
 def summed(*measured: Measured, names: tuple[int, ...] = ()) -> tuple[RankTable, Agreed]:
     size = len(measured)
-    shape = Shape(size, True, LAYOUT.layers, LAYOUT.partial)
+    shape = Shape(size, LAYOUT.layers, LAYOUT.partial)
     said = names or (LAYOUT.names,) * size
     rows = [each.row(rank, shape, name) for rank, (each, name) in enumerate(zip(measured, said, strict=True))]
     return table_of(sum_of(rows, shape), size, said[0])
@@ -36,19 +36,20 @@ def summed(*measured: Measured, names: tuple[int, ...] = ()) -> tuple[RankTable,
 def sum_of(rows: list[RankRow], shape: Shape) -> RankRow:
     """As it arrives in every process."""
     sent = [each.numbers(shape) for each in rows]
-    assert len({len(row) for row in sent}) == 1
+    assert {len(row) for row in sent} == {shape.numbers}
     return RankRow.of([sum(column) for column in zip(*sent, strict=True)], shape)
 
 
-@pytest.mark.parametrize("shape", [Shape(2), Shape(2, True), Shape(2, True, partial=3), Shape(2, True, 2, 3)])
-def test_every_field_arrives_under_its_own_name(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", [Shape(2), Shape(2, partial=3), Shape(2, 2, 3)])
+@pytest.mark.parametrize("measures", [0.0, 2.0])
+def test_every_field_arrives_under_its_own_name(shape: Shape, measures: float) -> None:
     sent = RankRow(
-        Votes(*range(1, len(Votes._fields) + 1)),
+        Votes(*range(1, len(Votes._fields) + 1))._replace(measures=measures),
         Orders(*range(101, 101 + len(Orders._fields))),
         Sums(*range(201, 201 + len(Sums._fields))),
         conditions={1: 3},
     )
-    if shape.has_numbers:
+    if measures:
         peaks = RankPeaks(broken=3, spike=5, spike_loss=2.5, spike_level=0.5, spike_z=9.0, slow=4, slow_seconds=2.0)
         sent.slots = {0: Slot(), 1: Slot(1.0, 7.5, 0.25, peaks)}
         sent.whole = {
@@ -57,7 +58,7 @@ def test_every_field_arrives_under_its_own_name(shape: Shape) -> None:
             "momentum": Squares(1.0, 10.0, [6.0]),
         }
         sent.partial = [1.0, -2.0, 0.5] if shape.partial else []
-    if shape.layers:
+    if measures and shape.layers:
         sent.by_layer = {
             "norms": Squares(2.0, 20.0, [float(at) for at in range(6)]),
             "updates": Squares(2.0, 20.0, [float(at) for at in range(4)]),
@@ -67,12 +68,11 @@ def test_every_field_arrives_under_its_own_name(shape: Shape) -> None:
 
 
 def test_rows_that_say_different_things_have_the_same_length() -> None:
-    shape = Shape(2, True, LAYOUT.layers, LAYOUT.partial)
-    last = RankRow(Votes(leaving=1.0))
+    shape = Shape(2, LAYOUT.layers, LAYOUT.partial)
     measured = Measured(1, 5, 1.0, squares=9.0, partial=(1.0, 2.0, 0.0), whole={"norms": (1.0, 2.0, 3.0)})
-    told = sum_of([last, measured.row(1, shape, LAYOUT.names)], shape)
-    assert told.votes.leaving == 1.0
-    assert table_of(told, 2, LAYOUT.names)[0].norm is None
+    row = sum_of([RankRow(Votes(leaving=1.0)), measured.row(1, shape, LAYOUT.names)], shape)
+    assert (row.votes.leaving, row.votes.measures) == (1.0, 1.0)
+    assert table_of(row, 2, LAYOUT.names)[0].norm is None
 
 
 def test_squares_add_up_and_values_that_are_not_whole_are_summed_before_they_are_squared() -> None:
