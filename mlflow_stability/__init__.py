@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
     from mlflow_stability.analysis.judge import judge
     from mlflow_stability.analysis.load import load_run
+    from mlflow_stability.analysis.parameter_histograms import parameter_histograms
     from mlflow_stability.demo.simulate import Simulation, simulate
     from mlflow_stability.errors import TrainingDiverged
     from mlflow_stability.probes.model_check import check
@@ -79,6 +80,7 @@ __all__ = [
     "flush",
     "judge",
     "load_run",
+    "parameter_histograms",
     "restore",
     "simulate",
 ]
@@ -118,6 +120,7 @@ PUBLIC = {
     "flush": "mlflow_stability.session.autolog",
     "judge": "mlflow_stability.analysis.judge",
     "load_run": "mlflow_stability.analysis.load",
+    "parameter_histograms": "mlflow_stability.analysis.parameter_histograms",
     "restore": "mlflow_stability.recovery.checkpoints.resume_by_run",
     "simulate": "mlflow_stability.demo.simulate",
 }

@@ -123,8 +123,11 @@ class _Ridge:
     """As a share of the highest."""
 
 
-def histogram_ridges(tables: Sequence[LayerTable], subtitle: str = "") -> Picture:
-    """The layers at the newest of these steps, and beneath over all of them the layer that changed most."""
+def histogram_ridges(tables: Sequence[LayerTable], subtitle: str = "", rows: str = "") -> Picture:
+    """The layers at the newest of these steps, and beneath over all of them the layer that changed most.
+
+    ``rows``: what the rows are, in place of "layers at step 100".
+    """
     with our_style():
         tables = [each for each in tables if each.has_histograms and each.layers]
         if not tables:
@@ -133,7 +136,7 @@ def histogram_ridges(tables: Sequence[LayerTable], subtitle: str = "") -> Pictur
         shapes = [shape_of(newest, row) for row in range(len(newest.layers))]
         layers = _layers(newest, shapes)
         if len(tables) < 2:
-            return _drawn(newest.what, [layers], [_all_in_words(newest, shapes)], subtitle)
+            return _drawn(newest.what, [layers], [_all_in_words(newest, shapes, rows)], subtitle)
         words = _all_in_words(newest, shapes)
         over, layer = _to_follow(tables, shapes)
         if not layer:
@@ -257,11 +260,11 @@ def _number(value: float, plain: bool) -> str:
     return f"{mantissa}e{int(power)}"
 
 
-def _all_in_words(table: LayerTable, shapes: Sequence[Shape]) -> str:
+def _all_in_words(table: LayerTable, shapes: Sequence[Shape], rows: str = "") -> str:
     found = Counter(_WORDS.get(each, each) for each in shapes)
     counts = ", ".join(f"{count:,} {name}" for name, count in found.most_common())
     drawn = f"{MOST_RIDGES} of them drawn" if len(shapes) > MOST_RIDGES else ""
-    return "; ".join(filter(None, [f"{len(shapes):,} layers at step {table.step:,}: {counts}", drawn]))
+    return "; ".join(filter(None, [f"{len(shapes):,} {rows or f'layers at step {table.step:,}'}: {counts}", drawn]))
 
 
 def _nothing(subtitle: str) -> Picture:

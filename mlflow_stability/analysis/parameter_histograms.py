@@ -1,0 +1,102 @@
+"""Draws how the weights of a model, or their gradients, are spread now, without a recording.
+
+In: a model, or anything else with `named_parameters`. Out: a matplotlib figure, in the form of the recorded pictures.
+Guarantees: nothing of the model changes; torch is not loaded here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.figures.layers.histogram_ridge import histogram_ridges
+from mlflow_stability.figures.style import Picture
+from mlflow_stability.vocabulary.argument import did_you_mean, one_of, shown, with_known_names
+from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable
+
+MOST_VALUES = 1_000_000
+"""Maximum number of values of one tensor that are looked at, at even distances."""
+MARGIN = 0.5
+"""How far a histogram reaches beyond p1 and p99, in parts of their distance."""
+
+
+@with_known_names
+def parameter_histograms(
+    model: Any,
+    parameter: str | None = None,
+    of: Literal["weight", "gradient"] = "weight",
+    *,
+    save_path: str | os.PathLike[str] | None = None,
+) -> Picture:
+    """Histograms of a model's weights or gradients as they are now, with their width and the name of their shape.
+
+    A shape is healthy, multi-modal, heavy-tailed, shifted or collapsed. Raises ``SettingsError`` where there is no such
+    parameter, or none with a gradient.
+
+    Args:
+        model: A ``torch.nn.Module``.
+        parameter: The name of a parameter, or the beginning of several: ``"blocks.3"``. Default: all.
+        of: ``"weight"``, or ``"gradient"`` for what `backward` left.
+        save_path: A file that the figure is written to.
+
+    Returns:
+        A matplotlib figure.
+    """
+    one_of("weight", "gradient")["takes"].checked("of", of)
+    if not callable(getattr(model, "named_parameters", None)):
+        raise SettingsError(f"model must be a torch.nn.Module; got {shown(model)}.")
+    chosen = _chosen(dict(model.named_parameters()), parameter)
+    values = {name: _values(tensor if of == "weight" else tensor.grad) for name, tensor in chosen.items()}
+    values = {name: array for name, array in values.items() if array.size}
+    if not values:
+        missing = "values" if of == "weight" else "a gradient: call it after backward() and before zero_grad()"
+        raise SettingsError(f"No parameter {'of the model' if parameter is None else repr(parameter)} has {missing}.")
+    picture = histogram_ridges([_table(of, values)], type(model).__name__, "parameters now")
+    if save_path is not None:
+        picture.savefig(save_path, dpi=150)
+    return picture
+
+
+def _chosen(parameters: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
+    if name is None:
+        return parameters
+    found = {each: tensor for each, tensor in parameters.items() if each == name or each.startswith(f"{name}.")}
+    if not found:
+        raise SettingsError(f"The model has no parameter {name!r}.{did_you_mean(name, parameters)}")
+    return found
+
+
+def _values(tensor: Any) -> NDArray[np.float64]:
+    if tensor is None or not tensor.numel() or tensor.is_meta:
+        return np.zeros(0)
+    flat = tensor.detach().to_dense().flatten() if tensor.is_sparse else tensor.detach().flatten()
+    sample = flat[:: -(-flat.numel() // MOST_VALUES)]
+    array: NDArray[np.float64] = sample.double().cpu().numpy()
+    return array
+
+
+def _table(of: str, values: Mapping[str, NDArray[np.float64]]) -> LayerTable:
+    rows = [_row(array) for array in values.values()]
+    statistics, percentiles, edges, counts = (np.array([row[part] for row in rows]) for part in range(4))
+    return LayerTable(0, 0, of, tuple(values), statistics, percentiles, edges, counts.astype(np.int64))
+
+
+def _row(array: NDArray[np.float64]) -> tuple[Iterable[float], NDArray[np.float64], NDArray[np.float64], Any]:
+    """Statistics, percentiles, edges and counts as a recording has them; NaN where a value is not finite."""
+    if not np.isfinite(array).all():
+        return np.full(4, np.nan), np.full(len(LEVELS), np.nan), np.zeros(BINS + 1), np.zeros(BINS)
+    statistics = (float(array.mean()), float(array.std()), float(np.abs(array).max()), float((array == 0).mean()))
+    percentiles = np.quantile(array, LEVELS)
+    first, last = percentiles[LEVELS.index(0.01)], percentiles[LEVELS.index(0.99)]
+    reach = MARGIN * (last - first)
+    low, high = max(percentiles[0], first - reach), min(percentiles[-1], last + reach)
+    if not high > low:
+        edges = np.full(BINS + 1, low)
+        return statistics, percentiles, edges, np.r_[len(array), np.zeros(BINS - 1)]
+    counts, edges = np.histogram(np.clip(array, low, high), BINS, (low, high))
+    return statistics, percentiles, edges, counts
