@@ -7,6 +7,7 @@ of its own, recorded as any other training.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from mlflow_stability.analysis.diagnose import diagnose
 from mlflow_stability.demo.failures.catalog import SIMULATIONS, known_simulation
 from mlflow_stability.demo.processes import Training, train
 from mlflow_stability.errors import TrackingError
+from mlflow_stability.figures.loss_pairs import LossPair, loss_pairs
+from mlflow_stability.figures.style import Picture
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis
 
@@ -51,6 +54,25 @@ class Simulation:
     def found(self) -> bool:
         """Whether the diagnosis names a right cause."""
         return self.cause in self.causes
+
+    def picture(self, *others: Simulation, save_path: str | os.PathLike[str] | None = None) -> Picture:
+        """The losses of both trainings, with those of other simulations beside them: a matplotlib figure.
+
+        Args:
+            others: Further simulations, one panel each.
+            save_path: A file that it is written to.
+        """
+        pairs = [each._losses() for each in (self, *others)]
+        figure = loss_pairs(pairs, "Simulated failures" if others else f"Simulated failure: {self.name}")
+        if save_path is not None:
+            figure.savefig(save_path, dpi=150)
+        return figure
+
+    def _losses(self) -> LossPair:
+        first = min((finding.start for finding in self.diagnosis.findings), default=None)
+        mark = "right" if self.found else "not the cause"
+        conclusion = f"{self.cause.replace('_', ' ')}: {mark}" if self.cause else "no cause named"
+        return LossPair(self.name, conclusion, self.healthy_losses, self.losses, first)
 
     def __repr__(self) -> str:
         return f"<Simulation {self.name}: {self.what} Diagnosis: {self.diagnosis.verdict}>"
