@@ -105,6 +105,8 @@ def _fitted(remedy: Remedy, episode: Finding, facts: Facts, at: int) -> Remedy |
     limit = facts.settings.max_norm
     if remedy == CLIP_AT_1 and limit is not None:
         return replace(remedy, target=1.0 if limit > 1.0 else limit / 2, baseline=limit)
+    if action is Action.MATCH_SCHEDULE_LENGTH:
+        return replace(remedy, module=facts.settings.schedule)
     if "saved" in action.parts:
         at = _batch_to_inspect(episode, at)
         remedy = replace(remedy, path=file_of(facts.batches.get((episode.attempt, at))))

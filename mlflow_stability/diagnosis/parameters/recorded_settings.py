@@ -23,6 +23,8 @@ ADAM = re.compile(r"adam|lamb", re.IGNORECASE)
 """Optimizers that divide by what they remember of the size of gradients."""
 BETAS = re.compile(r"[\[(]\s*(?P<first>\d*\.?\d+(?:e-?\d+)?)\s*,\s*(?P<second>\d*\.?\d+(?:e-?\d+)?)\s*[\])]$")
 OTHERS = re.compile(r"^(?:sgd|asgd|rmsprop|adagrad|adadelta|rprop|lbfgs|lion|muon)\b", re.IGNORECASE)
+SCHEDULE_LENGTHS = ("T_max", "total_iters", "total_steps", "milestones")
+"""What the schedules of torch call their length."""
 DEFAULT_RATES: tuple[tuple[re.Pattern[str], float], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), rate)
     for pattern, rate in (
@@ -51,6 +53,8 @@ class RecordedSettings:
     """Whether all of its optimizers are known to be SGD."""
     betas: tuple[tuple[float, float], ...] | None = ()
     """Of all parameter groups, each pair once; empty: not recorded; None: they were changed while it trained."""
+    schedule: str = ""
+    """The learning-rate schedule with its length, ``CosineAnnealingLR, T_max=150``; empty: not recorded, or several."""
 
 
 def settings_of(history: RunHistory) -> RecordedSettings:
@@ -68,6 +72,7 @@ def settings_of(history: RunHistory) -> RecordedSettings:
         is_adam(history),
         is_sgd(history),
         None if betas_changed else _betas(history.params),
+        _schedule(history.params),
     )
 
 
@@ -99,6 +104,15 @@ def _betas(params: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
     pairs = [BETAS.match(value.strip()) for key, value in params.items() if re.split(r"[./]", key)[-1] == "betas"]
     found = [(float(each["first"]), float(each["second"])) for each in pairs if each is not None]
     return tuple(dict.fromkeys(each for each in found if max(each) < 1))
+
+
+def _schedule(params: Mapping[str, str]) -> str:
+    names = {key: value for key, value in params.items() if re.search(r"(?:^|[./])scheduler(?:_\d+)?$", key)}
+    if len(names) != 1:
+        return ""
+    ((key, name),) = names.items()
+    lengths = [f"{length}={params[f'{key}.{length}']}" for length in SCHEDULE_LENGTHS if f"{key}.{length}" in params]
+    return ", ".join([name, *lengths])
 
 
 def optimizers_of(history: RunHistory) -> list[str]:

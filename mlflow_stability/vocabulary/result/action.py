@@ -29,7 +29,7 @@ class Action(Enum):
     KEEP_PEAK_RATE = "Keep the peak learning rate."
     CHECK_SCHEDULE = "Check the learning-rate schedule.", Topic.SCHEDULE
     MATCH_SCHEDULE_LENGTH = (
-        "Set the length of the learning-rate schedule to the number of optimizer steps.",
+        "Set the length of the learning-rate schedule{of} to the number of optimizer steps.",
         Topic.SCHEDULE,
     )
     CHECK_SCHEDULE_AT_RESUME = (

@@ -32,7 +32,7 @@ class Remedy:
     unit: str = "step"
     """What the log calls a step: ``epoch`` where it counts nothing else."""
     module: str = ""
-    """The module or the optimizer that it is about."""
+    """The module, the optimizer or the schedule that it is about."""
     path: str = ""
     """The file that the batch is saved in."""
     text: str = ""
@@ -87,6 +87,7 @@ class Remedy:
             "at": "" if self.step is None else f" at {self.unit} {self.step}",
             "saved": f" (saved as {self.path})" if self.path else "",
             "module": self.module,
+            "of": f" ({self.module})" if self.module else "",
             "text": self.text,
         }
 

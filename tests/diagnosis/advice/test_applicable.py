@@ -280,3 +280,25 @@ def test_the_batch_of_a_skipped_step_is_to_be_inspected_once() -> None:
     twice = (Remedy(Action.INSPECT_BATCH, step=301), Remedy(Action.INSPECT_FIRST_SKIPPED))
     assert one_of_each(twice) == twice[:1]
     assert one_of_each(twice[1:]) == twice[1:]
+
+
+@pytest.mark.parametrize(
+    ("params", "schedule"),
+    [
+        (
+            {"stability.scheduler": "CosineAnnealingLR", "stability.scheduler.T_max": "150"},
+            " (CosineAnnealingLR, T_max=150)",
+        ),
+        ({"stability.scheduler": "LambdaLR"}, " (LambdaLR)"),
+        ({"stability.scheduler": "StepLR", "stability.optimizer_1.scheduler": "LambdaLR"}, ""),
+        ({}, ""),
+    ],
+)
+def test_advice_about_a_schedule_names_it(params: dict[str, str], schedule: str) -> None:
+    rates = np.where(np.arange(400) < 150, 0.003 * (1 - np.arange(400) / 150), 0.0)
+    diagnosis = diagnosis_of(run_of(metric_of("loss", falling(400)), metric_of("learning_rate", rates), params=params))
+    (finding,) = diagnosis.findings
+    assert finding.kind == "learning_rate_zero"
+    assert str(finding.remedies[0]) == (
+        f"Set the length of the learning-rate schedule{schedule} to the number of optimizer steps."
+    )
