@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
@@ -15,6 +18,18 @@ class Scalar:
     step: int
     value: float
     time: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerHistogram:
+    """The gradients or weights of one layer at one step."""
+
+    key: str
+    step: int
+    time: float
+    edges: NDArray[np.float64]
+    """Where bins begin and end: one more than `counts`."""
+    counts: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +47,9 @@ class ScalarWriter(Protocol):
 
     def write(self, scalars: Sequence[Scalar]) -> None:
         """Write these, so that they are there when this returns; `MirrorError` if that is not possible."""
+
+    def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
+        """The same of histograms."""
 
     def saved(self) -> Mapping[str, Any]:
         """What a new writer needs in order to go on behind what was written so far, as plain JSON."""

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mlflow_stability.alerts.metrics.scalar_writer import MirroredRun, Scalar
+from mlflow_stability.alerts.metrics.scalar_writer import LayerHistogram, MirroredRun, Scalar
 
 FOLDER = "runs"
 """Where TensorBoard's users keep their runs."""
@@ -25,10 +25,11 @@ class TensorBoardWriter:
 
     def __init__(self, target: str, run: MirroredRun, saved: Mapping[str, Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.histogram_pb2 import HistogramProto
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary = Event, Summary
+        self._event, self._summary, self._histogram = Event, Summary, HistogramProto
         folder = Path(run.directory, target or FOLDER, f"{run.name}-{run.run_id[:8]}" if run.name else run.run_id)
         known = saved.get("file")
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.mlflow-stability"
@@ -48,6 +49,24 @@ class TensorBoardWriter:
         for (step, when), several in groupby(scalars, key=lambda each: (each.step, each.time)):
             values = [self._summary.Value(tag=each.key, simple_value=each.value) for each in several]
             event = self._event(wall_time=when, step=step, summary=self._summary(value=values))
+            self._records.write(event.SerializeToString())
+        self._file.flush()
+
+    def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
+        """Append one event for each histogram."""
+        for each in histograms:
+            centers = (each.edges[1:] + each.edges[:-1]) / 2
+            histogram = self._histogram(
+                min=each.edges[0],
+                max=each.edges[-1],
+                num=each.counts.sum(),
+                sum=each.counts @ centers,
+                sum_squares=each.counts @ centers**2,
+                bucket_limit=each.edges[1:],
+                bucket=each.counts,
+            )
+            summary = self._summary(value=[self._summary.Value(tag=each.key, histo=histogram)])
+            event = self._event(wall_time=each.time, step=each.step, summary=summary)
             self._records.write(event.SerializeToString())
         self._file.flush()
 

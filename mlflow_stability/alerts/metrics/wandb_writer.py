@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from mlflow_stability.alerts.metrics.scalar_writer import MirroredRun, Scalar
+from mlflow_stability.alerts.metrics.scalar_writer import LayerHistogram, MirroredRun, Scalar
 
 PROJECT = "mlflow-stability"
 STEP = "stability/step"
@@ -38,6 +38,14 @@ class WandbWriter:
         """Log the values of each step."""
         for step, several in groupby(scalars, key=lambda each: each.step):
             self._run.log({STEP: step, **{each.key: each.value for each in several}})
+
+    def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
+        """Log the histograms of each step."""
+        import wandb
+
+        for step, several in groupby(histograms, key=lambda each: each.step):
+            drawn = {each.key: wandb.Histogram(np_histogram=(each.counts, each.edges)) for each in several}
+            self._run.log({STEP: step, **drawn})
 
     def saved(self) -> Mapping[str, Any]:
         """W&B finds its run by the id."""

@@ -1,4 +1,4 @@
-"""The scalars of one recording in another tool: the points that MLflow's charts get, under the same keys.
+"""One recording in another tool: the points that MLflow's charts get, under the same keys, and histograms by layer.
 
 In: records, from the position up to which they were mirrored. Out: points, on a thread of its own: some tools take
 seconds to begin. Guarantees: neither the run nor the training waits for a mirror; one that fails is reported once and
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from mlflow_stability.alerts.message import RunLink
@@ -22,6 +23,7 @@ from mlflow_stability.alerts.metrics.wandb_writer import WandbWriter
 from mlflow_stability.courier.process.training_process import TrainingState
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
+from mlflow_stability.courier.sinks.mirrored_histograms import histograms_of, new_histograms
 from mlflow_stability.courier.sinks.outlet import Outlet, OutletPlan
 from mlflow_stability.journal.layout import mirror_page
 from mlflow_stability.journal.record import Record
@@ -69,15 +71,27 @@ class MirrorOutlet(Outlet):
 
     def log(self, points: Sequence[Point], section: str) -> None:
         """Write points under the keys that MLflow has for them."""
+        self._open_writer().write(
+            [Scalar(metric_key(each.signal, section), each.step, each.value, each.time) for each in points]
+        )
+
+    def _open_writer(self) -> ScalarWriter:
         if self._writer is None:
             link = self.link or RunLink(self._opening.run_id or self._opening.recording)
             run = MirroredRun(link.run_id, link.name, self._opening.directory)
             kind = TensorBoardWriter if self._mirror.tool == TENSORBOARD else WandbWriter
             self._writer = kind(self._mirror.target, run, self._progress.of_writer)
             self._progress.saved = self._writer.saved
-        self._writer.write(
-            [Scalar(metric_key(each.signal, section), each.step, each.value, each.time) for each in points]
-        )
+        return self._writer
+
+    def _send_histograms(self, over: bool) -> None:
+        """Write the histograms of the tables of layers that have come since, step by step."""
+        for step, files in new_histograms(self._progress.folder, self._progress.tables_until, over=over):
+            self._open_writer().write_histograms(
+                [each for file in files for each in histograms_of(file, self._progress.section, self._progress.offset)]
+            )
+            self._progress.tables_until = step
+            self._progress.save()
 
     def _take(self, record: Record) -> None:
         self._metrics.until = self.until
@@ -130,6 +144,7 @@ class MirrorOutlet(Outlet):
     def _send_all(self, over: bool) -> bool:
         error = None
         try:
+            self._send_histograms(over)
             while self._metrics.flush(over):
                 pass
             if self._metrics.done:
@@ -156,9 +171,16 @@ class _Progress:
         self._page = mirror_page(delivered.folder, mirror.key)
         page = read_page(self._page)
         self.metrics_until: int = page.get("until", 0)
+        self.tables_until: int = page.get("tables", -1)
+        """The last step whose histograms have been written."""
         self.thinning: dict[str, Any] = page.get("thinning", {})
         self.of_writer: dict[str, Any] = page.get("writer", {})
         self.saved: Callable[[], Mapping[str, Any]] = dict
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the recording."""
+        return self._delivered.folder
 
     @property
     def offset(self) -> int:
@@ -173,4 +195,5 @@ class _Progress:
     def save(self) -> None:
         """Keep it."""
         self.of_writer = dict(self.saved())
-        write_page(self._page, {"until": self.metrics_until, "thinning": self.thinning, "writer": self.of_writer})
+        page = {"until": self.metrics_until, "tables": self.tables_until, "thinning": self.thinning}
+        write_page(self._page, {**page, "writer": self.of_writer})

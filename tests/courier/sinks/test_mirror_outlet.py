@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from courier.staging import Training, kill
+from figures.layers import normal, table
+from journal.test_layer_tables import bare
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.util.tensor_util import make_ndarray
 from waiting import wait_until
 
 from mlflow_stability.alerts.metrics.mirrors import Mirror, mirrors_of
@@ -21,6 +25,7 @@ from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.importers.open_log import read
+from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.vocabulary import Closing
 
 BOARD = OutletSettings(mirrors=(Mirror("tensorboard", "board"),))
@@ -44,12 +49,28 @@ def advance(session: SessionDelivery, until: Callable[[], object], seconds: floa
 def on_the_board(folder: Path) -> Points:
     """The points of all event files, by key; each point as often as it is there."""
     found: Points = {}
+    for step, value in values_in(folder):
+        if value.metadata.plugin_data.plugin_name != "histograms":
+            (number,) = value.tensor.float_val
+            found.setdefault(value.tag, []).append((step, number))
+    return {key: sorted(points) for key, points in found.items()}
+
+
+def values_in(folder: Path) -> Iterator[tuple[int, Any]]:
     for file in folder.rglob("events.out.tfevents.*"):
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
-                (number,) = value.tensor.float_val
-                found.setdefault(value.tag, []).append((event.step, number))
-    return {key: sorted(points) for key, points in found.items()}
+                yield event.step, value
+
+
+def histograms_in(folder: Path) -> list[tuple[int, str, float]]:
+    """The step, the key and the number of values of each histogram."""
+    found = [
+        (step, value.tag, float(make_ndarray(value.tensor)[:, 2].sum()))
+        for step, value in values_in(folder)
+        if value.metadata.plugin_data.plugin_name == "histograms"
+    ]
+    return sorted(found)
 
 
 def in_mlflow(uri: str, run_id: str) -> Points:
@@ -81,13 +102,35 @@ def test_tensorboard_has_the_points_of_mlflow_under_the_same_keys(root: Path, sq
     assert {each.name for each in imported.metrics} == set(found)
 
 
+def test_tensorboard_has_the_histograms_of_layers(root: Path, sqlite_uri: str, tmp_path: Path) -> None:
+    training = Training(root, sqlite_uri)
+    training.train(1, 40)
+    for step in (10, 20):
+        keep_histograms(training, step)
+    write_layer_table(training.journal.folder, bare(30))
+    training.end(Closing("finished", "", 40, time.time()))
+    session = SessionDelivery(training.folder, sqlite_uri, lambda: False, BOARD)
+    advance(session, lambda: session.over)
+    keys = [f"stability/histograms/{what}/{layer}" for what in ("gradient", "weight") for layer in ("head", "stem")]
+    assert histograms_in(tmp_path / "board") == [(step, key, 4096.0) for step in (10, 20) for key in keys]
+
+
+def keep_histograms(training: Training, step: int) -> None:
+    for what in ("gradient", "weight"):
+        write_layer_table(training.journal.folder, table(step, ["stem", "head"], [normal()], what))
+
+
 @pytest.mark.slow
 def test_a_killed_courier_leaves_no_point_out_and_none_twice(root: Path, sqlite_uri: str, tmp_path: Path) -> None:
     training = Training(root, sqlite_uri, interactive=True)
     courier = training.start_courier(**{VARIABLE: BOARD.text()})
     training.train(1, 300)
+    for step in range(10, 300, 10):
+        keep_histograms(training, step)
     wait_until(lambda: list(training.folder.glob("*/mirror_tensorboard.json")), 60)
     training.train(301, 400)
+    for step in range(300, 400, 10):
+        keep_histograms(training, step)
     time.sleep(1.2)
     kill(courier)
     (file,) = (tmp_path / "board").rglob("events.out.tfevents.*")
@@ -99,6 +142,8 @@ def test_a_killed_courier_leaves_no_point_out_and_none_twice(root: Path, sqlite_
     run_id = read_page(page)["run_id"]
     assert training.start_courier(**{VARIABLE: BOARD.text()}).wait(120) == 0
     assert on_the_board(tmp_path / "board") == in_single_precision(in_mlflow(sqlite_uri, run_id))
+    steps = [step for step, key, _ in histograms_in(tmp_path / "board") if key.endswith("weight/head")]
+    assert steps == list(range(10, 400, 10))
 
 
 def test_a_folder_that_cannot_be_written_is_reported_once_and_holds_nothing_up(
