@@ -32,7 +32,7 @@ class WandbWriter:
             resume="allow",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, save_code=False),
         )
-        self._run.define_metric("*", step_metric=STEP)
+        self._run.define_metric("*", step_metric=STEP, summary="min,mean,last")
 
     def write(self, scalars: Sequence[Scalar]) -> None:
         """Log the values of each step."""
