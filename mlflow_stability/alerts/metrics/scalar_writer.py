@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
@@ -20,16 +17,16 @@ class Scalar:
     time: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class LayerHistogram:
     """The gradients or weights of one layer at one step."""
 
     key: str
     step: int
     time: float
-    edges: NDArray[np.float64]
+    edges: Sequence[float]
     """Where bins begin and end: one more than `counts`."""
-    counts: NDArray[np.int64]
+    counts: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

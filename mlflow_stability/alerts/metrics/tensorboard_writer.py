@@ -10,7 +10,8 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,13 @@ class TensorBoardWriter:
     def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
         """Append one event for each histogram."""
         for each in histograms:
-            centers = (each.edges[1:] + each.edges[:-1]) / 2
+            centers = [(low + high) / 2 for low, high in pairwise(each.edges)]
             histogram = self._histogram(
                 min=each.edges[0],
                 max=each.edges[-1],
-                num=each.counts.sum(),
-                sum=each.counts @ centers,
-                sum_squares=each.counts @ centers**2,
+                num=sum(each.counts),
+                sum=sum(map(mul, each.counts, centers)),
+                sum_squares=sum(count * center**2 for count, center in zip(each.counts, centers, strict=True)),
                 bucket_limit=each.edges[1:],
                 bucket=each.counts,
             )

@@ -36,7 +36,7 @@ def histograms_of(file: LayerTableFile, section: str, offset: int) -> list[Layer
         return []
     step, name = table.step + offset, f"{section}/histograms/{table.what}"
     return [
-        LayerHistogram(f"{name}/{layer}", step, written, edges, counts)
+        LayerHistogram(f"{name}/{layer}", step, written, edges.tolist(), counts.tolist())
         for layer, edges, counts in zip(table.layers, table.edges, table.counts, strict=True)
         if np.isfinite(edges).all()
     ]
