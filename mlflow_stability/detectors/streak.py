@@ -120,7 +120,7 @@ class LastingStreak(Streak):
     """A streak, and when its finding was made."""
 
     usual: float = 0.0
-    """The level before its first value: a baseline takes in what stays low."""
+    """The level when the finding was made: a baseline takes in what stays low."""
     found_step: int = 0
     found_time: float = 0.0
     is_lasting: bool = False
@@ -142,7 +142,7 @@ class LastingStreakDetector(StreakDetector):
 
     def look(self, state: LastingStreak, point: Point) -> Finding | None:
         """Look at the next point."""
-        if not state.length:
+        if not state.is_found:
             state.usual = point.center
         point = point._replace(center=state.usual)
         event = StreakDetector.look(self, state, point)

@@ -46,7 +46,7 @@ def test_metrics_of_two_ranks_are_served_by_the_courier_of_rank_0_alone(sqlite_u
     together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     arguments = "ddp_training.py", str(port), str(tmp_path / "seen")
     ranks = [start(*arguments, uri=sqlite_uri, RANK=str(rank), **together) for rank in range(2)]
-    (courier,) = wait_until(lambda: listeners(port), 150)
+    (courier,) = wait_until(lambda: [line for line in listeners(port) if "mlflow_stability.courier" in line], 150)
     assert f"-{ranks[0].pid}-" in courier, "the session of rank 0"
     (tmp_path / "seen").touch()
     printed = [each.communicate(timeout=240) for each in ranks]

@@ -50,7 +50,7 @@ def test_a_model_is_checked_with_all_that_its_factory_gives(name: str, capsys: p
     said = capsys.readouterr().out
     assert "Sequential: 1 warning." in said
     assert "WARNING not_in_optimizer" in said
-    assert "→ Add them to an optimizer, or set requires_grad to False." in said
+    assert "→ Add these parameters to an optimizer, or set their requires_grad to False." in said
     assert "Not checked" in said
     assert run(["check", f"{name}:READY"]) == 0
 
