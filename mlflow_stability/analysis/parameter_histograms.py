@@ -65,10 +65,10 @@ def parameter_histograms(
 def _chosen(parameters: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
     if name is None:
         return parameters
-    found = {each: tensor for each, tensor in parameters.items() if each == name or each.startswith(f"{name}.")}
-    if not found:
+    chosen = {known: tensor for known, tensor in parameters.items() if f"{known}.".startswith(f"{name}.")}
+    if not chosen:
         raise SettingsError(f"The model has no parameter {name!r}.{did_you_mean(name, parameters)}")
-    return found
+    return chosen
 
 
 def _values(tensor: Any) -> NDArray[np.float64]:

@@ -62,7 +62,7 @@ class Simulation:
             others: Further simulations, one panel each.
             save_path: A file that it is written to.
         """
-        pairs = [each._losses() for each in (self, *others)]
+        pairs = [simulation._losses() for simulation in (self, *others)]
         figure = loss_pairs(pairs, "Simulated failures" if others else f"Simulated failure: {self.name}")
         if save_path is not None:
             figure.savefig(save_path, dpi=150)

@@ -142,9 +142,10 @@ class LastingStreakDetector(StreakDetector):
 
     def look(self, state: LastingStreak, point: Point) -> Finding | None:
         """Look at the next point."""
-        if not state.is_found:
+        if state.is_found:
+            point = point._replace(center=state.usual)
+        else:
             state.usual = point.center
-        point = point._replace(center=state.usual)
         event = StreakDetector.look(self, state, point)
         if event is not None:
             state.found_step, state.found_time, state.is_lasting = point.step, point.time, False

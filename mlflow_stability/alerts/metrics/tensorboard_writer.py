@@ -55,19 +55,20 @@ class TensorBoardWriter:
 
     def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
         """Append one event for each histogram."""
-        for each in histograms:
-            centers = [(low + high) / 2 for low, high in pairwise(each.edges)]
-            histogram = self._histogram(
-                min=each.edges[0],
-                max=each.edges[-1],
-                num=sum(each.counts),
-                sum=sum(map(mul, each.counts, centers)),
-                sum_squares=sum(count * center**2 for count, center in zip(each.counts, centers, strict=True)),
-                bucket_limit=each.edges[1:],
-                bucket=each.counts,
+        for histogram in histograms:
+            edges, counts = histogram.edges, histogram.counts
+            centers = [(low + high) / 2 for low, high in pairwise(edges)]
+            drawn = self._histogram(
+                min=edges[0],
+                max=edges[-1],
+                num=sum(counts),
+                sum=sum(map(mul, counts, centers)),
+                sum_squares=sum(count * center**2 for count, center in zip(counts, centers, strict=True)),
+                bucket_limit=edges[1:],
+                bucket=counts,
             )
-            summary = self._summary(value=[self._summary.Value(tag=each.key, histo=histogram)])
-            event = self._event(wall_time=each.time, step=each.step, summary=summary)
+            summary = self._summary(value=[self._summary.Value(tag=histogram.key, histo=drawn)])
+            event = self._event(wall_time=histogram.time, step=histogram.step, summary=summary)
             self._records.write(event.SerializeToString())
         self._file.flush()
 

@@ -43,8 +43,11 @@ class WandbWriter:
         """Log the histograms of each step."""
         import wandb
 
-        for step, several in groupby(histograms, key=lambda each: each.step):
-            drawn = {each.key: wandb.Histogram(np_histogram=(each.counts, each.edges)) for each in several}
+        for step, of_step in groupby(histograms, key=lambda histogram: histogram.step):
+            drawn = {
+                histogram.key: wandb.Histogram(np_histogram=(histogram.counts, histogram.edges))
+                for histogram in of_step
+            }
             self._run.log({STEP: step, **drawn})
 
     def saved(self) -> Mapping[str, Any]:
