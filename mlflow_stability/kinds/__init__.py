@@ -25,6 +25,7 @@ from mlflow_stability.kinds.first_look.equal_weights import EqualWeights
 from mlflow_stability.kinds.first_look.inputs import InputScale, SameInput
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
 from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored, TargetsUnreachable
+from mlflow_stability.kinds.first_look.untied_weights import UntiedWeights
 from mlflow_stability.kinds.gradients.dead_layer import DeadLayer
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
@@ -122,6 +123,7 @@ __all__ = [
     "TargetsIgnored",
     "TargetsUnreachable",
     "ThroughputDrop",
+    "UntiedWeights",
     "UpdateRatioHigh",
     "UpdateRatioLow",
     "UpdatesLost",

@@ -28,6 +28,8 @@ def table() -> str:
         is_sent = each.quantity and each.quantity not in LOGGED_BY_THE_SCRIPT
         signal = f"`{metric_key(Signal(each.quantity))}`" if is_sent else ""
         kind = " (histogram)" if each is STEP_DURATION else " (labels `type`, `severity`)" if each is EVENTS else ""
+        if each.by_device:
+            kind = f" (labels `gpu_id`, `type`: `{each.type}`)" if each.type else " (label `gpu_id`)"
         rows.append(f"| {signal} | `{each.prometheus}`{kind} | `{each.otel}` | {each.meaning} |\n")
     return HEAD + "".join(rows)
 

@@ -86,3 +86,33 @@ def test_each_mistake_in_the_set_up_of_a_training_is_a_warning_of_its_own(tmp_pa
     assert {kind: (event.severity, event.message) for kind, event in found.items()} == (
         {mistake: (Severity.WARNING, MISTAKES[mistake])} if mistake else {}
     )
+
+
+class Language(nn.Module):
+    """A language model whose output layer is tied to its embedding, or began as a copy of it."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+        weight = self.embedding.weight
+        self.head.weight = weight if tied else nn.Parameter(weight.detach().clone())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.embedding(tokens))
+        return out
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_output_layer_that_is_a_copy_of_the_embedding_is_found_at_once(tmp_path: Path, tied: bool) -> None:
+    with flying(tmp_path) as flown:
+        torch.manual_seed(0)
+        model = Language(tied=tied)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            tokens = torch.randint(0, 12, (16,))
+            nn.CrossEntropyLoss()(model(tokens), tokens.roll(1)).backward()
+            optimizer.step()
+    found = [(event.step, event.severity, event.message) for event in flown.events("untied_weights")]
+    message = "Weight of head has the values of an embedding at step 1, but is another tensor: they are not tied."
+    assert found == ([] if tied else [(1, Severity.WARNING, message)])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mlflow_stability.alerts.metrics.run_metrics import BUCKETS, RunMetrics
-from mlflow_stability.alerts.metrics.signal_names import EVENTS, EVERYTHING, STEP_DURATION, SignalNames
+from mlflow_stability.alerts.metrics.signal_names import EVENTS, FAMILIES, STEP_DURATION, SignalNames
 
 INSTALL = "pip install 'mlflow-stability[otel]'"
 EVERY_SECONDS = 10.0
@@ -61,7 +61,8 @@ class OtelExporter:
             logging.getLogger(name).removeFilter(self._trouble)
 
     def _make(self, meter: Any) -> None:
-        for names in EVERYTHING:
+        for family in FAMILIES:
+            names = family[0]
             if names is STEP_DURATION:
                 self._step_times = meter.create_histogram(
                     names.otel, names.unit, names.meaning, explicit_bucket_boundaries_advisory=list(BUCKETS)
@@ -69,7 +70,7 @@ class OtelExporter:
                 self._metrics.on_step_time = self._record_step_time
             else:
                 made = meter.create_observable_counter if names.counter else meter.create_observable_gauge
-                made(names.otel, [self._observer(names)], names.unit, names.meaning)
+                made(names.otel, [self._observer(typed) for typed in family], names.unit, names.meaning)
 
     def _observer(self, names: SignalNames) -> Callable[[Any], Iterable[Any]]:
         from opentelemetry.metrics import Observation
@@ -82,6 +83,10 @@ class OtelExporter:
                     Observation(count, {**attributes, "type": kind, "severity": severity})
                     for (kind, severity), count in samples.events.items()
                 ]
+            if names.by_device:
+                labels = {**attributes, "type": names.type} if names.type else attributes
+                devices = samples.devices(names.quantity)
+                return [Observation(value, {**labels, "gpu_id": gpu_id}) for gpu_id, value in devices]
             value = samples.values.get(names.prometheus)
             return [] if value is None else [Observation(value, attributes)]
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from mlflow_stability.alerts.metrics.run_metrics import BUCKETS, RunMetrics, Samples
-from mlflow_stability.alerts.metrics.signal_names import EVENTS, EVERYTHING, KINDS_OF_SPIKES, STEP_DURATION
+from mlflow_stability.alerts.metrics.signal_names import EVENTS, FAMILIES, KINDS_OF_SPIKES, STEP_DURATION
 
 INSTALL = "pip install 'mlflow-stability[prometheus]'"
 _AGAIN_AFTER = 10.0
@@ -82,7 +82,8 @@ class PrometheusExporter:
 def _families(runs: Sequence[Samples]) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    for names in EVERYTHING:
+    for family in FAMILIES:
+        names = family[0]
         if names is STEP_DURATION:
             histogram = HistogramMetricFamily(names.prometheus, names.meaning, labels=LABELS)
             ends = [*map(str, BUCKETS), "+Inf"]
@@ -102,9 +103,18 @@ def _families(runs: Sequence[Samples]) -> Iterator[Any]:
                 for severity, count in run.spikes(names.prometheus).items():
                     counter.add_metric([*_labels(run), severity], count)
             yield counter
+        elif names.by_device:
+            labels = (*LABELS, "gpu_id", *(("type",) if names.type else ()))
+            gauge = GaugeMetricFamily(names.prometheus, names.meaning, labels=labels)
+            for run in runs:
+                for typed in family:
+                    for gpu_id, used in run.devices(typed.quantity):
+                        gauge.add_metric([*_labels(run), gpu_id, *([typed.type] if typed.type else [])], used)
+            if gauge.samples:
+                yield gauge
         else:
-            family = CounterMetricFamily if names.counter else GaugeMetricFamily
-            metric = family(names.prometheus, names.meaning, labels=LABELS)
+            made = CounterMetricFamily if names.counter else GaugeMetricFamily
+            metric = made(names.prometheus, names.meaning, labels=LABELS)
             for run in runs:
                 value = run.values.get(names.prometheus)
                 if value is not None:

@@ -36,12 +36,18 @@ class Samples:
     """``model_name`` and ``run_id``."""
     values: Mapping[str, float]
     """By the names that Prometheus has for them."""
+    of_devices: Mapping[tuple[str, str], float]
+    """What is measured of each device, by quantity and `gpu_id`."""
     events: Mapping[tuple[str, str], int]
     """How many, by type and severity."""
     buckets: tuple[int, ...]
     """How many step times were in each bucket, and in the last place how many were longer."""
     seconds: float
     """The sum of all step times."""
+
+    def devices(self, quantity: str) -> list[tuple[str, float]]:
+        """The value of each device, by `gpu_id`."""
+        return sorted((gpu_id, value) for (name, gpu_id), value in self.of_devices.items() if name == quantity)
 
     def spikes(self, name: str) -> dict[str, int]:
         """The number of spikes of one counter, by severity; of each severity, so that no series begins late."""
@@ -63,6 +69,7 @@ class RunMetrics:
     model_name: str = ""
     _step: int = 0
     _values: dict[str, float] = field(default_factory=dict)
+    _of_devices: dict[tuple[str, str], float] = field(default_factory=dict)
     _events: Counter[tuple[str, str]] = field(default_factory=Counter)
     _buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
     _seconds: float = 0.0
@@ -89,7 +96,8 @@ class RunMetrics:
                 values[name] = sum(count for (kind, _), count in self._events.items() if kind in kinds)
             values.setdefault(STEPS.prometheus, 0)
             labels = {"model_name": self.model_name, "run_id": self.run_id}
-            return Samples(labels, values, dict(self._events), tuple(self._buckets), self._seconds)
+            events, devices = dict(self._events), dict(self._of_devices)
+            return Samples(labels, values, devices, events, tuple(self._buckets), self._seconds)
 
     def _read(self, reading: StepReading) -> float | None:
         """Take a step in; gives how long it took, where that was measured."""
@@ -98,10 +106,13 @@ class RunMetrics:
             self._step = reading.step
             self._values[STEPS.prometheus] = self._values.get(STEPS.prometheus, 0) + 1
         for signal, value in zip(reading.signals, reading.values, strict=True):
-            if signal.place:
-                continue
             names = BY_QUANTITY.get(signal.quantity)
-            if names is not None:
+            if names is not None and names.by_device:
+                # Of a training on one device, signals do not name it.
+                self._of_devices[signal.quantity, signal.place.partition(":")[2] or "0"] = value
+            elif signal.place:
+                continue
+            elif names is not None:
                 self._set(names, value)
             elif signal.quantity == STEP_DURATION.quantity and value >= 0:
                 self._buckets[bisect_left(BUCKETS, value)] += 1

@@ -24,6 +24,10 @@ class SignalNames:
     """As OpenTelemetry writes units; ``1`` for plain numbers."""
     counter: bool = False
     """Whether it only grows: the value of a counter is the last one that was measured."""
+    type: str = ""
+    """Its label `type`, where several signals share the name."""
+    by_device: bool = False
+    """Whether it has the label `gpu_id`."""
 
     @property
     def otel(self) -> str:
@@ -36,7 +40,10 @@ class SignalNames:
 
 
 SIGNALS = tuple(
-    SignalNames(each.quantity, each.exported, each.short_meaning, each.unit, each.counter)
+    SignalNames(
+        *(each.quantity, each.exported, each.short_meaning, each.unit, each.counter),
+        *(each.exported_type, each.by_device),
+    )
     for each in sorted(signal_types().values(), key=lambda each: SECTIONS.index(each.section))
     if each.exported
 )
@@ -53,6 +60,11 @@ EVENTS = SignalNames("", "llm_training_events_total", "Events, by type and sever
 STEP_DURATION = SignalNames("step_time", "llm_step_duration_seconds", "Time from one step to the next", "s")
 """What is counted or gathered, and has no value in a reading; `STEP_DURATION` is a histogram."""
 EVERYTHING = (*SIGNALS, STEPS, LOSS_SPIKES, GRADIENT_SPIKES, EVENTS, STEP_DURATION)
+FAMILIES = tuple(
+    tuple(names for names in EVERYTHING if names.prometheus == name)
+    for name in dict.fromkeys(names.prometheus for names in EVERYTHING)
+)
+"""The same, those that share a name together."""
 BY_QUANTITY = {each.quantity: each for each in SIGNALS}
 KNOWN_QUANTITIES = frozenset(signal_types())
 """What conditions can compare."""

@@ -110,14 +110,16 @@ class LearningRateRise(Detector):
 class LearningRateRiseRule(Rule):
     """The training ended at a learning rate that had risen again after a schedule had lowered it to almost nothing.
 
-    What it sees: a rate that fell once, to {low:percent} of its highest value or less, rose once, in {steps} or more
-    small steps, and was at {high:percent} of its highest value or more at the end.
+    What it sees: a rate that fell to {low:percent} of its highest value or less, and was at {high:percent} of its
+    highest value or more at the end: because it rose in {steps} or more small steps, once, or because a schedule with
+    restarts had begun anew and was falling again.
 
     Why it matters: the end of a schedule is where the loss gains most. A training that ends at a high rate loses that.
 
-    What to try: set the length of the schedule to the number of optimizer steps; call `scheduler.step()` once for each.
+    What to try: set the length of the schedule to the number of optimizer steps; call `scheduler.step()` once for each;
+    let a training with restarts end just before one.
 
-    When it is wrong: a training with a cyclic schedule that was stopped while the rate rose.
+    When it is wrong: a training with a cyclic schedule that was stopped between two restarts.
 
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.CosineAnnealingLR.html
     """
@@ -150,7 +152,26 @@ class LearningRateRiseRule(Rule):
         slack = 1e-3 * highest
         once = (falls <= slack).all() and (rises >= -slack).all() and (rises > 0).sum() >= self.steps
         small = not len(rises) or float(rises.max()) < self.high * highest / 2
-        if not once or not small or lowest > self.low * highest or last < self.high * highest or highest <= 0:
+        if highest <= 0 or last < self.high * highest:
+            return None
+        if not (once and small):
+            restart = self._last_restart(rates)
+            if restart is None:
+                return None
+            low, lowest, highest = restart, float(rates[restart]), float(rates[restart + 1])
+        if lowest > self.low * highest:
             return None
         facts = RateRiseFacts(last, lowest, int(steps[low]), highest)
         return self.finding(curve, Severity.WARNING, facts, steps[low], steps[-1], peak=steps[-1])
+
+    def _last_restart(self, rates: np.ndarray) -> int | None:
+        """The point before the last restart, where the rate has only fallen between restarts and since."""
+        changes = np.diff(rates)
+        jumps = np.flatnonzero(changes > self.high * float(rates.max()))
+        if not len(jumps):
+            return None
+        last, before = int(jumps[-1]), int(jumps[-2]) + 1 if len(jumps) > 1 else int(np.argmax(rates[: jumps[-1]]))
+        between, since = changes[before:last], changes[last + 1 :]
+        # A rate that stays as it is afterwards belongs to another phase of the training.
+        falls = (between <= 0).all() and (since <= 0).all() and bool((since < 0).any())
+        return last if falls and len(between) >= self.steps and len(since) < len(between) else None

@@ -24,7 +24,8 @@ from mlflow_stability.probes.first_look.module_settings import Accumulation, Sha
 from mlflow_stability.probes.first_look.pairs import loss_over_pairs
 from mlflow_stability.probes.first_look.precision import Precision
 from mlflow_stability.probes.first_look.targets import Targets
-from mlflow_stability.probes.objects import Kind, remembered
+from mlflow_stability.probes.first_look.untied_weights import copied_embeddings
+from mlflow_stability.probes.objects import Kind, models_of, remembered
 from mlflow_stability.probes.probe import BaseProbe, StepView
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 from mlflow_stability.vocabulary.result import Finding
@@ -70,7 +71,7 @@ class FirstLook(BaseProbe):
         """The last step whose losses are looked at."""
         self._targets, self._precision = Targets(), Precision()
         self._weights: list[Block] = []
-        """Whether weights differ, before the first step."""
+        """Whether weights differ, and whether output layers are copies of embeddings, before the first step."""
         self._accumulation, self._shared = Accumulation(), SharedParameters()
         self._left_out = LeftOut()
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -121,7 +122,7 @@ class FirstLook(BaseProbe):
             self._until = view.step + 1
             self._switch(True)
         if view.step == 1 and not self._optimizers:
-            self._weights = equal_weights(view.optimizer)
+            self._weights = [*equal_weights(view.optimizer), *copied_embeddings(models_of([view.optimizer]))]
         seen: list[Optimizer] = [held for reference in self._optimizers if (held := reference()) is not None]
         if view.step >= KNOWN_FROM:
             self._emit(strong_decay(view.optimizer, view.step))

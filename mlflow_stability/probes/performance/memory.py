@@ -28,19 +28,39 @@ from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
-    SignalType("memory_allocated", "device memory in use", "memory", exported="llm_gpu_memory_bytes", unit="By"),
+    SignalType(
+        "memory_allocated",
+        "device memory in use",
+        "memory",
+        exported="llm_gpu_memory_bytes",
+        exported_type="allocated",
+        by_device=True,
+        unit="By",
+    ),
     SignalType(
         "memory_reserved",
         "device memory reserved by the allocator",
         "memory",
-        exported="llm_gpu_memory_reserved_bytes",
+        exported="llm_gpu_memory_bytes",
+        exported_type="reserved",
+        by_device=True,
         unit="By",
     ),
     SignalType(
-        "memory_peak", "largest device memory in use", "memory", exported="llm_gpu_memory_peak_bytes", unit="By"
+        "memory_peak",
+        "largest device memory in use",
+        "memory",
+        exported="llm_gpu_memory_bytes",
+        exported_type="peak",
+        by_device=True,
+        unit="By",
     ),
     SignalType(
-        "memory_share", "share of the device's memory in use at the peak", "memory", exported="llm_gpu_memory_share"
+        "memory_share",
+        "share of the device's memory in use at the peak",
+        "memory",
+        exported="llm_gpu_memory_share",
+        by_device=True,
     ),
     SignalType(
         "host_memory", "host memory of the training process", "memory", exported="llm_host_memory_bytes", unit="By"

@@ -41,6 +41,10 @@ class SignalType:
     """Where the manual lists it."""
     exported: str = ""
     """Its name in Prometheus; empty: it is not exported."""
+    exported_type: str = ""
+    """Its label `type` there, where several signals share the name."""
+    by_device: bool = False
+    """Whether it is measured of each device: it has the label `gpu_id` there."""
     counter: bool = False
     """Whether it only grows: the value of a counter is the last one that was measured."""
     by_layer: bool = False

@@ -355,6 +355,7 @@ class Action(Enum):
     USE_ADAMW = "Use AdamW with a weight decay of 0.01 to 0.1, or lower that of Adam to 1e-4 or less."
     SCALE_TARGETS_TO_ACTIVATION = "Scale the targets to the range of the last activation, or leave that activation out."
     INITIALISE_AT_RANDOM = "Initialise weights at random: nn.init.kaiming_normal_ or the defaults of PyTorch."
+    TIE_WEIGHTS = "Tie weights: lm_head.weight = embedding.weight, after everything that replaces parameters."
     LOWER_EPS_OF_ADAM = "Lower eps of the optimizer: 1e-8 is usual."
     CHECK_SCALE_OF_LOSS = "Check what the loss is divided and multiplied by."
     USE_GRAD_SCALER = (

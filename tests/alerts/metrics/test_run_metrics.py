@@ -35,6 +35,17 @@ def test_the_last_values_the_steps_and_the_labels() -> None:
     assert samples.values["llm_training_steps_total"] == 2
 
 
+def test_memory_is_kept_by_device() -> None:
+    metrics = RunMetrics()
+    metrics.take(reading(10, memory_allocated=5.0, memory_share=0.5))
+    assert metrics.samples().devices("memory_allocated") == [("0", 5.0)]
+    metrics.take(reading(20, "cuda:1", memory_allocated=7.0))
+    metrics.take(reading(30, "cuda:1", memory_allocated=8.0))
+    assert metrics.samples().devices("memory_allocated") == [("0", 5.0), ("1", 8.0)]
+    assert metrics.samples().devices("memory_share") == [("0", 0.5)]
+    assert metrics.samples().devices("memory_peak") == []
+
+
 def test_events_are_counted_by_type_and_severity() -> None:
     metrics = RunMetrics()
     for kind, severity in [("loss_spike", 20), ("loss_spike", 30), ("gradient_explosion", 20), ("layer_explosion", 10)]:

@@ -8,7 +8,7 @@ import pytest
 from architecture.repository import ROOT
 from prometheus_client.validation import _validate_metric_name
 
-from mlflow_stability.alerts.metrics.signal_names import EVERYTHING, STEP_DURATION
+from mlflow_stability.alerts.metrics.signal_names import EVERYTHING, FAMILIES, STEP_DURATION
 
 DASHBOARD = ROOT / "examples" / "grafana_dashboard.json"
 CATALOGUE = {
@@ -33,9 +33,16 @@ def panels() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("attribute", ["prometheus", "otel"])
-def test_each_name_is_given_once(attribute: str) -> None:
-    names = [getattr(each, attribute) for each in EVERYTHING]
+def test_each_name_is_given_once_for_each_type(attribute: str) -> None:
+    names = [(getattr(names, attribute), names.type) for names in EVERYTHING]
     assert len(set(names)) == len(names)
+
+
+def test_signals_that_share_a_name_are_alike_but_for_their_type() -> None:
+    shared = [family for family in FAMILIES if len(family) > 1]
+    assert [{names.type for names in family} for family in shared] == [{"allocated", "reserved", "peak"}]
+    for family in shared:
+        assert len({(names.otel, names.unit, names.counter, names.by_device) for names in family}) == 1
 
 
 def test_names_are_valid_and_counters_end_as_counters_do() -> None:

@@ -32,7 +32,7 @@ from mlflow_stability.vocabulary import Closing, Fact, Severity, Signal, StepRea
 
 MORE = (*SIGNALS, Signal("step_time"), Signal("tokens_processed"))
 
-LABELS = ("model_name", "run_id", "type", "severity", "le")
+LABELS = ("model_name", "run_id", "gpu_id", "type", "severity", "le")
 
 
 @pytest.fixture
@@ -45,6 +45,13 @@ def train(training: Training, first: int, last: int) -> None:
     for step in range(first, last + 1):
         values = (float(step), 1.0, 0.001, 1.0, 0.02, step * 100.0)
         training.journal.append(StepReading(step, MORE, values, 0, time.time()))
+
+
+def use_memory(training: Training, step: int) -> None:
+    """Record the memory of two devices."""
+    signals = tuple(Signal("memory_allocated", place) for place in ("cuda:0", "cuda:1"))
+    signals += (Signal("memory_peak", "cuda:1"),)
+    training.journal.append(StepReading(step, signals, (3.0, 4.0, 5.0), 0, time.time()))
 
 
 def advance(session: SessionDelivery, until: Callable[[], object], seconds: float = 60.0) -> None:
@@ -79,6 +86,7 @@ def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> Non
     courier = training.start_courier(**{VARIABLE: OutletSettings(prometheus_port=port).text()})
     training.journal.append(Fact("model", "GPT"))
     train(training, 1, 30)
+    use_memory(training, 30)
     training.journal.append(at_step(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
     wait_until(lambda: is_open(port))
     (folder,) = (each.parent for each in training.folder.glob("*/journal"))
@@ -93,6 +101,8 @@ def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> Non
     assert found["llm_training_steps_total"] == {labels: 30.0}
     assert found["llm_tokens_processed_total"] == {labels: 3000.0}
     assert sum(found["llm_gradient_spikes_total"].values()) == 0
+    memory = {("0", "allocated"): 3.0, ("1", "allocated"): 4.0, ("1", "peak"): 5.0}
+    assert found["llm_gpu_memory_bytes"] == {(*labels, *more): value for more, value in memory.items()}
     assert found["llm_training_events_total"] == {(*labels, "loss_spike", "warning"): 1.0}
     assert found["llm_step_duration_seconds_count"] == {labels: 30.0}
     assert found["llm_step_duration_seconds_bucket"][(*labels, "0.025")] == 30.0
@@ -180,6 +190,7 @@ def test_a_collector_receives_the_same_metrics_by_the_same_table(
     training = Training(root, sqlite_uri)
     training.journal.append(Fact("model", "GPT"))
     train(training, 1, 30)
+    use_memory(training, 30)
     training.journal.append(at_step(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
     training.end(Closing("finished", "", 30, time.time()))
     settings = OutletSettings(mirrors=(Mirror("otel", endpoint),))
@@ -194,6 +205,11 @@ def test_a_collector_receives_the_same_metrics_by_the_same_table(
     assert found["llm.training.steps"].sum.is_monotonic
     (times,) = found["llm.step_duration_seconds"].histogram.data_points
     assert times.count == 30
+    points = found["llm.gpu.memory_bytes"].gauge.data_points
+    memory = [{each.key: each.value.string_value for each in point.attributes} for point in points]
+    assert [(labels["gpu_id"], labels["type"]) for labels in memory] == [
+        *(("0", "allocated"), ("1", "allocated"), ("1", "peak")),
+    ]
     assert set(found) <= {each.otel for each in EVERYTHING}
 
 

@@ -110,6 +110,35 @@ def test_a_cosine_that_is_stepped_twice_ends_at_its_peak(tmp_path: Path, every: 
     assert finding.facts.learning_rate == pytest.approx(0.003, rel=0.02)
 
 
+def restarts(length: int) -> Schedule:
+    return lambda step: cosine(length)(step % length)
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("length", [400, 200, 140])
+def test_a_training_that_ends_soon_after_a_restart_ends_at_a_high_rate(tmp_path: Path, length: int, every: int) -> None:
+    (finding,) = diagnosed(restarts(length), tmp_path, every).findings
+    assert (finding.kind, finding.severity) == ("learning_rate_rise", Severity.WARNING)
+    assert isinstance(finding.facts, RateRiseFacts)
+    last_restart = STEPS // length * length
+    assert last_restart - every <= finding.facts.lowest_step < last_restart
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        restarts(150),  # ends with a cycle
+        restarts(250),  # ends late in a cycle
+        lambda step: cosine(400)(step) if step < 400 else 0.003,  # another phase, at a constant rate
+        lambda step: 0.003 if step < 250 else cosine(200)(step - 250),  # constant, then one cosine
+        lambda step: 0.003 * 0.1 ** (step // 150),  # in stages
+    ],
+)
+def test_schedules_with_restarts_and_phases_are_healthy(tmp_path: Path, schedule: Schedule) -> None:
+    diagnosis = diagnosed(schedule, tmp_path)
+    assert all(finding.severity is Severity.INFO for finding in diagnosis.findings)
+
+
 def test_rules_want_some_points_and_some_of_the_run() -> None:
     curves = run_curves(run_of(metric_of("learning_rate", np.array([to_zero(430)(step) for step in range(STEPS)]))))
     assert LearningRateZeroRule().find(curves) == []

@@ -1,0 +1,17 @@
+"""Output layers that begin as a copy of an embedding."""
+
+from __future__ import annotations
+
+from detectors.series import judged
+
+from mlflow_stability.kinds.first_look.untied_weights import UntiedWeightsFacts
+from mlflow_stability.vocabulary import Severity
+
+
+def test_a_copied_output_layer_is_found_once() -> None:
+    (finding,) = judged("untied_weights", **{"copied_embedding@head": [1.0, 1.0]})
+    assert (finding.severity, finding.facts) == (Severity.WARNING, UntiedWeightsFacts("head"))
+
+
+def test_an_output_layer_of_its_own_is_left_alone() -> None:
+    assert judged("untied_weights", **{"copied_embedding@head": [0.0]}) == []
