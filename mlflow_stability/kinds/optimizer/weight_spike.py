@@ -37,17 +37,17 @@ class WeightSpikeState(StreakByPlace):
     """What has been seen so far."""
 
     last: dict[str, deque[float]] = field(default_factory=dict)
-    """Of each place the last norms that were no spike, until there is a baseline."""
+    """Of each place the last norms that were no spike."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpike(StreakDetector):
     """The weight norm jumped above its baseline.
 
-    What it sees: a weight norm, of the whole model or of a layer, at {smallest_rise} times its baseline. Before there
-    is a baseline of {baseline.MINIMUM} measurements, the median of the last {window} counts, where the last {fewest}
-    differ by less than a factor of {steady}. Of layers that jump together the first is named. The finding ends when all
-    are back.
+    What it sees: a weight norm, of the whole model or of a layer, at {smallest_rise} times its baseline and the median
+    of the last {window} measurements. Before there is a baseline of {baseline.MINIMUM} measurements, that median alone
+    counts, where the last {fewest} differ by less than a factor of {steady}. Of layers that jump together the first is
+    named. The finding ends when all are back.
 
     Why it matters: weights change little in one step. Such a factor means a wrong update, or other code that wrote to
     them.
@@ -66,7 +66,7 @@ class WeightSpike(StreakDetector):
     fewest: int = 3
     """Minimum number of measurements; the last of them must be steady where there is no baseline yet."""
     window: int = 8
-    """Maximum number of measurements whose median stands in for a baseline."""
+    """Maximum number of measurements whose median counts."""
     steady: float = 1.5
     """Maximum ratio between the last `fewest` measurements for them to be steady."""
 
@@ -100,16 +100,15 @@ class WeightSpike(StreakDetector):
         level = self._level(state, point)
         if level > 0 and point.value >= level * self.smallest_rise:
             return WeightSpikeFacts(point.value, level, self.smallest_rise, place=point.place)
-        if not point.scale:
-            state.last.setdefault(point.place, deque(maxlen=self.window)).append(point.value)
+        state.last.setdefault(point.place, deque(maxlen=self.window)).append(point.value)
         return None
 
     def _level(self, state: WeightSpikeState, point: Point) -> float:
-        """What is usual; 0 where nobody knows yet."""
-        if point.scale:
-            state.last.pop(point.place, None)
-            return point.center
+        """What is usual; 0 where that is not known yet."""
         last = state.last.get(point.place, ())
+        if point.scale:
+            # Weights that began near zero can grow faster than their baseline, without any jump.
+            return max(point.center, median(last) if last else 0.0)
         newest = list(last)[-self.fewest :]
         if len(newest) < self.fewest or min(newest) <= 0 or max(newest) > self.steady * min(newest):
             return 0.0

@@ -25,3 +25,12 @@ def test_two_measurements_say_nothing_of_what_is_usual() -> None:
 
 def test_a_spike_that_stays_is_one_finding() -> None:
     assert len(judged("weight_spike", param_norm=at(STEADY, 20, 50.0, 60))) == 1
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.0815, 10.0])
+@pytest.mark.parametrize("power", [0.8, 1.0, 1.5])
+def test_weights_that_grow_from_zero_without_a_jump_are_no_spike(scale: float, power: float) -> None:
+    growing = scale * np.arange(1.0, 401.0) ** power
+    assert judged("weight_spike", param_norm=growing) == []
+    (event,) = judged("weight_spike", param_norm=np.concatenate([growing, [40 * growing[-1]] * 3]))
+    assert event.step == len(growing)
