@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
@@ -44,8 +44,8 @@ class WeightSpikeState(StreakByPlace):
 class WeightSpike(StreakDetector):
     """The weight norm jumped above its baseline.
 
-    What it sees: a weight norm, of the whole model or of a layer, at {smallest_rise} times its baseline and the median
-    of the last {window} measurements. Before there is a baseline of {baseline.MINIMUM} measurements, that median alone
+    What it sees: a weight norm, of the whole model or of a layer, at {smallest_rise} times its baseline and the lowest
+    of the last {window} measurements. Before there is a baseline of {baseline.MINIMUM} measurements, their median
     counts, where the last {fewest} differ by less than a factor of {steady}. Of layers that jump together the first is
     named. The finding ends when all are back.
 
@@ -66,7 +66,7 @@ class WeightSpike(StreakDetector):
     fewest: int = 3
     """Minimum number of measurements; the last of them must be steady where there is no baseline yet."""
     window: int = 8
-    """Maximum number of measurements whose median counts."""
+    """Maximum number of measurements before that count."""
     steady: float = 1.5
     """Maximum ratio between the last `fewest` measurements for them to be steady."""
 
@@ -97,18 +97,19 @@ class WeightSpike(StreakDetector):
 
     def facts(self, state: WeightSpikeState, point: Point) -> Facts | None:
         """Whether the norm is far above its baseline."""
-        level = self._level(state, point)
-        if level > 0 and point.value >= level * self.smallest_rise:
+        last = state.last.setdefault(point.place, deque(maxlen=self.window))
+        level = self._level(last, point)
+        # Weights that began near zero can grow faster than their baseline, without any jump.
+        has_jumped = point.value >= self.smallest_rise * max(level, min(last, default=0.0))
+        if level > 0 and has_jumped:
             return WeightSpikeFacts(point.value, level, self.smallest_rise, place=point.place)
-        state.last.setdefault(point.place, deque(maxlen=self.window)).append(point.value)
+        last.append(point.value)
         return None
 
-    def _level(self, state: WeightSpikeState, point: Point) -> float:
+    def _level(self, last: Sequence[float], point: Point) -> float:
         """What is usual; 0 where that is not known yet."""
-        last = state.last.get(point.place, ())
         if point.scale:
-            # Weights that began near zero can grow faster than their baseline, without any jump.
-            return max(point.center, median(last) if last else 0.0)
+            return point.center
         newest = list(last)[-self.fewest :]
         if len(newest) < self.fewest or min(newest) <= 0 or max(newest) > self.steady * min(newest):
             return 0.0
