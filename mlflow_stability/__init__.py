@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from mlflow_stability.demo.simulate import Simulation, simulate
     from mlflow_stability.errors import TrainingDiverged
     from mlflow_stability.probes.model_check import check
-    from mlflow_stability.recovery.checkpoints.resume_by_run import restore
-    from mlflow_stability.recovery.extras import SPAMAdam, conservative_grad_scaler
+    from mlflow_stability.recovery.checkpoints.resume import restore
     from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+    from mlflow_stability.recovery.skipping.loss_scale import conservative_grad_scaler
+    from mlflow_stability.recovery.spam_adam import SPAMAdam
     from mlflow_stability.session.autolog import attach, autolog, current_session, flush
     from mlflow_stability.vocabulary.measured import AttentionMap
     from mlflow_stability.vocabulary.result import (
@@ -97,7 +98,7 @@ PUBLIC = {
     "ModelFinding": "mlflow_stability.vocabulary.result.model_check",
     "Remedy": "mlflow_stability.vocabulary.result.remedy",
     "RollbackPolicy": "mlflow_stability.recovery.rollback_policy",
-    "SPAMAdam": "mlflow_stability.recovery.extras.spam_adam",
+    "SPAMAdam": "mlflow_stability.recovery.spam_adam",
     "Severity": "mlflow_stability.vocabulary.result.severity",
     "Simulation": "mlflow_stability.demo.simulate",
     "Source": "mlflow_stability.vocabulary.result.finding",
@@ -112,7 +113,7 @@ PUBLIC = {
     "compare": "mlflow_stability.analysis.compare",
     "compare_attention": "mlflow_stability.analysis.attention",
     "compare_layers": "mlflow_stability.analysis.compare_layers",
-    "conservative_grad_scaler": "mlflow_stability.recovery.extras.conservative_scaler",
+    "conservative_grad_scaler": "mlflow_stability.recovery.skipping.loss_scale",
     "current_session": "mlflow_stability.session.autolog",
     "dashboard": "mlflow_stability.analysis.dashboard",
     "diagnose": "mlflow_stability.analysis.diagnose",
@@ -121,7 +122,7 @@ PUBLIC = {
     "judge": "mlflow_stability.analysis.judge",
     "load_run": "mlflow_stability.analysis.load",
     "parameter_histograms": "mlflow_stability.analysis.parameter_histograms",
-    "restore": "mlflow_stability.recovery.checkpoints.resume_by_run",
+    "restore": "mlflow_stability.recovery.checkpoints.resume",
     "simulate": "mlflow_stability.demo.simulate",
 }
 """The public names, and the modules that hold them."""

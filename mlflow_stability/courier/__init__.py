@@ -1,1 +1,1 @@
-"""Delivers a journal directory into an MLflow run, from a process of its own."""
+"""Deliver a journal directory into an MLflow run, in a process of its own."""

@@ -1,4 +1,4 @@
-"""The side process: `python -m mlflow_stability.courier SESSION_FOLDER`."""
+"""The courier process: `python -m mlflow_stability.courier SESSION_FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the side process does from its start to its end.
+"""The courier process from start to end.
 
 It follows the journal of one training process and lives a little longer than that. It ignores Ctrl-C and hang-ups,
-which are meant for the training, and is nice to it. When its own work is done it looks after sessions that were left
-behind in the same journal directory. It never imports torch.
+which are meant for the training, and has a low priority. Afterwards it delivers abandoned sessions of the same journal
+directory. It never imports torch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings, taken_from_environment
-from mlflow_stability.courier.deliver import TICK, deliver_session, given_up
-from mlflow_stability.courier.process.claim import next_orphan
-from mlflow_stability.courier.process.environment import ask_for_short_requests, keep_credentials_out_of_the_log
-from mlflow_stability.courier.process.training_process import MemoryWatch
+from mlflow_stability.courier.claim import next_orphan
+from mlflow_stability.courier.deliver import TICK, ask_for_short_requests, deliver_session, given_up
 from mlflow_stability.courier.session_delivery import SessionDelivery
+from mlflow_stability.courier.training_process import MemoryWatch
+from mlflow_stability.tracking.store import without_credentials
 
 LINGER = 600.0
 _ORPHAN_LINGER = 30.0
@@ -32,9 +33,8 @@ _logger = logging.getLogger("mlflow_stability.courier")
 
 
 def main(folder: Path) -> int:
-    """Deliver a session and what was left behind beside it."""
-    for each in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(_NICE)
     ask_for_short_requests()
@@ -53,7 +53,7 @@ def main(folder: Path) -> int:
 
 
 def follow(session: SessionDelivery, left_behind: OutletSettings) -> bool:
-    """Stay with a session to its end; False if something could not be delivered."""
+    """Deliver a session to its end; False if something could not be delivered."""
     last_error = ""
     orphans = OrphanDelivery(session.folder, left_behind)
     while not session.claim.is_taken():
@@ -79,7 +79,7 @@ def follow(session: SessionDelivery, left_behind: OutletSettings) -> bool:
 
 
 class OrphanDelivery:
-    """While training goes on, sessions that were left behind get couriers of their own, one after the other."""
+    """Starts couriers for abandoned sessions during training, one after the other."""
 
     def __init__(self, own: Path, outlets: OutletSettings) -> None:
         self._own = own
@@ -89,7 +89,7 @@ class OrphanDelivery:
         self._look_at = 0.0
 
     def look(self) -> None:
-        """Start a courier for the next one, if there is one and none is at work."""
+        """Start the next one, if no other is running."""
         now = time.monotonic()
         if now < self._look_at or (self._helper is not None and self._helper.poll() is None):
             return
@@ -104,10 +104,27 @@ class OrphanDelivery:
 
 
 def deliver_orphans(own: Path, outlets: OutletSettings) -> None:
-    """Deliver the sessions that were left behind, one after the other."""
+    """Deliver the abandoned sessions, one after the other."""
     tried: set[Path] = set()
     while (orphan := next_orphan(own.parent, own, os.environ.get("MLFLOW_TRACKING_URI"), tried)) is not None:
         tried.add(orphan)
         report = deliver_session(orphan, os.environ.get("MLFLOW_TRACKING_URI"), _ORPHAN_LINGER, outlets=outlets)
         if report.error:
             _logger.warning("%s was not delivered: %s", orphan.name, report.error)
+
+
+class _RedactingStream:
+    """Removes credentials from all output: of MLflow, its drivers, tracebacks."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(without_credentials(text))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def keep_credentials_out_of_the_log() -> None:
+    sys.stdout = sys.stderr = _RedactingStream(sys.stderr)

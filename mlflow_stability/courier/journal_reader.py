@@ -1,9 +1,7 @@
-"""The one reader of a recording's journal: decodes each record once, for all sinks that take it.
+"""The one reader of a recording's journal: decodes each record once, for all sinks.
 
-In: a recording's folder; sinks, each with the position up to which it has taken records. Out: the records behind that
-position, to each sink in order and once. Guarantees: a sink that is full neither delays the others nor fills the
-memory. When its patience is over, it gets a cursor of its own, which reads on when there is room again and ends when
-it has caught up.
+Guarantees: a full sink neither delays the others nor fills the memory. When its patience is over, it gets a cursor of
+its own, which reads on when there is room again and ends when it has caught up.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
 
 READ_AT_ONCE = 500
-"""Records between two looks at whether a sink is full."""
+"""Records between two checks for full sinks."""
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """Sinks that are at the same place of the journal."""
+    """Sinks at the same position of the journal."""
 
     follower: JournalFollower
     sinks: list[Sink]
@@ -38,7 +36,7 @@ class _Cursor:
         return len(full) == len(self.sinks) or any(sink.patience for sink in full)
 
     def read(self, until: int | None) -> bool:
-        """Give the next records to the sinks; whether there may be more of them."""
+        """Give the next records to the sinks; whether there may be more."""
         entries = self.follower.read(READ_AT_ONCE, until)
         for entry in entries:
             for sink in self.sinks:
@@ -49,19 +47,17 @@ class _Cursor:
 
 
 class JournalReader:
-    """Feeds the sinks of one recording."""
-
     def __init__(self, folder: Path) -> None:
         self._file = folder / JOURNAL
         self._cursors: list[_Cursor] = []
 
     def add(self, *sinks: Sink) -> None:
-        """Feed these sinks too. Names are at the beginning of a journal, so a new cursor begins there."""
+        """Add sinks with a new cursor: it starts at the beginning of the journal, where the names are."""
         if sinks:
             self._cursors.append(_Cursor(JournalFollower(self._file), list(sinks)))
 
     def advance(self) -> bool:
-        """Give each sink that is not full a portion of records; True if there is more to read at once."""
+        """Give a portion of records to each sink that is not full; True if there is more to read at once."""
         now = time.monotonic()
         self._part_with_full_sinks(now)
         ahead: _Cursor | None = None
@@ -83,7 +79,7 @@ class JournalReader:
         return any(cursor.sinks[0].more and not cursor.waits for cursor in self._cursors)
 
     def _part_with_full_sinks(self, now: float) -> None:
-        """Give those that have been full for too long a cursor of their own; the first is the one that is furthest."""
+        """Give sinks that have been full for too long a cursor of their own; sort the furthest cursor first."""
         for cursor in list(self._cursors):
             for sink in cursor.sinks:
                 sink.full_since = (sink.full_since or now) if sink.full else None
@@ -94,10 +90,10 @@ class JournalReader:
         self._cursors.sort(key=lambda cursor: (cursor.position, not cursor.sinks[0].full), reverse=True)
 
     def _unite(self) -> None:
-        """Make one of cursors that are at the same place."""
+        """Merge cursors at the same position."""
         united: dict[int, _Cursor] = {}
         for cursor in self._cursors:
-            known = united.setdefault(cursor.position, cursor)
-            if known is not cursor:
-                known.sinks += cursor.sinks
+            first = united.setdefault(cursor.position, cursor)
+            if first is not cursor:
+                first.sinks += cursor.sinks
         self._cursors = list(united.values())

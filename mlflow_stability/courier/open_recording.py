@@ -1,8 +1,8 @@
-"""A recording whose run is open: lets its streams run, and says how it ended.
+"""A recording whose run is open: runs its sinks, and ends the run.
 
-Guarantees: each stream has its own patience, so what is stuck holds nothing else up; `complete` is said when all of it
-has arrived, `finished` when the run's status tells the truth as well; of a journal that was deleted, what was read of
-it arrives, and the run is ended with the process.
+Guarantees: each sink has its own patience, so that a stuck one delays nothing else; `complete` is set when everything
+has arrived, `finished` when the run's status is right as well. Of a deleted journal, what was read arrives, and the run
+ends with the process.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from functools import partial
 from typing import Any
 
 from mlflow_stability.courier.journal_reader import JournalReader
-from mlflow_stability.courier.pictures import AttentionPictures, FigureSink
-from mlflow_stability.courier.pictures.attention_sink import AttentionSink
-from mlflow_stability.courier.process.rank_processes import RankProcesses
-from mlflow_stability.courier.process.training_process import TrainingProcess, TrainingState
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.run import (
-    RunTags,
-    installed_version,
-    open_run,
+from mlflow_stability.courier.run.finish import (
+    RankProcesses,
     rank_died,
     silent_end,
     status_to_set,
     waits_for_process,
 )
+from mlflow_stability.courier.run.run_opening import installed_version, open_run
+from mlflow_stability.courier.run.run_tags import RunTags
+from mlflow_stability.courier.sinks.attention_pictures import AttentionPictures
+from mlflow_stability.courier.sinks.attention_sink import AttentionSink
 from mlflow_stability.courier.sinks.checkpoint_sink import BatchSink, CheckpointSink, KeptFileSink
 from mlflow_stability.courier.sinks.event_sink import EventSink
 from mlflow_stability.courier.sinks.fact_sink import FactSink, ask_git
+from mlflow_stability.courier.sinks.figure_sink import FigureSink
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.sink import Backoff, TimedSink, upload_file
 from mlflow_stability.courier.sinks.table_sinks import LayerSink, PartSink
+from mlflow_stability.courier.training_process import TrainingProcess, TrainingState
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.follower import size_of
 from mlflow_stability.tracking.store.store_errors import RefusedError
@@ -44,8 +44,6 @@ _logger = logging.getLogger("mlflow_stability.courier")
 
 
 class OpenRecording:
-    """A recording whose run is open."""
-
     def __init__(
         self,
         opening: Opening,
@@ -86,17 +84,16 @@ class OpenRecording:
         self._patience: dict[object, Backoff] = {}
         self._last_words: Mapping[str, Any] = {}
         self._told = False
-        """The run has ended, and nothing but pictures can be left."""
+        """The run has ended; only pictures can be left."""
         self.concluded = False
-        """Whether its end and its outcome are in the run."""
+        """Its end and its outcome are in the run."""
         self.finished = False
-        """Nothing is left to do."""
         reader.add(self.events, facts, self.metrics, self.parts, figures)
 
     @property
     def troubles(self) -> list[Backoff]:
-        """What does not get through at the moment."""
-        return [each for each in self._patience.values() if each.error]
+        """What is failing at the moment."""
+        return [backoff for backoff in self._patience.values() if backoff.error]
 
     @property
     def over(self) -> bool:
@@ -108,18 +105,18 @@ class OpenRecording:
         """What has not arrived yet, once nothing more is recorded."""
         if not self.over or self._delivered.complete:
             return []
-        waiting = [each.words for each in (*self._sinks, *self._pictures) if not each.done]
+        waiting = [sink.words for sink in (*self._sinks, *self._pictures) if not sink.done]
         return waiting or ["report"]
 
     @property
     def flushed(self) -> bool:
-        """Whether all that was recorded before the last `hurry` has arrived."""
-        return not self.over and not any(each.hurried for each in self._sinks)
+        """Whether everything recorded before the last `hurry` has arrived."""
+        return not self.over and not any(sink.hurried for sink in self._sinks)
 
     def hurry(self) -> None:
         """Deliver at once what was recorded so far."""
-        for each in self._sinks:
-            each.hurried = True
+        for sink in self._sinks:
+            sink.hurried = True
 
     def _new_metrics(self) -> MetricSink:
         every, layers = self._opening.log_every_n_steps, self._opening.layer_metrics
@@ -128,7 +125,7 @@ class OpenRecording:
         return metrics
 
     def flush(self, state: TrainingState) -> bool:
-        """One request of each sink, and the end when it has come; False if there was nothing to do."""
+        """Send one request of each sink, and end the run when it is time; False if there was nothing to do."""
         self._last_words = state.last_words
         over = not state.alive or self.over
         if not over and not state.journal_deleted and not self._opening.interactive:
@@ -163,7 +160,7 @@ class OpenRecording:
         return moved
 
     def _add_kept_files(self) -> None:
-        """Begin with checkpoints and batches once the training has said where it keeps them."""
+        """Start delivering checkpoints and batches once their folder is known."""
         summary = self.events.story
         for kind, folder in ((CheckpointSink, summary.checkpoints), (BatchSink, summary.batches)):
             if folder is not None and kind not in self._kept_files:
@@ -172,16 +169,15 @@ class OpenRecording:
 
     @property
     def filled(self) -> bool:
-        """Whether the metrics have all points that were put off."""
+        """Whether the metrics have all points that were postponed."""
         return self.metrics.filled
 
     def seconds_to_wait(self) -> float:
-        """When to come back for what waits only for its turn."""
         failed = self.metrics in self._patience and self._patience[self.metrics].error
         return float("inf") if failed else self.metrics.seconds_to_wait()
 
     def waiting_bytes(self) -> int:
-        """How much of the journal has not arrived everywhere."""
+        """Return how much of the journal has not arrived everywhere."""
         reached = min(self.metrics.reached, self.parts.reached, self.events.until)
         return max(0, size_of(self._delivered.folder) - reached)
 
@@ -189,19 +185,18 @@ class OpenRecording:
         self._board.show(self.events.story, self._last_words)
 
     def _said(self, state: TrainingState) -> Closing | None:
-        """How the training said that it ended."""
+        """Return how the training said that it ended."""
         story = self.events.story
         return story.closing or state.closing or (None if state.alive else story.returned)
 
     def _closing(self, state: TrainingState) -> Closing:
-        """How it ended."""
         story = self.events.story
         return self._said(state) or silent_end(
             state.killed_for_memory(), story.last_step, story.last_time, state.journal_deleted
         )
 
     def _conclude(self, state: TrainingState) -> bool:
-        """All numbers have arrived: write how the process ended, and the outcome of the training."""
+        """Write how the process ended, and the outcome, when all data has arrived."""
         closing = self._closing(state)
         ranks, self._ranks = self._ranks, None
         ended = [] if ranks is None else ranks.first_end()
@@ -220,17 +215,19 @@ class OpenRecording:
         return True
 
     def _end(self, state: TrainingState) -> bool:
-        """Everything has arrived: end the run, as soon as that is certain."""
-        story, said = self.events.story, self._said(state)
+        """End the run, as soon as its status is certain."""
+        story, closing_said = self.events.story, self._said(state)
         closing = self._closing(state)
         own = self._opening.run_id is None or self._opening.resumed
         process_first = state.alive and waits_for_process(closing, own)
         if not process_first:
-            status = status_to_set(closing, said is not None, own, self.writer.status(), self._board.others_live())
+            status = status_to_set(
+                closing, closing_said is not None, own, self.writer.status(), self._board.others_live()
+            )
             if status is not None:
                 self.writer.end(status, closing.time or story.last_time)
         # Training may end as soon as it reads this, and take us along: what can be said must have been said by now.
-        if not self._delivered.complete and (said is not None or self._process.has_ended()):
+        if not self._delivered.complete and (closing_said is not None or self._process.has_ended()):
             self._delivered.complete = True
             self._delivered.save()
         if process_first:
@@ -239,7 +236,7 @@ class OpenRecording:
         return True
 
     def _fill(self) -> bool:
-        """Send the points that a slow store was spared."""
+        """Send the postponed points."""
         self._pace.share = max(0.5, self._pace.share)  # nobody waits for them, and others write into the same store
         self.metrics.awaited = False
         if self.metrics.must_be_repeated:
@@ -248,7 +245,7 @@ class OpenRecording:
         return self.metrics.flush(over=True)
 
     def _report(self) -> None:
-        """The report, the final tags and the description; what reads and judges is loaded here."""
+        """Write report, final tags and description; what reads and judges is imported here."""
         try:
             from mlflow_stability.courier.run.conclusion import best_checkpoint, conclusion_of
 

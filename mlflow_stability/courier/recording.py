@@ -1,7 +1,7 @@
-"""Delivers one recording, from its first line to the end of its run.
+"""Deliver one recording, from its first line to the end of its run.
 
-In: a recording's folder. Out: everything in it, in an MLflow run. Guarantees: the folder goes when, and only when, all
-of it has arrived and nobody can write into it any more; until there is a store to talk to, nothing is read into memory.
+Guarantees: the folder is removed when, and only when, everything has arrived and no process can write into it any more;
+without a store nothing is read into memory.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.courier.journal_reader import JournalReader
 from mlflow_stability.courier.open_recording import OpenRecording
-from mlflow_stability.courier.process.rank_processes import RankProcesses
-from mlflow_stability.courier.process.training_process import TrainingProcess, TrainingState
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.run import EarlierRecordings
-from mlflow_stability.courier.sinks.outlet import OutletPlan
+from mlflow_stability.courier.run.finish import RankProcesses
+from mlflow_stability.courier.run.run_opening import EarlierRecordings
 from mlflow_stability.courier.sinks.outlets import Outlets
-from mlflow_stability.courier.sinks.sink import Backoff
+from mlflow_stability.courier.sinks.sink import Backoff, OutletPlan
+from mlflow_stability.courier.training_process import TrainingProcess, TrainingState
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import is_deleted, opening_if_readable, opening_of, size_of
 from mlflow_stability.journal.last_words import read_last_words
@@ -33,7 +32,7 @@ NO_OUTLETS = OutletPlan()
 
 
 class Recording:
-    """One recording folder on its way."""
+    """One recording folder."""
 
     def __init__(
         self,
@@ -44,12 +43,12 @@ class Recording:
         ranks: RankProcesses | None = None,
         before: Sequence[Recording] = (),
     ) -> None:
-        """`before`: the recordings of the same session that began before this one."""
+        """`before`: earlier recordings of the same session."""
         self.folder = folder
         self.gone = False
-        """All of it has arrived and the folder was removed."""
+        """Everything has arrived and the folder was removed."""
         self.kept = False
-        """All of it has arrived, and the folder stays: nobody can say that its process will not go on."""
+        """Everything has arrived, and the folder stays: its process may continue."""
         self._process = process
         self._given_uri = tracking_uri
         self._delivered = Delivered.read(folder)
@@ -66,22 +65,21 @@ class Recording:
 
     @property
     def run_id(self) -> str | None:
-        """The run it goes to, once that is known."""
         return self._delivered.run_id
 
     @property
     def complete(self) -> bool:
-        """Whether everything recorded has arrived; the run's status may still wait for the process to be gone."""
+        """Whether everything has arrived; the run's status may still wait for the end of the process."""
         return self.gone or self._delivered.complete
 
     @property
     def name(self) -> str:
-        """What its journal calls it; empty before its run was opened."""
+        """Its name in the journal; empty before its run was opened."""
         return self._delivered.recording
 
     @property
     def concluded(self) -> bool:
-        """Whether how it ended, and the outcome, are in its run."""
+        """Whether its end and outcome are in its run."""
         return self.complete or self.kept or (self._open is not None and self._open.concluded)
 
     @property
@@ -93,7 +91,6 @@ class Recording:
 
     @property
     def run(self) -> dict[str, str]:
-        """What the training may tell of the run."""
         return self._delivered.run()
 
     @property
@@ -105,7 +102,7 @@ class Recording:
 
     @property
     def flushed(self) -> bool:
-        """Whether all that was recorded before the last `flush` has arrived."""
+        """Whether everything recorded before the last `flush` has arrived."""
         return self.complete or (self._open is not None and not self._flush_asked and self._open.flushed)
 
     def flush(self) -> None:
@@ -114,27 +111,24 @@ class Recording:
 
     @property
     def refused(self) -> list[str]:
-        """What the store will not take."""
         return sorted(self._open.writer.refused) if self._open else []
 
     @property
     def troubles(self) -> list[Backoff]:
-        """What does not get through at the moment."""
+        """What is failing at the moment."""
         mine = [self._patience] if self._patience.error else []
         return mine + (self._open.troubles if self._open else [])
 
     def waiting_bytes(self) -> int:
-        """How much of the journal has not arrived."""
         if self.gone:
             return 0
         return self._open.waiting_bytes() if self._open else size_of(self.folder)
 
     def seconds_to_wait(self) -> float:
-        """When to come back for what waits only for its turn."""
         return self._open.seconds_to_wait() if self._open else float("inf")
 
     def advance(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
-        """Do a bite of work; False if there was nothing to do. `alive`: training may still append."""
+        """Deliver a portion; False if there was nothing to do. `alive`: training may still append."""
         if self.gone or self.kept:
             return False
         state = self._state(alive, killed_for_memory)
@@ -158,16 +152,13 @@ class Recording:
         return TrainingState(alive, killed_for_memory, self._last_words, deleted, stalled)
 
     def _flush_outlets(self, state: TrainingState) -> bool:
-        """They do not wait for the store: what they have to say matters most while it is away."""
+        """Outlets do not wait for the store: their messages matter most while it is away."""
         if self._outlets is None and self._plan.settings:
             opening = opening_if_readable(self.folder)
             if opening is not None:
                 self._outlets = Outlets(self._plan, self._delivered, opening)
                 self._reader.add(*self._outlets.sinks)
         return self._outlets is not None and self._outlets.flush(state)
-
-    def _awaits_outlets(self) -> bool:
-        return self._outlets is not None and self._outlets.awaited
 
     def _begin(self, alive: bool) -> bool:
         if not self._patience.ready(time.monotonic()):
@@ -183,7 +174,13 @@ class Recording:
                 return False
             self._before = ()
             self._open = OpenRecording(
-                opening, self._delivered, uri, self._process, self._reader, self._awaits_outlets, self._ranks
+                opening,
+                self._delivered,
+                uri,
+                self._process,
+                self._reader,
+                lambda: self._outlets is not None and self._outlets.awaited,
+                self._ranks,
             )
             if self._outlets is not None:
                 self._outlets.link(partial(_link, self._open.writer.run_id, uri))
@@ -194,8 +191,7 @@ class Recording:
         return True
 
     def _not_concluded(self) -> list[str]:
-        """The recordings before this one whose outcome is not in their run."""
-        return [each.name for each in self._before if each.name and not each.concluded]
+        return [recording.name for recording in self._before if recording.name and not recording.concluded]
 
     def _remove_if_over(self, said_so: bool) -> None:
         if not said_so and not self._process.has_ended():
@@ -206,7 +202,7 @@ class Recording:
 
 
 def _link(run_id: str, uri: str) -> RunLink:
-    """The run as people find it; on a store that is a file there is no page to link to."""
+    """Return a link to the run, without a page if the store is a file."""
     try:
         page = run_page(run_id, uri)
     except StabilityError:

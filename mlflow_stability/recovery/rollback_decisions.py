@@ -1,11 +1,9 @@
-"""Decides what to do about trouble: nothing, a rollback, or give up.
+"""Decide after a step: nothing, a rollback, or give up. Pure: no clock, no tensors.
 
-In: the policy, what was done so far, and the situation at a step. Out: a decision, and what was done so far with it
-taken into account. Pure: no clock, no tensors. Guarantees: the number of rollbacks is bounded; trouble that repeats is
-answered by an older state wherever there is one, except one retry of a state that diverged again; weights that were
-replaced without effect are named when it gives up. After that only weights that are not finite are replaced. Where
-restored weights give no lower loss than those before the rollback, the rollback is undone and not counted; after the
-second time a higher loss is no reason for a rollback any more.
+Guarantees: the number of rollbacks is bounded; trouble that repeats is answered by an older state if there is one,
+except one retry of a state that diverged again. After giving up, only non-finite weights are replaced. A rollback whose
+weights give no lower loss than before it is reverted and not counted; after the second one a higher loss triggers none
+any more.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
-from mlflow_stability.recovery.restored_losses import FIRST, gives_more, gives_no_less, highest_mean, midpoint
+from mlflow_stability.recovery.restored_losses import FIRST_LOSSES, gives_more, gives_no_less, highest_mean, midpoint
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRollback, RollbackHistory, Situation
 from mlflow_stability.recovery.rollback_target import (
-    DOUBLINGS,
+    MAX_DOUBLINGS,
     choose_target,
     is_spent,
     may_restore_again,
@@ -37,15 +35,14 @@ from mlflow_stability.recovery.rollback_triggers import (
 )
 from mlflow_stability.vocabulary.result import Finding
 
-WATCHED = 100
-"""For how many steps after a rollback it is watched whether the restored state holds: the detectors begin anew there,
-and would take what they see for the usual."""
-UNDONE_AT_MOST = 2
-"""After so many rollbacks that gave no lower loss, a higher loss is no reason for a rollback any more."""
+WATCHED_STEPS = 100
+"""Steps after a rollback in which the restored state is watched: the detectors start anew there, and would take a high
+loss for the baseline."""
+MAX_REVERTED = 2
+"""After so many reverted rollbacks a higher loss triggers none any more."""
 
 
 def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) -> tuple[RollbackHistory, Decision]:
-    """Decide what to do after this step."""
     if not policy.rollback or past.ended:
         return past, Decision()
     if policy.raise_after_skips is not None and situation.skips_in_a_row >= policy.raise_after_skips:
@@ -76,14 +73,14 @@ def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) 
 def _answer(
     policy: RollbackPolicy, past: RollbackHistory, situation: Situation, trouble: Trouble
 ) -> tuple[RollbackHistory, Decision]:
-    """The rollback for this trouble, or why there is none."""
+    """Return the rollback for this trouble, or why there is none."""
     last = past.rollbacks[-1] if past.rollbacks else None
     if trouble.of_level:
-        period, known = period_of(policy, past, trouble), past.period
+        period, known_period = period_of(policy, past, trouble), past.period
         onsets = (*past.onsets, trouble.first_seen)[-REMEMBERED_ONSETS:]
         past = replace(past, onsets=onsets, period=period)
         if period is not None:
-            return past, Decision() if known is not None else _periodic(past, trouble, period)
+            return past, Decision() if known_period is not None else _periodic(past, trouble, period)
     if trouble.skipped and last is not None and trouble.onset <= last.at + 1:
         return _give_up(policy, past, situation, trouble, hopeless=True)
     target = choose_target(policy, past, situation, trouble)
@@ -144,7 +141,7 @@ def _rollback(
         trouble.onset,
         target.step,
         policy.easing_factor ** (level + 1),
-        policy.easing_steps * 2 ** min(level, DOUBLINGS),
+        policy.easing_steps * 2 ** min(level, MAX_DOUBLINGS),
         share,
         finding=trouble.event,
     )
@@ -153,7 +150,7 @@ def _rollback(
 def _give_up(
     policy: RollbackPolicy, past: RollbackHistory, situation: Situation, trouble: Trouble, hopeless: bool
 ) -> tuple[RollbackHistory, Decision]:
-    """No more rollbacks: they did not help."""
+    """Stop rolling back: it did not help."""
     last = past.rollbacks[-1] if past.rollbacks else None
     why = f"{len(past.rollbacks)} rollbacks did not help; the cause is still there."
     if past.share < 1:
@@ -172,7 +169,7 @@ def _give_up(
 def _unanswered(
     policy: RollbackPolicy, past: RollbackHistory, situation: Situation, trouble: Trouble
 ) -> tuple[RollbackHistory, Decision]:
-    """There is no state to restore."""
+    """Handle trouble for which no state can be restored."""
     if trouble.nonfinite:
         return _replace_broken_weights(policy, past, situation)
     unanswered = past.unanswered + 1
@@ -185,7 +182,7 @@ def _unanswered(
 def _replace_broken_weights(
     policy: RollbackPolicy, past: RollbackHistory, now: Situation
 ) -> tuple[RollbackHistory, Decision]:
-    """Restore any state in the place of weights that are not finite; without one, nothing is left to lose."""
+    """Replace non-finite weights by any state; without one, nothing is left to lose."""
     if now.weights_finite:
         return past, Decision()
     trouble = trouble_at(policy, past, now)
@@ -201,7 +198,6 @@ def _replace_broken_weights(
 
 
 def _nothing_left(past: RollbackHistory, now: Situation) -> tuple[RollbackHistory, Decision]:
-    """So many steps were skipped that the training does not go on."""
     onset = now.step - now.skips_in_a_row + 1
     reason = f"{now.skips_in_a_row} consecutive steps skipped since step {onset}: the training makes no progress."
     past = replace(past, gave_up=True, ended=True)
@@ -218,33 +214,31 @@ def _periodic(past: RollbackHistory, trouble: Trouble, period: int) -> Decision:
 
 
 def _with_loss(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
-    """What was done, with the loss of this step, while it is watched whether the restored state holds."""
+    """Record the loss of this step while the restored state is watched."""
     if not now.has_level:
         past = replace(past, suspected=None, limit=past.limit if past.on_trial else None)
     if past.limit is None or now.step <= past.rollbacks[-1].at:  # read late: a loss of the weights that were left
         return past
-    if now.step > past.rollbacks[-1].at + WATCHED:
+    if now.step > past.rollbacks[-1].at + WATCHED_STEPS:
         return replace(past, limit=None, losses=())
     if not math.isfinite(now.loss) or not policy.recovery_patience or now.place != past.place:
         return past
-    first = (*past.first, now.loss)[:FIRST]
+    first = (*past.first, now.loss)[:FIRST_LOSSES]
     return replace(past, losses=(*past.losses, now.loss)[-policy.recovery_patience :], first=first)
 
 
 def carried_out(past: RollbackHistory, step: int) -> RollbackHistory:
-    """What was done, once the rollback that was decided last has been carried out, after this step: of several
-    processes that is one step later, whose loss is still one of the weights that were left.
-    """
+    """Record that the last rollback was carried out after this step: with several ranks one step after the decision."""
     if not past.rollbacks:
         return past
     return replace(past, rollbacks=(*past.rollbacks[:-1], replace(past.rollbacks[-1], at=step)), losses=(), first=())
 
 
 def _judge_rollback(past: RollbackHistory, now: Situation) -> tuple[RollbackHistory, Decision]:
-    """Compare the first losses after a rollback with those before it, and undo it where they are no lower.
+    """Compare the first losses after a rollback with those before it, and revert it where they are no lower.
 
-    Where they are clearly higher than the restored state gave, the data or the loss function has changed. On the
-    changed data, whichever weights have the lower loss have learnt more of it, or have been damaged less.
+    Clearly higher losses than the restored state gave before mean that the data or the loss function changed. Then the
+    weights with the lower loss have learnt more of the new data, or were damaged less.
     """
     last, enough = past.rollbacks[-1], len(past.left) > len(past.losses) // 2
     loss, level = past.first[0] if past.first else math.nan, median(past.given)
@@ -271,12 +265,12 @@ def _judge_rollback(past: RollbackHistory, now: Situation) -> tuple[RollbackHist
 def _cleared(
     past: RollbackHistory, now: Situation, decision: Decision, wanted: bool
 ) -> tuple[RollbackHistory, Decision]:
-    """The last rollback does not count; `wanted`: whether to put the weights from before it back, if they are there."""
+    """Do not count the last rollback; `wanted`: restore the weights from before it, if they are still there."""
     last = past.rollbacks[-1]
     wanted = wanted and now.set_aside == last.at
     past = replace(past, on_trial=False)
     returns = (*past.rollbacks[:-1], replace(last, cleared=True, undone=wanted))
-    ignores = sum(each.cleared for each in returns) >= UNDONE_AT_MOST
+    ignores = sum(rollback.cleared for rollback in returns) >= MAX_REVERTED
     past = replace(past, rollbacks=returns, limit=None, losses=(), first=(), given=(), waiting=None, why_waiting="")
     decision = replace(decision, ignores_level=ignores and not past.ignores_level)
     past = replace(past, ignores_level=ignores, suspected=None)
@@ -284,20 +278,20 @@ def _cleared(
 
 
 def _limit(policy: RollbackPolicy, event: Finding | None, target: GoodState) -> float | None:
-    """Half way from what the restored state gave to the loss before the rollback.
+    """Return the midpoint between the restored state's losses and the loss before the rollback.
 
-    What it gave is its highest mean of some steps: early states come from a phase in which the loss was high.
+    The restored state counts with its highest mean: early states come from a phase in which the loss was high.
     """
     risen, level = levels_of(event)
-    known = (level, target.loss, highest_mean(target.around, max(1, policy.recovery_patience)))
-    gave = max((each for each in known if not math.isnan(each)), default=math.nan)
+    levels = (level, target.loss, highest_mean(target.around, max(1, policy.recovery_patience)))
+    gave = max((value for value in levels if not math.isnan(value)), default=math.nan)
     limit = gave * midpoint(level, risen) / level if min(gave, level, risen) > 0 else gave + (risen - level) / 2
     return limit if math.isfinite(limit) and risen > level else None
 
 
 def _lasting_share(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble, level: int, proven: bool) -> float:
-    """The share of the learning rate from now on: smaller with each return to the initial weights, and after one with
-    each time that the trouble repeats.
+    """Return the lasting learning rate factor: smaller with each rollback to the initial weights, and after one with
+    each repetition.
     """
     if (proven and past.share >= 1) or not (level or (not proven and not trouble.one_step)):
         return past.share

@@ -1,25 +1,23 @@
-"""What is said of going back, and of giving up.
-
-In: a decision, and what restoring did. Out: an event with its reason, its target, the steps lost and the time it took.
-"""
+"""Findings about rollbacks and giving up, and the countdown that announces a rollback."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
+from mlflow_stability.detectors.baseline import ClassicWindow
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
 from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, HeldRate, RollbackFacts
-from mlflow_stability.recovery.rollback_decisions import UNDONE_AT_MOST
+from mlflow_stability.recovery.rollback_decisions import MAX_REVERTED
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.rollback_triggers import ABSURD_RISE
-from mlflow_stability.recovery.state import SplitBy, StateSplit
+from mlflow_stability.recovery.state.training_parts import SplitBy, StateSplit
 from mlflow_stability.vocabulary.result import LOWER_RATE_3_TO_10_OR_WARM_UP, Action, Finding, Remedy, Severity
 
-ROLLBACK = "rollback"
-GIVE_UP = "give_up"
-DATA_CHANGED = "data_changed"
-CHECKPOINT_FAILED = "checkpoint_failed"
 IN_HALF = (
     Remedy(Action.TRAIN_IN_BF16_OR_SINGLE),
     Remedy(Action.LOWER_SCALE_OF_SCALER),
@@ -43,19 +41,16 @@ def rollback_event(
     step: int,
     *,
     seconds: float,
-    attempt: int,
     rollbacks: int,
-    time: float = 0.0,
     learning_rate: float = math.nan,
     copies_left: int = 0,
     held: HeldRate | None = None,
     rate_of: str = "",
 ) -> Finding:
-    """We went back. `attempt` is the one that ends with it, `rollbacks` how often we went back, this time included.
+    """Make the finding of a rollback.
 
-    `learning_rate`: that of the next step, where it is known. `held`: what it is held down to, where it is. `rate_of`:
-    the name of its optimizer, where there are several.
-    `copies_left`: how many frozen copies of the model are not in the restored state.
+    `rollbacks`: their number including this one. `learning_rate`: that of the next step, if known, of the optimizer
+    `rate_of`. `held`: its limit. `copies_left`: frozen copies of the model that are not in the restored state.
     """
     share = decision.lasting_share
     facts = RollbackFacts(
@@ -80,11 +75,10 @@ def rollback_event(
         Remedy(Action.WATCH_LOSS),
         Remedy(Action.FIX_CAUSE_OF_FIRST_FINDING),
     )
-    return Finding.at(facts, step, Severity.INFO, remedies=remedies, attempt=attempt, time=time)
+    return Finding.at(facts, step, Severity.INFO, remedies=remedies)
 
 
 def data_changed_event(decision: Decision, step: int, *, rollbacks: int) -> Finding:
-    """The weights were not to blame for what we went back for."""
     facts = DataChangedFacts(
         decision.reason,
         decision.onset,
@@ -101,13 +95,12 @@ SAVE_SHARDED_OPTIMIZER = Remedy(Action.CONSOLIDATE_OPTIMIZER)
 
 
 def no_checkpoints_event(split: StateSplit, step: int) -> Finding:
-    """States are kept in memory alone, for no process holds all of one."""
     remedies = (SAVE_SHARDED_OPTIMIZER if split.by is SplitBy.OPTIMIZER else SAVE_SHARDED,)
     return Finding.at(CheckpointFailedFacts(split_by=str(split)), step, Severity.WARNING, remedies=remedies)
 
 
 def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: int, not_restored: str = "") -> Finding:
-    """We wanted to go back and could not; `not_restored`: what is neither as it was nor as it should be."""
+    """Make the finding of a rollback that failed; `not_restored`: parts that are in neither state."""
     facts = GiveUpFacts(
         GaveUp.NOT_RESTORED,
         decision.reason,
@@ -127,10 +120,9 @@ def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: in
 def what_to_change(
     origin: Finding | None = None, *, overflowed_in_half: bool = False, no_step_taken: bool = False
 ) -> tuple[Remedy, ...]:
-    """What goes against trouble that going back does not end, most useful first.
+    """Return remedies for trouble that rollbacks do not end, most useful first.
 
-    Where it is known in which operation the first bad number was born, what goes against that; of the loss function it
-    is not known whether it was an overflow.
+    For a loss function it is not known whether the first non-finite value was an overflow.
     """
     facts = None if origin is None else origin.facts
     of_loss = isinstance(facts, NanOriginFacts) and facts.source is NanSource.LOSS
@@ -140,9 +132,8 @@ def what_to_change(
 
 
 def level_ignored_event(decision: Decision, step: int, *, rollbacks: int) -> Finding:
-    """Rollbacks were reverted because they gave no lower loss: a higher loss triggers none any more."""
     reason = (
-        f"No further rollbacks for a loss that rises: {UNDONE_AT_MOST} were reverted, because older weights gave no "
+        f"No further rollbacks for a loss that rises: {MAX_REVERTED} were reverted, because older weights gave no "
         "lower loss. This loss rises without its weights being worse. Non-finite values, and a loss "
         f"{ABSURD_RISE:,.0f} times its level, are still answered."
     )
@@ -155,15 +146,69 @@ def give_up_event(
     decision: Decision,
     step: int,
     *,
-    attempt: int,
     rollbacks: int,
-    time: float = 0.0,
     ends: bool = False,
     remedies: tuple[Remedy, ...] = IN_GENERAL,
 ) -> Finding:
-    """There is trouble, and we do not go back; `ends`: the training is stopped for it."""
+    """Make the finding of trouble without a rollback; `ends`: the training is stopped."""
     facts = GiveUpFacts(
         GaveUp.NO_ROLLBACK, decision.reason, decision.onset, rollbacks, final=decision.final, ended_training=ends
     )
     severity = Severity.CRITICAL if decision.final else Severity.WARNING
-    return Finding.at(facts, step, severity, remedies=remedies, attempt=attempt, time=time)
+    return Finding.at(facts, step, severity, remedies=remedies)
+
+
+ROWS_ALWAYS_ANNOUNCED = 4
+"""Rows that are all announced; later ones only when their number has doubled: a noisy loss may cross a low threshold at
+every tenth step."""
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Losses of one part of a training, such as a half of a GAN."""
+
+    window: ClassicWindow = field(default_factory=ClassicWindow)
+    is_announced: bool = False
+    """Whether the present row of high losses was announced."""
+
+
+class RollbackCountdown:
+    """Announces a rollback at the first loss above `divergence_threshold`, and where the row ends without one."""
+
+    def __init__(self, rule: DivergenceClassic) -> None:
+        self._rule = rule
+        self._losses: dict[str, _Losses] = {}
+        self._rows = 0
+
+    def line(self, step: int, loss: float, place: str = "") -> str:
+        """Return the line to print after this step, or an empty string."""
+        losses, rule = self._losses.setdefault(place, _Losses()), self._rule
+        window, before = losses.window, losses.window.run
+        mean = window.mean() if window.values else 0.0
+        losses.window, _ = rule.step(window, Point("loss", place, step, loss))
+        run = losses.window.run
+        if run == 1 and before == 0:
+            self._rows += 1
+            losses.is_announced = self._rows <= ROWS_ALWAYS_ANNOUNCED or self._rows & (self._rows - 1) == 0
+            if losses.is_announced:
+                return (
+                    f"loss {loss:.4g} at step {step}, {loss / mean:.2g} times its mean of {mean:.4g}: 1 of "
+                    f"{rule.consecutive_steps} consecutive steps; rollback at {rule.consecutive_steps} "
+                    f"(divergence_threshold={rule.divergence_threshold:g})."
+                )
+        if run == 0 and losses.is_announced:
+            losses.is_announced = False
+            if before < rule.consecutive_steps:
+                return f"loss {loss:.4g} at step {step}, below the threshold again: no rollback."
+        return ""
+
+    def restart(self) -> None:
+        self._losses.clear()
+
+
+def countdown_of(policy: RollbackPolicy) -> RollbackCountdown | None:
+    """Return the countdown of a policy; None where no row of high losses triggers a rollback."""
+    threshold, steps = policy.divergence_threshold, policy.consecutive_divergence_steps
+    if threshold is None or steps < 2 or not policy.rollback or DivergenceClassic.kind not in policy.rollback_on:
+        return None
+    return RollbackCountdown(DivergenceClassic(threshold, steps))

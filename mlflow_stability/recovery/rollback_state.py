@@ -1,7 +1,4 @@
-"""The data that decisions about rollbacks are made from, and the decision.
-
-Frozen dataclasses; `rollback_decisions.decide` reads and returns them.
-"""
+"""Data for decisions about rollbacks, and the decision."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from mlflow_stability.vocabulary.result import Finding
 
 
 class StopPlace(NamedTuple):
-    """Which of the conditions to stop on is met, and on which rank."""
+    """A condition of `stop_on` that is met, and on which rank."""
 
     rank: int
     condition: int
@@ -26,9 +23,9 @@ class GoodState:
     step: int
     loss: float
     initial: bool = False
-    """It is from before the first step, and has proved nothing."""
+    """The state from before the first step, which has proved nothing."""
     around: tuple[float, ...] = ()
-    """The losses of the steps around it when it was trained, as far as they are known."""
+    """Losses around its step when it was trained, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,46 +37,44 @@ class Situation:
     loss: float = math.nan
     skips_in_a_row: int = 0
     broken_step_taken: bool = False
-    """A step with non-finite gradients or loss went into the weights."""
+    """A step with non-finite loss or gradients was taken."""
     weights_finite: bool = True
     good: tuple[GoodState, ...] = ()
     """The states that can be restored."""
     place: str = ""
-    """Of which part of the training the loss is, such as one half of a GAN."""
+    """Part of the training that the loss belongs to, such as one half of a GAN."""
     recent: tuple[float, ...] = ()
-    """The losses of the last steps, this one among them."""
+    """Losses of the last steps, including this one."""
     set_aside: int | None = None
-    """The step of the state from before the last rollback, where it is still there."""
+    """Step of the state from before the last rollback, if it is still there."""
     has_level: bool = True
     """Whether the level of the loss says how good the weights are."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastRollback:
-    """One rollback of this training."""
-
     at: int
-    """The step after which."""
+    """The step after which it happened."""
     to: int
-    """The step of the state."""
+    """The step of the restored state."""
     level: int
-    """How many times the same trouble had been answered before."""
+    """How often the same trouble was answered before."""
     again: bool = False
-    """To the same state once more: the cause may have lasted longer than the first time."""
+    """The same state as before: the cause may have lasted longer than the first time."""
     skipped: bool = False
-    """All steps of the trouble were skipped: the weights that were left were not to blame, as far as was known."""
+    """All steps of the trouble were skipped, so the weights were not to blame as far as known."""
     onset: int = 0
-    """Where the trouble began at the earliest."""
+    """Earliest step of the trouble."""
     first_seen: int = 0
-    """The first step at which it was seen."""
+    """First step at which it was detected."""
     of_level: bool = False
-    """It was made because the loss had risen; else for steps or weights that are broken."""
+    """Triggered by a higher loss, not by broken steps or weights."""
     absurd: bool = False
-    """The loss had risen to 1,000 times its level: answered whatever the loss means."""
+    """The loss was 1,000 times its level: answered whatever the loss means."""
     cleared: bool = False
-    """The weights were not to blame: the restored ones gave no lower loss. It counts as no rollback."""
+    """The restored weights gave no lower loss: it does not count."""
     undone: bool = False
-    """The weights that were left are trained on."""
+    """The weights from before it were restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +88,11 @@ class RateJump:
 
 @dataclass(frozen=True, slots=True)
 class SuspectedRise:
-    """A rise of the loss after a jump of the learning rate, too small to be critical: does it last?"""
+    """A rise of the loss after a learning rate jump, not critical yet."""
 
     jump: RateJump
     since: int
-    """The step of the finding."""
+    """Step of the finding."""
     level: float
     loss: float
     place: str = ""
@@ -105,107 +100,103 @@ class SuspectedRise:
 
 @dataclass(frozen=True, slots=True)
 class RollbackHistory:
-    """What was done so far."""
+    """Rollbacks so far, and what is remembered for the next decision."""
 
     rollbacks: tuple[PastRollback, ...] = ()
     unanswered: int = 0
-    """How many times in a row there was no state to restore."""
+    """Consecutive troubles without a state to restore."""
     waiting: int | None = None
-    """The onset of a finding that waits until the restored state has settled."""
+    """Onset of a finding that waits until the restored state has settled."""
     why_waiting: str = ""
     limit: float | None = None
-    """A mean loss above this, soon after a rollback, shows that the training diverged again."""
+    """A higher mean loss soon after a rollback shows that the training diverged again."""
     losses: tuple[float, ...] = ()
-    """The last losses since the rollback, ..."""
+    """The last losses since the rollback."""
     first: tuple[float, ...] = ()
-    """... and the first ones."""
+    """The first losses since the rollback."""
     on_trial: bool = False
-    """Whether the first losses after the rollback were not compared yet with those from before it."""
+    """Whether the losses after the rollback are still to be compared with those before it."""
     given: tuple[float, ...] = ()
-    """The losses of the restored state when it was trained; empty where they do not say what it should give."""
+    """Losses of the restored state when it was trained; empty where they are no measure."""
     left: tuple[float, ...] = ()
-    """The losses right before the rollback."""
+    """Losses right before the rollback."""
     place: str = ""
-    """Of which part of the training all these losses are."""
+    """Part of the training that these losses belong to."""
     share: float = 1.0
-    """Of the learning rate, for the rest of the training: below 1 after a rollback to the initial weights."""
+    """Lasting learning rate factor: below 1 after a rollback to the initial weights."""
     gave_up: bool = False
-    """Whether there are no more rollbacks, except of weights that are not finite; broken steps are still skipped."""
+    """No more rollbacks, except of non-finite weights; broken steps are still skipped."""
     ended: bool = False
-    """Whether it was said that nothing is left to lose."""
+    """Nothing is left to lose."""
     ignores_level: bool = False
-    """Whether a higher loss is no reason for a rollback any more, unless it is 1,000 times its level."""
+    """A higher loss triggers no rollback any more, unless it is 1,000 times its level."""
     onsets: tuple[int, ...] = ()
-    """The steps at which rises of the loss were first seen, the last ones."""
+    """Steps at which the last rises of the loss were detected."""
     period: int | None = None
-    """The distance of rises that rollbacks did not prevent."""
+    """Distance of rises that rollbacks did not prevent."""
     jump: RateJump | None = None
-    """The last jump of the learning rate."""
     suspected: SuspectedRise | None = None
-    """A rise that is answered if it lasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do after a step; of several processes the first one decides, and all do it after the same step."""
+    """What to do after a step; rank 0 decides, and all ranks do it after the same step."""
 
     action: Literal["nothing", "rollback", "give_up", "data_changed", "undo"] = "nothing"
     reason: str = ""
-    """A sentence for the event, known in the process that decides."""
+    """A sentence, known on the rank that decides."""
     onset: int = 0
-    """The step at which the trouble began."""
     target: int = -1
-    """The step of the state to restore; of giving up, of changed data and of undoing: that of weights that were
-    replaced and are wanted back, if any."""
+    """Step of the state to restore. When giving up, reverting, or after changed data: of the replaced weights to
+    restore, if any."""
     easing_factor: float = 1.0
     easing_steps: int = 0
     lasting_share: float = 1.0
-    """The share of the learning rate that stays for the rest of the training."""
+    """Lasting learning rate factor."""
     final: bool = False
-    """Of giving up: whether there are no more rollbacks; else only this trouble is not answered."""
+    """When giving up: no more rollbacks; False: only this trouble is not answered."""
     nothing_left: bool = False
-    """Of giving up: whether the training has nothing left to lose, so that it is ended by default."""
+    """When giving up: nothing is left to lose, so that the training is ended by default."""
     is_no_better: bool = False
-    """Of giving up: whether the loss of the state, which can be negative, is no lower than the present one."""
+    """When giving up: the loss of the state, which can be negative, is no lower than the present one."""
     undoes: int = 0
-    """How many steps are won back, because an earlier rollback is undone."""
+    """Steps regained by reverting a rollback."""
     loss: float = math.nan
-    """Of changed data: the first loss that the restored weights gave on it, ..."""
+    """After changed data: the first loss of the restored weights."""
     level: float = math.nan
-    """... and what they gave before."""
+    """After changed data: their loss before."""
     ignores_level: bool = False
-    """Whether a higher loss is no reason for a rollback from now on."""
+    """A higher loss triggers no rollback from now on."""
     finding: Finding | None = None
-    """Of a rollback: the finding that it answers, if there is one."""
+    """The finding that a rollback answers."""
     is_counted: bool = False
-    """Of a rollback: whether the history ends with it; the script asked for the others, or they undo one."""
+    """Whether the rollback ends the history; not one that the script asked for, or that reverts another."""
 
     healthy: bool = False
-    """The states that wait for their proof are one healthy step further."""
+    """States that await healthy steps are one step further."""
     trouble: bool = False
-    """They may carry what led to trouble: drop them."""
+    """Drop the states that await healthy steps."""
     snapshot: bool = False
     checkpoint: bool = False
     ending: Exception | None = None
-    """What the training is to be ended with."""
+    """The exception to end the training with."""
     stop: StopPlace | None = None
     """The condition that is met before this step: all ranks skip it and end."""
     reset: bool = False
     """Reset the moments of the optimizers, and warm up."""
     cut: bool = False
-    """Cut the learning rate for the rest of the training."""
+    """Reduce the learning rate for the rest of the training."""
     ahead: bool = False
-    """A divergence may follow: write a checkpoint, and ease if that was asked for."""
+    """A divergence may follow: act as `act_ahead` says."""
     release: bool = False
-    """End the reduction of the learning rate after a rollback: the weights were not to blame."""
+    """End the reduction of the learning rate: the weights were not to blame."""
 
     @property
     def rolls_back(self) -> bool:
-        """Whether a state is to be restored."""
         return self.action == "rollback"
 
     def joined(self, later: Decision) -> Decision:
-        """Both, where a second step was read before the decision on the first was carried out."""
+        """Combine two decisions, where a second step was read before the first decision was carried out."""
         return replace(
             self if self.rolls_back else later,
             healthy=later.healthy and not self.trouble,
@@ -223,4 +214,4 @@ class Decision:
 
 NOTHING = Decision()
 HEALTHY = Decision(healthy=True)
-"""A healthy step: the usual decision, and this very object."""
+"""The usual decision; compared by identity."""

@@ -1,7 +1,4 @@
-"""Chooses the state that a rollback restores.
-
-In: policy, rollbacks so far, the good states and the trouble. Out: a state, or None where none will do. Pure.
-"""
+"""Choose the state that a rollback restores. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import GoodState, RollbackHistory, Situation
 from mlflow_stability.recovery.rollback_triggers import Trouble, levels_of
 
-DOUBLINGS = 16
-"""Rewinding is doubled no further than this: any state is older then."""
+MAX_DOUBLINGS = 16
+"""Rewinding doubles no further: any state is older by then."""
 
 
 def choose_target(
@@ -32,7 +29,8 @@ def choose_target(
     5. The oldest state from before the onset.
     """
     last = past.rollbacks[-1] if past.rollbacks else None
-    kept = [state for state in now.good if not _is_left_behind(past, state.step)]
+    left = [rollback for rollback in past.rollbacks if not rollback.undone]
+    kept = [state for state in now.good if not any(rollback.to < state.step <= rollback.at for rollback in left)]
     before = [state for state in kept if state.step < trouble.onset]
     if weights_lost:
         return max(before or kept or now.good, key=_step, default=None)
@@ -74,23 +72,22 @@ def next_older_target(past: RollbackHistory, good: Sequence[GoodState], target: 
     """
     left = [rollback for rollback in past.rollbacks[:-1] if not rollback.undone]
     steps = (state.step for state in good if not state.initial and state.step < target)
-    return max((step for step in steps if not any(each.to < step <= each.at for each in left)), default=-1)
+    return max((step for step in steps if not any(rollback.to < step <= rollback.at for rollback in left)), default=-1)
 
 
 def may_restore_again(past: RollbackHistory, now: Situation, trouble: Trouble) -> bool:
-    """Whether the last restored state, which did not hold, may be restored once more."""
     proven = {state.step for state in now.good if not state.initial}
     return trouble.may_repeat and bool(past.rollbacks) and past.rollbacks[-1].to in proven
 
 
 def rewind_steps(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -> int:
-    """How many steps before the onset a state should be; doubled at each repetition."""
+    """Return how many steps before the onset a state must be; doubled at each repetition."""
     level = repetitions(policy, past, trouble)
-    return 0 if trouble.one_step and not level else policy.rewind * 2 ** min(level, DOUBLINGS)
+    return 0 if trouble.one_step and not level else policy.rewind * 2 ** min(level, MAX_DOUBLINGS)
 
 
 def repetitions(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -> int:
-    """How many times the same trouble was answered before."""
+    """Return how often the same trouble was answered before."""
     last = past.rollbacks[-1] if past.rollbacks else None
     if last is None or last.cleared or trouble.onset > last.at + policy.same_trouble_within:
         return 0
@@ -98,7 +95,7 @@ def repetitions(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble)
 
 
 def is_spent(policy: RollbackPolicy, past: RollbackHistory, step: int) -> bool:
-    """Whether the training was rolled back as often as the policy allows."""
+    """Whether the policy allows no further rollback."""
     if len(past.rollbacks) >= policy.max_rollbacks_in_all:
         return True
     recent, until = 0, step
@@ -110,21 +107,16 @@ def is_spent(policy: RollbackPolicy, past: RollbackHistory, step: int) -> bool:
 
 
 def why_no_better(trouble: Trouble, state: GoodState) -> str:
-    """Why a state does not make the loss lower; empty where it may.
+    """Explain why a state does not lower the loss; empty where it may.
 
     A loss that can be negative has no level: a change of its scale, as of the rewards in reinforcement learning, looks
-    like a rise. Where a loss rose slowly, states may be from within that rise.
+    like a rise. Where a loss rose slowly, states may be from within the rise.
     """
     risen, level = levels_of(trouble.event)
     if not state.around or not (min(risen, level) < 0 or trouble.is_slow):
         return ""
     gave = median(state.around)
     return "" if gave < risen else f"The loss is not above that of step {state.step}, {gave:.4g}."
-
-
-def _is_left_behind(past: RollbackHistory, step: int) -> bool:
-    """Whether a state of this step belongs to a course that a rollback has left."""
-    return any(each.to < step <= each.at and not each.undone for each in past.rollbacks)
 
 
 def _step(state: GoodState) -> int:

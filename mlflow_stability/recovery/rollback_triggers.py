@@ -1,8 +1,6 @@
-"""What is wrong with a training at the end of a step, and whether it is worth a rollback.
+"""Detect trouble at the end of a step that is worth a rollback. Pure.
 
-In: policy, what was done so far, the situation at a step. Out: the trouble, or None. Pure. A higher loss is judged by
-what its finding says of it: a rise that comes back at equal distances, and one after a jump of the learning rate, are
-told from others here.
+Periodic rises of the loss, and those after a learning rate jump, are recognised here.
 """
 
 from __future__ import annotations
@@ -21,19 +19,19 @@ from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 REMEMBERED_ONSETS = 3
-"""So many rises of the loss are compared by their distances."""
+"""Rises of the loss whose distances are compared."""
 SAME_DISTANCE = 0.05
-"""Two distances are equal if they differ by at most this share, or by the steps between onset and finding."""
+"""Distances are equal within this share, or within the lag between onset and finding."""
 ABSURD_RISE = 1000.0
-"""A loss of so many times its level is always a reason for a rollback."""
+"""A loss of so many times its level always triggers a rollback."""
 SHORTEST_PERIOD = 100
-"""Rises that come back sooner are the same trouble: the restored state did not hold."""
+"""Rises that return sooner are the same trouble: the restored state did not hold."""
 JUMP_FACTOR = 10.0
-"""A learning rate that jumped to so many times its highest value so far is not trusted."""
+"""A learning rate that jumped to so many times its highest value is suspect."""
 JUMP_STEPS = 200
-"""A rise of the loss within so many steps after a jump of the learning rate belongs to it."""
+"""A rise of the loss within so many steps after a learning rate jump belongs to it."""
 LASTING_STEPS = 64
-"""After a jump of the learning rate, a rise that is no more than a warning is answered if it lasts so many steps."""
+"""After a learning rate jump, a rise that is only a warning is answered if it lasts so many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +52,18 @@ class RiseAfterJumpFacts(LossRiseFacts):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong."""
-
     onset: int
-    """Where it began at the earliest: the state that is restored is older."""
+    """Earliest step of it: the restored state must be older."""
     reason: str
     urgent: bool = False
     """It does not wait: no state can settle with it."""
     event: Finding | None = None
     skipped: bool = False
-    """All its steps were skipped, so that the weights are still those from before it."""
+    """All its steps were skipped, so the weights are those from before it."""
     may_repeat: bool = False
-    """Whether the same state may be restored once more."""
+    """The same state may be restored once more."""
     one_step: bool = False
-    """One broken step that was taken: it says itself where it began, and does not speak against the learning rate."""
+    """One broken step was taken: its onset is exact, and it says nothing about the learning rate."""
     did_not_hold: bool = False
     """The restored state gives high losses again."""
     nonfinite: bool = False
@@ -75,19 +71,19 @@ class Trouble:
 
     @property
     def first_seen(self) -> int:
-        """The first loss that was high, where the finding says which."""
+        """Return the first high loss, where the finding names it."""
         facts = self.event.facts if self.event is not None else None
         first = facts.first_high if isinstance(facts, DivergenceFacts | SizeFacts) else None
         return self.onset if first is None else first
 
     @property
     def of_level(self) -> bool:
-        """Whether it is no more than a loss that is higher than before."""
+        """Whether it is only a higher loss."""
         return self.event is not None
 
     @property
     def is_absurd(self) -> bool:
-        """Whether the loss is so high that it matters whatever the loss measures."""
+        """Whether the loss matters whatever it measures."""
         return self.event is not None and rise_of(self.event) >= ABSURD_RISE
 
     @property
@@ -97,7 +93,7 @@ class Trouble:
 
 
 def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> Trouble | None:
-    """The worst that is wrong, if anything is."""
+    """Return the worst trouble, or None."""
     if not now.weights_finite and not now.broken_step_taken:
         onset = now.step - now.skips_in_a_row
         return Trouble(onset, f"Non-finite weights after step {now.step}.", urgent=True, nonfinite=True)
@@ -109,10 +105,10 @@ def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) ->
         return Trouble(
             onset, f"{now.skips_in_a_row} consecutive steps skipped since step {onset}.", urgent=True, skipped=True
         )
-    found = [event for event in now.events if _is_reason(policy, past, event)]
-    if found:
-        onset = min(_onset_of(event, policy) for event in found)
-        return Trouble(onset, found[0].message, event=found[0])
+    reasons = [event for event in now.events if _is_reason(policy, past, event)]
+    if reasons:
+        onset = min(_onset_of(event, policy) for event in reasons)
+        return Trouble(onset, reasons[0].message, event=reasons[0])
     if past.limit is not None and past.losses and len(past.losses) == policy.recovery_patience:
         mean = fmean(past.losses)
         if mean > past.limit:
@@ -125,7 +121,6 @@ def trouble_at(policy: RollbackPolicy, past: RollbackHistory, now: Situation) ->
 
 
 def _is_reason(policy: RollbackPolicy, past: RollbackHistory, event: Finding) -> bool:
-    """Whether a finding is a reason for a rollback."""
     if event.kind not in policy.rollback_on or event.severity < policy.rollback_at:
         return False
     if not past.ignores_level or rise_of(event) >= ABSURD_RISE:
@@ -134,20 +129,19 @@ def _is_reason(policy: RollbackPolicy, past: RollbackHistory, event: Finding) ->
 
 
 def _onset_of(event: Finding, policy: RollbackPolicy) -> int:
-    """The step at which the trouble of a finding began at the earliest."""
     facts = event.facts
     onset = facts.onset if isinstance(facts, DivergenceFacts | StartFacts) else None
     return event.step - policy.onset_lag if onset is None else onset
 
 
 def rise_of(event: Finding) -> float:
-    """How many times its level the loss of a finding is; NaN where the finding does not say."""
+    """Return the loss as a multiple of its level; NaN if unknown."""
     loss, level = levels_of(event)
     return abs(loss) / abs(level) if level and math.isfinite(level) else math.nan
 
 
 def levels_of(event: Finding | None) -> tuple[float, float]:
-    """The loss of a finding, and its level before, or its size in the first steps; NaN where it does not say."""
+    """Return loss and level of a finding, or its size in the first steps; NaN if unknown."""
     facts = event.facts if event is not None else None
     if isinstance(facts, LossRiseFacts):
         return facts.value, facts.baseline
@@ -155,12 +149,12 @@ def levels_of(event: Finding | None) -> tuple[float, float]:
 
 
 def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
-    """What was done, with the findings of this step that may matter later."""
+    """Record findings of this step that may matter later."""
     for event in now.events:
         facts = event.facts
         if isinstance(facts, LearningRateJumpFacts) and facts.found_first is None:
-            found = RateJump(event.step, facts.highest_before, facts.learning_rate)
-            past = replace(past, jump=found, suspected=None)
+            jump_now = RateJump(event.step, facts.highest_before, facts.learning_rate)
+            past = replace(past, jump=jump_now, suspected=None)
     jump = past.jump
     if jump is None or past.ignores_level or not jump.after >= JUMP_FACTOR * jump.before:
         return past
@@ -174,7 +168,7 @@ def with_findings(policy: RollbackPolicy, past: RollbackHistory, now: Situation)
 
 
 def _lasting_rise(past: RollbackHistory, now: Situation) -> Trouble | None:
-    """The rise after a jump of the learning rate, once it has lasted; `dropped_rise` forgets one that has not."""
+    """Return a rise after a learning rate jump that has lasted."""
     rise = past.suspected
     if rise is None or not _is_due(rise, now) or fmean(now.recent) < midpoint(rise.level, rise.loss):
         return None
@@ -188,7 +182,7 @@ def _is_due(rise: SuspectedRise, now: Situation) -> bool:
 
 
 def without_old_rise(past: RollbackHistory, now: Situation) -> RollbackHistory:
-    """What was done, without the suspicion that was decided at this step, or that never can be."""
+    """Drop a suspicion that was decided at this step, or never can be."""
     rise = past.suspected
     if rise is not None and (_is_due(rise, now) or now.step > rise.since + 2 * LASTING_STEPS):
         return replace(past, suspected=None)
@@ -196,9 +190,9 @@ def without_old_rise(past: RollbackHistory, now: Situation) -> RollbackHistory:
 
 
 def period_of(policy: RollbackPolicy, past: RollbackHistory, trouble: Trouble) -> int | None:
-    """The distance at which rises of the loss come back though two rollbacks have answered them; None: they do not."""
+    """Return the distance at which rises return although two rollbacks answered them, or None."""
     onsets = (*past.onsets, trouble.first_seen)[-REMEMBERED_ONSETS:]
-    if len(onsets) < REMEMBERED_ONSETS or len([each for each in past.rollbacks if each.of_level]) < 2:
+    if len(onsets) < REMEMBERED_ONSETS or len([rollback for rollback in past.rollbacks if rollback.of_level]) < 2:
         return None
     first, second = onsets[1] - onsets[0], onsets[2] - onsets[1]
     slack = max(policy.onset_lag, SAME_DISTANCE * first)

@@ -1,8 +1,6 @@
-"""Ends a training where the user asked for it: ``stop_on=("nonfinite", "grad_norm>100", "val_loss plateau 5")``.
+"""Conditions that end a training: ``stop_on=("nonfinite", "grad_norm>100", "val_loss plateau 5")``.
 
-In: conditions as text, and what is known before a step, after it, and of what the script has logged. Out: the condition
-that is met, if one is. Guarantees: text that cannot be meant, a misspelt name above all, is refused at once and not
-never met; what can be known before a step is judged before it.
+Guarantees: a misspelt condition is refused at once; what is known before a step is judged before it.
 """
 
 from __future__ import annotations
@@ -10,31 +8,36 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import fsum, isfinite
 from statistics import median
 from typing import Literal
 
+from torch import Tensor
+from torch.optim import Optimizer
+
 from mlflow_stability.errors import SettingsError, TrainingDiverged
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
+from mlflow_stability.probes.step import StepCapture
+from mlflow_stability.probes.step.reading import norm_before_clipping
 from mlflow_stability.vocabulary.measured import Condition, Signal, StepReading, condition_in
 
 BEFORE_STEP = ("loss", "grad_norm", "learning_rate", "loss_scale")
-"""What is known before a step is taken."""
+"""Known before a step is taken."""
 AFTER_STEP = ("grad_norm_clipped", "micro_batches", "skipped_steps", "step_time")
 SHORT_NAMES = {"throughput": ("tokens_per_second", "samples_per_second"), "memory": ("memory_share",)}
-"""Words for what has other names among the signals."""
+"""Quantities that go by several signals."""
 MEASURED = ("tokens_per_second", "samples_per_second", "memory_share", "memory_allocated", "host_memory")
 VALIDATION = "val_loss"
-"""What the script logs to MLflow itself."""
+"""Logged to MLflow by the script."""
 QUANTITIES = (*BEFORE_STEP, *AFTER_STEP, *MEASURED, *SHORT_NAMES, VALIDATION)
-"""What can be compared with a number."""
 NONFINITE = ("loss", "grad_norm", "grad_norm_clipped")
-"""What ``nonfinite`` looks at."""
+"""What ``nonfinite`` checks."""
 USUAL_OF, USUAL_FROM = 100, 20
-"""The usual value is the median of so many values, and known from so many on."""
+"""The normal value is the median of so many values, and known from so many on."""
 LOW_IN_A_ROW = 5
-"""So many values in a row must have fallen so far, as they are measured: throughput at every tenth step."""
+"""So many consecutive values must be low; throughput is measured at every tenth step."""
 _RELATIVE = re.compile(r"\s*([A-Za-z_]\w*)\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
 _MULTIPLE = re.compile(r"\s*([A-Za-z_]\w*)\s*>\s*(\d+(?:\.\d+)?)\s*x\s*")
 _PLATEAU = re.compile(r"\s*([A-Za-z_]\w*)\s+plateau\s+(\d+)\s*")
@@ -44,20 +47,17 @@ FORMS = "'nonfinite', 'loss>50', 'loss>100x', 'val_loss plateau 5', 'val_loss+10
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """One reason to end a training."""
-
     text: str
     form: Literal["nonfinite", "comparison", "multiple", "rise", "fall", "plateau"] = "nonfinite"
     quantities: tuple[str, ...] = NONFINITE
     condition: Condition | None = None
     """Of a comparison."""
     share: float = 0.0
-    """Of a rise above the best value, or of a fall below the usual one; of a multiple the factor."""
+    """Relative rise above the best value, or fall below the normal one; the factor of a multiple."""
     patience: int = 0
-    """Of a plateau: so many values without a new best one."""
+    """Of a plateau: values without a new best one."""
 
     def is_met(self, quantity: str, value: float) -> bool:
-        """Whether this value alone is a reason to stop."""
         if quantity not in self.quantities:
             return False
         if self.form == "nonfinite":
@@ -74,76 +74,79 @@ class Stop:
     reason: str
     """``loss is 60``."""
     before_step: bool = False
-    """Whether the step is not taken."""
+    """The step is not taken."""
 
     @property
     def facts(self) -> EarlyStopFacts:
-        """What is recorded of it."""
         return EarlyStopFacts(self.condition.text, self.reason, self.before_step)
 
     @property
     def error(self) -> TrainingDiverged:
-        """What the training is ended with."""
         return TrainingDiverged(self.facts.sentence(self.step), f"{self.reason} (stop_on={self.condition.text})")
 
 
-def stop_conditions(texts: str | Iterable[str], quantities: Iterable[str] = QUANTITIES) -> tuple[StopCondition, ...]:
-    """Read the conditions that a user wrote."""
-    known = tuple(quantities)
-    return tuple(_read(each, known) for each in ((texts,) if isinstance(texts, str) else texts))
+def stop_conditions(texts: str | Iterable[str]) -> tuple[StopCondition, ...]:
+    """Parse the conditions that a user wrote."""
+    return tuple(_read(text) for text in ((texts,) if isinstance(texts, str) else texts))
 
 
 @dataclass(slots=True)
 class _Course:
-    """What one condition has seen of one signal."""
+    """History of one signal for one condition."""
 
     best: float = math.inf
     since_best: int = 0
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL_OF))
     low: int = 0
     low_since: int = 0
-    """The step of the first of the low values."""
+    """Step of the first of the low values."""
 
 
 class StopRules:
-    """The conditions of one training, with what they have seen."""
+    """The conditions of one training."""
 
     def __init__(self, conditions: Iterable[StopCondition]) -> None:
         self._conditions = tuple(conditions)
-        at_once = [each for each in self._conditions if each.form in ("nonfinite", "comparison")]
-        self._before = tuple(each for each in at_once if set(each.quantities) & set(BEFORE_STEP))
+        at_once = [condition for condition in self._conditions if condition.form in ("nonfinite", "comparison")]
+        self._before = tuple(condition for condition in at_once if set(condition.quantities) & set(BEFORE_STEP))
         self._courses: dict[tuple[str, Signal], _Course] = {}
 
     @property
     def looks_before(self) -> tuple[str, ...]:
-        """The quantities that are to be known before a step."""
-        return tuple(dict.fromkeys(each for one in self._before for each in one.quantities if each in BEFORE_STEP))
+        """Quantities to be known before a step."""
+        return tuple(
+            dict.fromkeys(
+                quantity for condition in self._before for quantity in condition.quantities if quantity in BEFORE_STEP
+            )
+        )
 
     def before_step(self, step: int, values: Mapping[str, float], *, is_guarded: bool) -> Stop | None:
-        """Judge a step that is not taken yet; `is_guarded`: broken steps are skipped, and looked into, by the guard."""
-        for each in self._before:
-            if each.form == "nonfinite" and is_guarded:
+        """Judge a step before it is taken; `is_guarded`: the guard handles non-finite values."""
+        for condition in self._before:
+            if condition.form == "nonfinite" and is_guarded:
                 continue
             for quantity, value in values.items():
-                if each.is_met(quantity, value):
-                    return Stop(each, step, f"{quantity} is {value:.6g}", before_step=True)
+                if condition.is_met(quantity, value):
+                    return Stop(condition, step, f"{quantity} is {value:.6g}", before_step=True)
         return None
 
     def after_step(self, reading: StepReading, *, skipped: bool = False) -> Stop | None:
         """Judge what was measured at a step.
 
-        `skipped`: a loss scaler threw the step away: that is how it finds its scale, and no reason to stop.
+        `skipped`: a loss scaler skipped it while it searched its scale, which is no reason to stop.
         """
-        for each in self._conditions:
-            if skipped and each.form == "nonfinite":
+        for condition in self._conditions:
+            if skipped and condition.form == "nonfinite":
                 continue
             for signal, value in zip(reading.signals, reading.values, strict=True):
-                if signal.quantity in each.quantities and (reason := self._reason(each, signal, value, reading.step)):
-                    return Stop(each, reading.step, reason)
+                if signal.quantity in condition.quantities and (
+                    reason := self._reason(condition, signal, value, reading.step)
+                ):
+                    return Stop(condition, reading.step, reason)
         return None
 
     def _reason(self, condition: StopCondition, signal: Signal, value: float, step: int) -> str:
-        """Why this value is one; empty where it is none."""
+        """Return the reason to stop; empty without one."""
         if condition.form in ("nonfinite", "comparison"):
             return f"{signal} is {value:.6g}" if condition.is_met(signal.quantity, value) else ""
         course = self._courses.setdefault((condition.text, signal), _Course())
@@ -166,7 +169,7 @@ class StopRules:
 
 
 def _multiplied(course: _Course, factor: float, signal: Signal, value: float) -> str:
-    """Compare with the median of the values before, at first with that of the few there are."""
+    """Compare with the median of earlier values, however few."""
     usual = median(course.usual) if course.usual else math.inf
     if value > factor * abs(usual):
         return f"{signal} is {value:.6g}, more than {factor:g} times its usual {usual:.6g}"
@@ -192,37 +195,61 @@ def _fallen(course: _Course, share: float, signal: Signal, value: float, step: i
     )
 
 
-def _read(text: str, known: tuple[str, ...]) -> StopCondition:
-    said = text.strip()
-    if said == "nonfinite":
-        return StopCondition(said)
-    if found := _PLATEAU.fullmatch(text):
-        name, patience = found[1], int(found[2])
+def _read(text: str) -> StopCondition:
+    condition_text = text.strip()
+    if condition_text == "nonfinite":
+        return StopCondition(condition_text)
+    if match := _PLATEAU.fullmatch(text):
+        name, patience = match[1], int(match[2])
         if patience < 1:
             raise SettingsError(f"stop_on needs at least 1 value for a plateau, got {text!r}.")
-        return StopCondition(said, "plateau", _names(name, known, text), patience=patience)
-    if found := _RELATIVE.fullmatch(text):
-        name, sign, percent = found[1], found[2], float(found[3])
+        return StopCondition(condition_text, "plateau", _names(name, text), patience=patience)
+    if match := _RELATIVE.fullmatch(text):
+        name, sign, percent = match[1], match[2], float(match[3])
         if not percent > 0 or (sign == "-" and percent >= 100):
             raise SettingsError(f"stop_on takes a fall by less than 100 % or a rise by more than 0 %, got {text!r}.")
-        return StopCondition(said, "rise" if sign == "+" else "fall", _names(name, known, text), share=percent / 100)
-    if found := _MULTIPLE.fullmatch(text):
-        name, factor = found[1], float(found[2])
+        return StopCondition(condition_text, "rise" if sign == "+" else "fall", _names(name, text), share=percent / 100)
+    if match := _MULTIPLE.fullmatch(text):
+        name, factor = match[1], float(match[2])
         if not factor > 1:
             raise SettingsError(f"stop_on takes a multiple above 1, got {text!r}.")
-        return StopCondition(said, "multiple", _names(name, known, text), share=factor)
+        return StopCondition(condition_text, "multiple", _names(name, text), share=factor)
     share = _SHARE.fullmatch(text)
     condition = condition_in(f"{share[1]}{float(share[2]) / 100:g}" if share else text)
     if condition is None or condition.signal.place:
         raise SettingsError(f"stop_on takes {FORMS}, got {text!r}.")
-    quantities = _names(condition.signal.quantity, known, text)
+    quantities = _names(condition.signal.quantity, text)
     if not math.isfinite(condition.limit):
         raise SettingsError(f"stop_on compares with a finite number, got {text!r}.")
-    return StopCondition(said, "comparison", quantities, condition)
+    return StopCondition(condition_text, "comparison", quantities, condition)
 
 
-def _names(name: str, known: tuple[str, ...], text: str) -> tuple[str, ...]:
-    """The quantities that a name stands for."""
-    if name not in known:
-        raise SettingsError(f"stop_on can compare {', '.join(known)}; got {name!r} in {text!r}.")
+def _names(name: str, text: str) -> tuple[str, ...]:
+    """Return the quantities that a name stands for."""
+    if name not in QUANTITIES:
+        raise SettingsError(f"stop_on can compare {', '.join(QUANTITIES)}; got {name!r} in {text!r}.")
     return SHORT_NAMES.get(name, (name,))
+
+
+def values_before_step(
+    optimizer: Optimizer, capture: StepCapture, norm: Tensor | None, wanted: Collection[str]
+) -> dict[str, float]:
+    """Return loss, gradient norm before clipping, learning rate and loss scale, as far as wanted.
+
+    `norm`: of the gradients that this optimizer is given. Only what is wanted is waited for.
+    """
+    values: dict[str, float] = {}
+    if "loss" in wanted and capture.sure_losses:
+        losses = [float(loss) for loss in capture.sure_losses]
+        values["loss"] = fsum(losses) if all(map(isfinite, losses)) else sum(losses)
+    if "grad_norm" in wanted and norm is not None:
+        numbers: list[float] = []
+        for clip in capture.clips:
+            numbers += (float(clip.norm), 1.0 if clip.scale is None else float(clip.scale))
+        before = norm_before_clipping(capture, numbers) if numbers else None
+        values["grad_norm"] = float(norm) if before is None else before
+    if "learning_rate" in wanted:
+        values["learning_rate"] = max(float(group.get("lr") or 0.0) for group in optimizer.param_groups)
+    if "loss_scale" in wanted and capture.loss_scale is not None:
+        values["loss_scale"] = float(capture.loss_scale)
+    return values

@@ -1,1 +1,1 @@
-"""Wires a training: hooks to probes, probes to detectors and journal, journal to the courier."""
+"""Wire a training: hooks to probes, probes to detectors and journal, journal to the courier."""

@@ -1,9 +1,9 @@
-"""Keeps our errors out of the training, and counts what we cost it.
+"""Keep our errors out of the training, and measure what we cost it.
 
-Guarantees: an error of ours inside a hook is reported once, switches that part off, and the training goes on as if the
-part had never been there. Under ``strict`` it is raised. What the user raises, Ctrl-C among it, always passes, also
-where a clean-up of ours fails over it; torch is then left as it was found, and the part forgets what it had half done.
-In a forked child nothing of ours runs.
+Guarantees: an error of ours inside a hook is reported once, switches that part off, and the training continues without
+the part; ``strict`` raises it. The script's own exceptions, Ctrl-C among them, always pass, even where our clean-up
+fails on them; torch's state is restored, and the part forgets what was half done. In a forked child nothing of ours
+runs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from enum import Enum
 from sys import exc_info
 from time import perf_counter
 from typing import Any
@@ -31,15 +32,15 @@ from mlflow_stability.probes.hooks import (
 OnFailure = Callable[[str, Exception], None]
 
 FORGIVEN = 3
-"""So many errors of a part do not switch it off after Ctrl-C has ended it half-way: what it holds may be torn."""
+"""Errors of a part that do not switch it off after Ctrl-C has interrupted it: its state may be torn."""
 
 
 _guards: WeakSet[PartGuard] = WeakSet()
 
 
 def _forked() -> None:
-    for each in _guards:
-        each.is_on.clear()
+    for guard in _guards:
+        guard.is_on.clear()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -50,26 +51,26 @@ class PartGuard:
 
     def __init__(self, strict: bool, on_failure: OnFailure) -> None:
         self.off: dict[str, str] = {}
-        """The parts that are switched off, and why."""
+        """Parts that are switched off, and why."""
         self.strict = strict
         self._on_failure = on_failure
         self.is_on = [True]
-        """Empty in a forked child: cheaper to ask at each hook than the pid."""
+        """Empty in a forked child: cheaper to check at each hook than the pid."""
         _guards.add(self)
         self._seconds = self._began = 0.0
-        """Time so far, and when the hook began that is running; 0: none is."""
+        """Total time, and the start of the running hook; 0: none."""
         self._handled: BaseException | None = None
-        """What the script was handling when the hook began."""
+        """The exception that the script was handling when the hook began."""
         self._torn: dict[str, int] = {}
-        """Parts that an interruption has ended half-way, and how many errors of theirs are still forgiven."""
+        """Interrupted parts, and how many of their errors are still ignored."""
 
     @property
     def seconds(self) -> float:
-        """Time spent in our code so far, up to this moment also where it is our code that asks."""
+        """Time spent in our code, including the running hook."""
         return self._seconds + (perf_counter() - self._began if self._began else 0.0)
 
     def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
-        """The body, made harmless."""
+        """Return the body with its errors contained."""
         is_on, off = self.is_on, self.off
         forget = getattr(getattr(body, "__self__", None), "forget", None)
 
@@ -107,9 +108,9 @@ class PartGuard:
         return uncompiled(guarded)
 
     def contain(self, part: str, failure: BaseException, forget: Callable[[], None] | None = None) -> None:
-        """Runs within ``except`` where a part of a guarded hook has failed: what is ours ends here, the hook goes on.
+        """Contain the error of a part inside a guarded hook; call it within ``except``.
 
-        The same as a wrapped body within another one, without its calls at each step.
+        Like a wrapped body within another one, without its calls at each step.
         """
         try:
             if self._to_be_raised(part, failure, self._handled, forget) is not None:
@@ -118,14 +119,14 @@ class PartGuard:
             del failure  # it holds this frame
 
     def begin_anew(self) -> None:
-        """Another training begins: what failed in the one before may work in this one."""
+        """Switch all parts on for another training."""
         self.off.clear()
         self._torn.clear()
 
     def _to_be_raised(
         self, part: str, failure: BaseException, handled: BaseException | None, forget: Callable[[], None] | None
     ) -> BaseException | None:
-        """What is the script's; what is ours ends here. `handled`: what the script was dealing with already."""
+        """Return what is to be raised; None for an error of ours. `handled`: what the script was handling already."""
         theirs = raised_by_script(failure, handled)
         if theirs is None and not isinstance(failure, Exception):
             theirs = failure
@@ -150,3 +151,26 @@ class PartGuard:
         with contextlib.suppress(Exception):  # to tell of a failure may fail, and must not reach the training
             self._on_failure(part, failure)
         return None
+
+
+class AutopilotPart(str, Enum):
+    """Parts of the autopilot that are switched off alone; the value is the name in messages."""
+
+    AUTOPILOT = "the autopilot"
+    AUTOPILOT_END = "the autopilot's end"
+    CHECKPOINTS = "checkpoints"
+    CLIPPING_AND_EASING = "clipping and easing"
+    DECISIONS = "decisions"
+    FORWARD_PASSES = "forward passes"
+    GUARD = "the guard"
+    LOSS_SCALE = "the loss scale"
+    PUTTING_BACK = "putting back"
+    RANKS = "agreement of processes"
+    ROLLBACK = "rollback"
+    SMALLER_STEPS = "smaller steps"
+    SNAPSHOTS = "snapshots"
+    STOP_CONDITIONS = "stop conditions"
+    TRAINING_PARTS = "the training's parts"
+    UNDO_ROLLBACK = "undoing a rollback"
+
+    __str__ = str.__str__

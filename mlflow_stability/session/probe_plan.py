@@ -1,11 +1,15 @@
-"""Chooses the probes of a recording: what is measured beside loss, gradient norm and learning rate, and how often.
+"""Choose the probes of a recording, and who holds its batches.
 
-In: settings. Out: a survey. Guarantees: what was not asked for is not there, and costs nothing.
+Guarantees: what was not asked for costs nothing. Without the guard only the first broken step is inspected, as the
+weights are broken after it; and only on the host, where the gradient norm is known before the step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib import import_module
+
+from torch.optim import Optimizer
 
 from mlflow_stability.probes.first_look import FirstLook
 from mlflow_stability.probes.forward import ForwardScheduler
@@ -14,22 +18,70 @@ from mlflow_stability.probes.parameters import NonfiniteCount
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import ForwardProbe, Probe, ProbeContext
-from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
-from mlflow_stability.session.broken_batch.held_batches import held_batches
+from mlflow_stability.probes.probe_scheduler import BrokenSteps, Probes, ProbeScheduler
+from mlflow_stability.session.broken_batches import BatchReport, SpikeBatches
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.recording import Recording
-from mlflow_stability.session.run_facts import FactsProbe
+from mlflow_stability.session.rank_comparison import rank_and_world_size
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.run_facts.facts_probe import FactsProbe
 from mlflow_stability.vocabulary.measured import modules_with
-from mlflow_stability.vocabulary.settings import Settings
+from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, Settings
+
+
+def report_of(settings: Settings, guard: PartGuard, recording: Recording, host_only: bool = False) -> BatchReport:
+    """Make the batch report of a recording. Only rank 0 has a recording, so only its batches are inspected."""
+    folder = settings.journal_root() / BATCHES_FOLDER / recording.opening.recording
+
+    def sent() -> None:
+        recording.note(BATCHES_FOLDER, str(folder))
+
+    announce: Callable[[], None] | None = sent if settings.capture_batch == "upload" else None
+    of_several = rank_and_world_size()[1] > 1
+    recording.batches = BatchReport(guard, folder, of_several, announce, host_only=host_only)
+    return recording.batches
+
+
+def held_batches(
+    settings: Settings, guard: PartGuard, recording: Recording
+) -> tuple[BatchReport | None, BrokenSteps | None]:
+    """Return who holds the batches, and who inspects broken steps where the autopilot does not."""
+    if recording.batches is not None:
+        return recording.batches, None
+    if not settings.capture_batch or rank_and_world_size()[1] > 1:
+        return None, None
+    report = report_of(settings, guard, recording, host_only=True)
+    recording.spikes = SpikeBatches(report, recording.emit, guard)
+    return report, FirstBrokenStep(report, recording)
+
+
+class FirstBrokenStep:
+    """Inspects the first broken step that is taken."""
+
+    def __init__(self, report: BatchReport, recording: Recording) -> None:
+        self._report = report
+        self._recording = recording
+        self._is_over = False
+
+    def inspect_step(self, _step: int, optimizers: Sequence[Optimizer]) -> None:
+        """Runs before a step with a non-finite gradient norm."""
+        if not self._is_over:
+            self._report.inspect_step(self._report.batch_number, optimizers)
+
+    def taken(self, step: int) -> None:
+        """Runs after that step: later ones say nothing more."""
+        if not self._is_over:
+            self._is_over = True
+            self._report.report(step, self._recording.emit)
+            self._report.stop()
+
 
 FULL_EVERY = 10
-"""Every how many looks at the layers percentiles and histograms are taken, too."""
+"""Every so many measurements of layers include percentiles and histograms."""
 
 
 def probe_scheduler_of(
     settings: Settings, guard: PartGuard, recording: Recording, objects: ObjectMemory | None = None
 ) -> ProbeScheduler:
-    """The probes that these settings ask for."""
     layers = settings.layers_every_n_steps
     facts = FactsProbe(recording)
 
@@ -39,15 +91,15 @@ def probe_scheduler_of(
     look = FirstLook(recording.emit, lambda: pace.models, lambda: recording.step + 1, look_at_losses)
     batches, broken = held_batches(settings, guard, recording)
     capture = None if batches is None else batches.capture
-    listeners = [each for each in (capture, recording.before_forward) if each is not None]
+    listeners = [observer for observer in (capture, recording.before_forward) if observer is not None]
     context = ProbeContext(settings, guard, lambda: pace.models, recording.say, recording.keep_attention)
-    found = probes_for(context)
-    inside = [each for each in found if isinstance(each, ForwardProbe)]
+    probes_asked_for = probes_for(context)
+    inside = [probe for probe in probes_asked_for if isinstance(probe, ForwardProbe)]
     forward = ForwardScheduler(guard, inside, recording.step + 1, recording.emit)
     probes = Probes(
         by_step=[facts, look],
         before_steps=[] if batches is None else [batches.before_steps],
-        by_own_step=[each for each in found if not isinstance(each, ForwardProbe)],
+        by_own_step=[probe for probe in probes_asked_for if not isinstance(probe, ForwardProbe)],
         forward=forward,
         spread=LayerStatistics(layers, FULL_EVERY * layers),
         nonfinite=NonfiniteCount(settings.memory_budget),
@@ -67,6 +119,6 @@ def probe_scheduler_of(
 
 
 def probes_for(context: ProbeContext) -> list[Probe | ForwardProbe]:
-    """What each file with `PROBES` makes of these settings, in the order of their paths."""
+    """Call every factory in `PROBES`, in the order of the files."""
     factories = [make for name in modules_with("PROBES") for make in import_module(name).PROBES]
     return [probe for make in factories if (probe := make(context)) is not None]

@@ -1,13 +1,15 @@
-"""Names the rank on which a NaN, a loss spike or a slow step began, and the one that the others wait for.
+"""Name the rank on which a NaN, a loss spike or a slow step began, and the one that the others wait for.
 
-In: what all ranks measured, each time they exchange it. Out: events in the recording, and its tag of what was seen of
-whom. Guarantees: each episode is told once, by the process that records.
+Guarantees: each episode is reported once, by the rank that records.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from statistics import median
+
+import torch
 
 from mlflow_stability.kinds.reported.ranks import (
     RankFacts,
@@ -21,16 +23,26 @@ from mlflow_stability.kinds.reported.ranks import (
     StragglerFacts,
 )
 from mlflow_stability.probes.ranks import EVERY, RankTable, z_of_all
-from mlflow_stability.session.recording import Recording
+from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.result import Finding, Severity
 
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return the place of this process in the training; (0, 1) with one process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    # A launcher has started several, and the script brings them together by other means than torch.distributed.
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1
+
+
 MOST_NAMED = 8
-"""Of so many ranks the names are told, and of so many findings in the tag."""
+"""Limit for named ranks, and for findings in the tag."""
 
 
 class RankComparison:
-    """The ranks of one recording."""
-
     def __init__(self, recording: Callable[[], Recording | None]) -> None:
         self._recording = recording
         self._noted: Recording | None = None
@@ -38,19 +50,19 @@ class RankComparison:
 
     def _begin(self) -> None:
         self._said: list[str] = []
-        """What the tag says."""
+        """Parts of the tag."""
         self._broken_at = 0
-        """The step whose loss was told of last."""
+        """Step of the last reported non-finite loss."""
         self._spike_at = 0
-        """The step of the spike that was told of last."""
+        """Step of the last reported spike."""
         self._slow_steps: dict[int, float] = {}
-        """The longest step that was told of each rank."""
+        """Longest reported step of each rank."""
         self._slowest: int | None = None
         self._slow = 0
-        """How many exchanges in a row it was slow."""
+        """Consecutive exchanges in which it was slow."""
 
     def take(self, table: RankTable, names: Sequence[str]) -> None:
-        """What all ranks measured; `names`: what each is called."""
+        """Compare the measurements of all ranks; `names`: those of the ranks."""
         recording = self._recording()
         if recording is None or recording.closed:
             return
@@ -72,37 +84,37 @@ class RankComparison:
                 if isinstance(event.facts, RankFacts):
                     self._note(recording, event.facts.heading(event.step))
 
-    def _note(self, recording: Recording, said: str) -> None:
-        self._said = [*self._said[:1], *self._said[1:][1 - MOST_NAMED :], said]
+    def _note(self, recording: Recording, text: str) -> None:
+        self._said = [*self._said[:1], *self._said[1:][1 - MOST_NAMED :], text]
         recording.note("ranks", ". ".join(self._said)[:1000])
 
     def _nonfinite(self, table: RankTable, names: Sequence[str], recording: Recording) -> Finding | None:
-        broken = [each.broken for each in table.peaks]
+        broken = [peak.broken for peak in table.peaks]
         steps = [step for step in broken if step > 0]
         if not steps:
             self._broken_at = 0 if self._broken_at < recording.step - EVERY else self._broken_at
             return None
-        first, told = min(steps), self._broken_at
+        first, last = min(steps), self._broken_at
         self._broken_at = max(recording.step, max(steps))
-        if told and first <= told + EVERY:  # the same episode
+        if last and first <= last + EVERY:  # the same episode
             return None
         where = [rank for rank, step in enumerate(broken) if step == first]
         facts = RankNonfiniteFacts(_names(where, names), len(where), len(names), where[0])
         return Finding.at(facts, first, Severity.WARNING, remedies=RankNonfinite.remedies)
 
     def _spike(self, table: RankTable, names: Sequence[str]) -> Finding | None:
-        steps = [each.spike for each in table.peaks if each.spike > self._spike_at]
+        steps = [peak.spike for peak in table.peaks if peak.spike > self._spike_at]
         if not steps:
             return None
         first = min(steps)
-        where = [rank for rank, each in enumerate(table.peaks) if each.spike == first]
+        where = [rank for rank, peak in enumerate(table.peaks) if peak.spike == first]
         worst = max(where, key=lambda rank: table.peaks[rank].spike_z)
         peak, limit = table.peaks[worst], z_of_all(len(names))
         counts = peak.spike_z >= limit
         if not counts and table.peaks[0].spike <= self._spike_at:
             return None  # one of many ranks, in which a loss this high is usual
-        told, self._spike_at = self._spike_at, max(steps)
-        if told and first <= told + EVERY:  # the same episode
+        last, self._spike_at = self._spike_at, max(steps)
+        if last and first <= last + EVERY:  # the same episode
             return None
         facts = RankSpikeFacts(
             _names(where, names),
@@ -127,7 +139,7 @@ class RankComparison:
         ):
             return None
         together = [
-            each for each in table.peaks if each.slow == peak.slow and each.slow_seconds > peak.slow_seconds / 2
+            other for other in table.peaks if other.slow == peak.slow and other.slow_seconds > peak.slow_seconds / 2
         ]
         if 2 * len(together) > len(names) or peak.slow_seconds < 2 * self._slow_steps.get(slowest, 0.0):
             return None
@@ -138,7 +150,7 @@ class RankComparison:
     def _straggler(self, table: RankTable, names: Sequence[str], step: int) -> Finding | None:
         slowest = max(range(len(names)), key=table.seconds.__getitem__)
         seconds = table.seconds[slowest]
-        usual = median(each for rank, each in enumerate(table.seconds) if rank != slowest)
+        usual = median(other for rank, other in enumerate(table.seconds) if rank != slowest)
         if seconds < Straggler.times * usual or seconds - usual < Straggler.seconds:
             self._slowest, self._slow = None, 0
             return None

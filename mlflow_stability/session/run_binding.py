@@ -1,8 +1,7 @@
-"""Decides before each step which run a step belongs to, and keeps a recording for it.
+"""Decide before each step which run it belongs to, and keep a recording for it.
 
-In: the first optimizer step of a capture. Out: the recording that the capture goes into. A run that the script is in
-comes first, then that of a Lightning logger, then one of our own, which the courier starts, since starting one may wait
-for a server. Guarantees: two microseconds where nothing changes, no call to a server ever.
+A run that the script is in comes first, then that of a Lightning logger, then one of our own, which the courier starts,
+since that may wait for a server. Guarantees: two microseconds where nothing changes; no call to a server.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import sys
 import time
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -28,12 +28,12 @@ from mlflow_stability.kinds.catalog import described
 from mlflow_stability.kinds.reported.endings import RestartFacts
 from mlflow_stability.kinds.reported.ranks import JobRestarted
 from mlflow_stability.session.detector_choice import chosen_detectors, judging_of
-from mlflow_stability.session.earlier_recordings import EARLIER
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.output import DeliveredRun, TrainingOutput
+from mlflow_stability.session.output.training_output import DeliveredRun, TrainingOutput
 from mlflow_stability.session.process import CourierLink, RecordedRun, Say
-from mlflow_stability.session.ranks import rank_and_world_size
-from mlflow_stability.session.recording import Recording, ScriptMetrics
+from mlflow_stability.session.rank_comparison import rank_and_world_size
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.recording.script_metrics import ScriptMetrics
 from mlflow_stability.session.sweep_trials import SweepTrial, running_trial
 from mlflow_stability.tracking.in_process import (
     CLIENT,
@@ -55,11 +55,55 @@ from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings
 
+MOST_NAMED = 20
+"""Recordings of a run named to a further one; those before have long arrived, even if a script switches between two
+runs at every epoch."""
+
+
+@dataclass(slots=True)
+class _Recorded:
+    last_step: int = 0
+    recordings: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NAMED))
+
+
+class EarlierRecordings:
+    """Ended recordings of this process, by run; they survive `autolog(disable=True)`, not a fork."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._runs: dict[str, _Recorded] = {}
+
+    def ended(self, run_id: str, recording: str, last_step: int) -> None:
+        """Remember a recording; also again, once its run is known."""
+        recorded = self._of_this_process().setdefault(run_id, _Recorded())
+        recorded.last_step = max(recorded.last_step, last_step)
+        if recording not in recorded.recordings:
+            recorded.recordings.append(recording)
+
+    def last_step(self, run_id: str) -> int:
+        """Return the last recorded step of a run; 0 without one."""
+        recorded = self._of_this_process().get(run_id)
+        return 0 if recorded is None else recorded.last_step
+
+    def of_run(self, run_id: str) -> list[str]:
+        """Return the newest recordings of a run, oldest first."""
+        recorded = self._of_this_process().get(run_id)
+        return [] if recorded is None else list(recorded.recordings)
+
+    def _of_this_process(self) -> dict[str, _Recorded]:
+        if self._pid != os.getpid():
+            self._pid, self._runs = os.getpid(), {}
+        return self._runs
+
+
+EARLIER = EarlierRecordings()
+
+
 RUN_ID_WAIT = 10.0
-"""For so long whoever asks for the id of a run waits for the run to be made."""
+"""How long to wait for the id of a run to be made."""
 JOIN_WAIT = 30.0
-"""For so long a metric that the script logs without a run waits for ours: on a busy machine the process that makes it
-needs more than ten seconds for its imports, and a second run would split what was recorded."""
+"""How long a metric that the script logs without a run waits for ours: on a busy machine the courier needs more than
+ten seconds for its imports, and a second run would split the record."""
 _LAYER_METRICS: dict[bool | str, Literal["", "blocks", "parameters"]] = {
     False: "",
     True: "blocks",
@@ -68,8 +112,6 @@ _LAYER_METRICS: dict[bool | str, Literal["", "blocks", "parameters"]] = {
 
 
 class RunBinding:
-    """The recordings of this process, one at a time."""
-
     def __init__(
         self,
         settings: Settings,
@@ -86,44 +128,43 @@ class RunBinding:
         self._on_event = on_event
         self._warn = warn
         self._settle = settle
-        """Waits for the readings that are still on their way to the recording."""
+        """Waits for pending readings of the recording."""
         self._begun = begun
-        """Told that another recording has begun."""
+        """Called when another recording has begun."""
         self._run_id: str | None = None
-        """The run that the recording is for; None while it is ours and the courier has not started it."""
+        """The run of the recording; None while the courier has not started it."""
         self._folder: Path | None = None
         self._opened: Opening | None = None
-        """How the recording in progress began, or the last one."""
-        """Of the recording in progress, or of the last one."""
+        """The opening of the recording in progress, or the last one."""
         self._recording_link: CourierLink | None = None
         self._recording_address = ""
         self._own = False
         self._ours = False
-        """Whether the run was made for a recording of this process, and its status is ours to say."""
+        """The run was made for a recording of this process, and its status is ours to set."""
         self._ended_cell: int | None = None
-        """The last step of a recording of ours that a notebook's cell has ended with."""
+        """Last step of a recording of ours that ended with a notebook's cell."""
         self._fluent = False
         self._known_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
         self.newest: Callable[[], object] = lambda: None
-        """The optimizer that stepped last, weakly."""
+        """Weak reference to the optimizer that stepped last."""
         self.runs: Sequence[object] = ()
-        """The runs that this thread is in: MLflow's own list."""
+        """Runs that this thread is in: MLflow's own list."""
         self.bound_to: object = None
-        """The innermost of them when `recording_for` last looked."""
+        """The innermost of them at the last `recording_for`."""
         self.modules = 0
-        """How many modules were loaded then; 0: it has to look again, whatever the optimizer."""
+        """Number of loaded modules then; 0: look again, whatever the optimizer."""
         self._recordings = 0
         self._rank: tuple[int, int] | None = None
         self._join = ImplicitRunJoin(self._joinable_run_id)
         self.heard = ScriptMetrics()
         self._trial: SweepTrial | None = None
-        """The one that the recording is for, where the training is part of a sweep."""
+        """The trial of a sweep that the recording is for."""
         self._trial_is_told = False
         self._trial_of = guard("trials of a sweep", running_trial)
         self._hear = guard("the script's own metrics", self._hear_the_script)
 
     def recording_for(self, optimizer: object) -> Recording | None:
-        """The recording that this capture goes into; None on every rank but the first."""
+        """Return the recording of this capture; None on every rank but the first."""
         if self._rank is None:
             self._rank = rank_and_world_size()
         if self._rank[0] != 0:
@@ -154,9 +195,9 @@ class RunBinding:
         return self.recording
 
     def _meet_trial(self) -> None:
-        """End the recording of a run of ours with its trial of a sweep: what comes next has a run of its own."""
+        """End the recording of our own run with its trial: the next one has its own run."""
         before, self._trial = self._trial, self._trial_of()
-        was, now = (each.identity if each is not None else () for each in (before, self._trial))
+        was, now = (trial.identity if trial is not None else () for trial in (before, self._trial))
         if was == now:
             return
         self._trial_is_told = False
@@ -168,20 +209,19 @@ class RunBinding:
             self._end_recording(Closing("finished", run_was_active=False))
 
     def _tell_trial(self, prefix: str) -> None:
-        """Have the run know the parameters of its trial, once."""
+        """Write the parameters of the trial once."""
         if self._trial is not None and self.recording is not None and not self._trial_is_told:
             self._trial_is_told = True
             self.recording.know(self._trial.facts(prefix))
 
     def close(self, closing: Closing) -> None:
-        """End the recording in progress."""
         if self.recording is not None:
             self._end_recording(self._with_run(closing))
         self._join.remove()
         self.heard.remove()
 
     def returned(self, closing: Closing) -> None:
-        """The thread that trained has ended: say so before anybody can kill the process."""
+        """The training thread has ended: write so before the process can be killed."""
         if self.recording is not None:
             self._hear()
             self.recording.returned(self._with_run(closing))
@@ -191,7 +231,7 @@ class RunBinding:
         return replace(closing, run_was_active=closing.run_was_active and still_active)
 
     def _changed_run(self, new_optimizer: bool) -> RunInProgress | None:
-        """The run that must be switched to; None: stay. Leaving a run for none at all ends the recording here."""
+        """Return the run to switch to; None: stay. Leaving a run for none at all ends the recording here."""
         if self.settings.exclusive:
             return None
         active = fluent_run_id()
@@ -216,30 +256,30 @@ class RunBinding:
         return RunInProgress(run_id, resumed=True)
 
     def _hear_the_script(self) -> None:
-        """Judge the validation losses that the script has logged since; the first one waits for the first step."""
+        """Judge the validation losses that the script has logged since, from the first step on."""
         recording = self.recording
         self.heard.wanted = self.settings.best_by or ""
         if recording is not None and recording.step >= recording.opening.first_step:
             recording.hear(self.heard.take(self.current_run_id()))
 
     def current_run_id(self) -> str | None:
-        """The run of the recording in progress, or of the last one, if it is known by now."""
+        """Return the run of the recording in progress, or of the last one, if known by now."""
         return self._own_run_id(0.0) if self._own else self._run_id
 
     def recorded_run(self, output: TrainingOutput, settle: Callable[[], None]) -> RecordedRun | None:
-        """The recording in progress, or the last one, for who reads its run; None before the first step."""
+        """Return the recording in progress, or the last one, for reading its run; None before the first step."""
         if self._folder is None or self._recording_link is None:
             return None
         return RecordedRun(self._recording_link, self._folder, self._recording_address, output, settle)
 
     def delivered_run(self) -> DeliveredRun:
-        """What the courier has said of the run of the recording in progress, or of the last one."""
+        """Return what the courier says of that run."""
         if self._folder is None or self._recording_link is None:
             return DeliveredRun()
         return self._recording_link.run(self._folder)
 
     def tell_beginning(self, output: TrainingOutput) -> None:
-        """Have the output know where the recording in progress goes."""
+        """Tell the output where the recording goes."""
         if self._folder is None or self._recording_link is None:
             return
         link = self._recording_link
@@ -249,17 +289,17 @@ class RunBinding:
         output.recording_begins(where, partial(link.run, self._folder))
 
     def await_run_id(self) -> str | None:
-        """The run's id, for who can wait for it: the courier makes the run."""
+        """Wait for the run's id."""
         return self._own_run_id() if self._own else self._run_id
 
     def _own_run_id(self, wait: float = RUN_ID_WAIT) -> str | None:
-        """The id of the run that the courier started for us."""
+        """Return the id of the run that the courier started for us."""
         if self._own and self._run_id is None and self._folder is not None and self._recording_link is not None:
             self._run_id = self._recording_link.run_id(self._folder, wait)
         return self._run_id if self._own else None
 
     def _joinable_run_id(self) -> str | None:
-        """Our run, for a metric of the script's own; None where the script has turned to another store since."""
+        """Return our run for a metric of the script; None where the script has turned to another store since."""
         opening = self._opened
         if opening is None or opening.pid != os.getpid() or not (self._own or self._ours):
             return None
@@ -267,10 +307,10 @@ class RunBinding:
         return (self._own_run_id(JOIN_WAIT) or self._run_id) if same else None
 
     def cell_ended(self, closing: Closing) -> int:
-        """End the recording of a run of ours with a notebook's cell; gives how many steps it has.
+        """End the recording of our own run with a notebook's cell; return its number of steps.
 
-        A run that the script has started stays open until the script ends it. One of ours that the script's own metrics
-        went into is left again, so that the next cell that trains has a run of its own.
+        A run that the script has started stays open. Our own run that the script's metrics joined is left, so that the
+        next cell that trains has its own.
         """
         if fluent_run_id() is not None and fluent_run_id() == self._join.joined:
             end_fluent_run(RUN_STATUS[closing.outcome])
@@ -283,7 +323,7 @@ class RunBinding:
         return recording.step - recording.opening.first_step + 1
 
     def leave_ended_run(self) -> None:
-        """End the recording of a run that the script has ended itself."""
+        """End the recording of a run that the script has ended."""
         if self._fluent and self.recording is not None and fluent_run_id() != self._run_id:
             self._end_recording(Closing("finished", run_was_active=False))
 
@@ -320,13 +360,9 @@ class RunBinding:
             self._join.install()
         self._begun()
 
-    def _named_after_trial(self) -> dict[str, str]:
-        """The name of a run that the courier starts."""
-        return {"mlflow.runName": self._trial.name} if self._trial is not None and self._trial.name else {}
-
     @staticmethod
     def _tell_of_restart(recording: Recording) -> None:
-        """Have the run say that this is another attempt of its job."""
+        """Report that this is another attempt of its job."""
         job, step = launched_job(), recording.opening.first_step
         if job is not None and job.restarts:
             facts = RestartFacts(job.restarts + 1, job.most_restarts)
@@ -344,7 +380,7 @@ class RunBinding:
             recording.close(closing)
 
     def _link(self) -> CourierLink:
-        """The courier for where runs live now; it is started with the first recording."""
+        """Return the courier for the current store; it starts with the first recording."""
         uri, address = tracking_uri(), _address(str(Path.cwd()))
         if address not in self.links:
             try:
@@ -362,6 +398,7 @@ class RunBinding:
 
     def _opening(self, run: RunInProgress | None) -> Opening:
         uri, directory, job = tracking_uri(), Path.cwd(), launched_job()
+        name = self._trial.name if self._trial is not None and run is None else ""
         first = 1
         if run is not None:
             first += max(EARLIER.last_step(run.run_id), last_step(run.tags))
@@ -381,7 +418,7 @@ class RunBinding:
             log_every_n_steps=self.settings.log_every_n_steps,
             layer_metrics=_LAYER_METRICS[self.settings.layer_metrics],
             system_metrics=self.settings.system_metrics and not (run is not None and measures_machine(run.run_id)),
-            tags=(self._named_after_trial() if run is None else {}) | dict(self.settings.extra_tags),
+            tags=({"mlflow.runName": name} if name else {}) | dict(self.settings.extra_tags),
             world_size=self._rank[1] if self._rank else 1,
             job=job.name if job is not None and job.can_restart else "",
             restarts=0 if job is None else job.restarts,
@@ -390,5 +427,4 @@ class RunBinding:
 
 
 def _address(directory: str) -> str:
-    """Where runs live now, said in one way only."""
     return absolute_uri(tracking_uri() or default_uri(directory), directory)

@@ -1,7 +1,6 @@
-"""Wires hooks, meter, run binding, courier and the end of a training.
+"""Wire hooks, meter, run binding, courier and the end of a training.
 
-`install` puts hooks into torch and does nothing else; all the rest begins at the first optimizer step, in the process
-that trains. `stop` takes everything off again.
+`install` puts hooks into torch; everything else begins at the first optimizer step. `stop` removes everything.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from mlflow_stability.probes.ranks import RankExchanges, RankWatch
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.output import TrainingOutput
+from mlflow_stability.session.output.training_output import TrainingOutput
 from mlflow_stability.session.probe_plan import probe_scheduler_of
 from mlflow_stability.session.process import (
     CellEnd,
@@ -45,9 +44,9 @@ from mlflow_stability.session.process import (
     process_exit,
     wait_for_delivery,
 )
-from mlflow_stability.session.rank_comparison import RankComparison
-from mlflow_stability.session.ranks import rank_and_world_size
-from mlflow_stability.session.recording import Recording, UnseenTraining
+from mlflow_stability.session.rank_comparison import RankComparison, rank_and_world_size
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.recording.unseen_training import UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
 from mlflow_stability.tracking.in_process import announce, end_fluent_run, fluent_run_id
 from mlflow_stability.vocabulary.result import Finding
@@ -55,24 +54,22 @@ from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 from mlflow_stability.vocabulary.settings import Settings
 
 ALERT_SECONDS = 2.0
-"""For how long the end of a session waits for the alerts that its functions are called with."""
+"""How long the end of a session waits for alert callbacks."""
 SHOWN_WITHIN = 10.0
-"""For how many seconds a notebook that shows a session waits for what is on its way."""
+"""How long a notebook that shows a session waits for delivery."""
 LOOK_SECONDS = 0.5
-"""How often the couriers are looked after."""
+"""Interval of looks at the couriers."""
 
 
 class Session:
-    """Watching, from ``autolog()`` or ``attach()`` until it is taken off or the process ends."""
+    """Watching, from ``autolog()`` or ``attach()`` until it is removed or the process ends."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._pid = os.getpid()
         self._guard = PartGuard(settings.strict, self._part_failed)
         self._lifecycle: Any = None
-        """The `AutopilotLifecycle`, where an autopilot was asked for: else its part of the package is not even
-        imported.
-        """
+        """The `AutopilotLifecycle`; imported only if an autopilot was asked for."""
         self._alerts = CallbackAlerts(settings.alerts, self._run_link, self._warn)
         self._output = TrainingOutput(settings.silent, rolls_back=bool(settings.rollback))
         self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle, self._announce)
@@ -86,31 +83,30 @@ class Session:
         )
         self._watch = self._new_watch()
         self._exit_number = 0
-        """By which the end of the process knows us; 0 before the first step."""
+        """Handle of our exit callback; 0 until the first step registers it."""
         self._thread_end = ThreadEnd(self._guard("the end of the training's thread", self._returned))
         self._cell_end = CellEnd(self._guard("the end of a cell", self._cell_ended))
         self._of_thread: Closing | None = None
-        """How the thread that trained has ended; None while one trains."""
+        """How the training thread ended; None while one trains."""
         self._disk_said = False
         self._begin_said: Recording | None = None
-        """The recording of which it was said that it has begun."""
+        """The recording whose beginning was reported."""
         self._looked_after = 0.0
-        """When the couriers were looked after last."""
         self._say_what_torch_lacks()
         self._offer_to_restore()
 
     @property
     def is_inherited(self) -> bool:
-        """Whether another process began this session, and this one was forked from it."""
+        """Whether this process was forked from the one that began the session."""
         return os.getpid() != self._pid
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run that is being recorded into, as soon as it is known; after a recording it is waited for."""
-        known = self._binding.current_run_id()
-        if known is None and self._binding.recording is None:
-            known = self._binding.await_run_id()
-        return known
+        """The MLflow run that is recorded into, once known; after a recording it is waited for."""
+        run_id = self._binding.current_run_id()
+        if run_id is None and self._binding.recording is None:
+            run_id = self._binding.await_run_id()
+        return run_id
 
     def __repr__(self) -> str:
         recording = self._binding.recording
@@ -121,7 +117,7 @@ class Session:
         return f"<Session: step {recording.step:,} of run {self._binding.current_run_id() or '(being made)'}>"
 
     def _repr_html_(self) -> str | None:
-        """The report of what was recorded so far, for a notebook; None: show the `repr`."""
+        """Return the report so far for a notebook; None: show the `repr`."""
         recorded = self._binding.recorded_run(self._output, self._bring_all_in)
         state = None if recorded is None else recorded.delivered(SHOWN_WITHIN)
         if state is None:
@@ -142,26 +138,26 @@ class Session:
 
     @property
     def parts_off(self) -> dict[str, str]:
-        """The parts of us that failed and were switched off, with the reason."""
+        """Internal parts that failed and were switched off, with the reason."""
         return dict(self._guard.off)
 
     @property
     def good_steps(self) -> tuple[int, ...]:
-        """The steps whose state can be gone back to; empty without an autopilot."""
+        """Steps whose state can be restored; empty without an autopilot."""
         return () if self._lifecycle is None else tuple(self._lifecycle.control.good_steps)
 
     def install(self) -> None:
-        """Begin to watch torch."""
+        """Start watching torch."""
         self._watch.install()
         self._unseen.install()
 
     def reconfigure(self, settings: Settings) -> None:
-        """From now on, these settings; what a recording began with holds until its end."""
+        """Use these settings from now on; a recording in progress keeps its own."""
         before, self.settings = self.settings, settings
         self._binding.settings, self._binding.modules = settings, 0
         self._output.silent = settings.silent
         self._guard.strict = settings.strict
-        outlets = [(each.alerts, each.prometheus_port, each.mirrors) for each in (before, settings)]
+        outlets = [(asked.alerts, asked.prometheus_port, asked.mirrors) for asked in (before, settings)]
         if outlets[0] != outlets[1] and self._binding.links:
             self._warn("Alerts by URL, prometheus_port and mirrors stay as they were until this process ends.")
         if before.alerts != settings.alerts:
@@ -180,39 +176,39 @@ class Session:
             self._watch.install()
 
     def checkpoint_now(self) -> bool:
-        """Write the state of the training to the disk; False while the checkpoint before is still being written."""
+        """Write the state of the training to disk; False while the last checkpoint is being written."""
         return bool(self._control().checkpoint_now())
 
     def rollback(self) -> bool:
-        """Set the training back to its newest good state; False where there is none yet."""
+        """Restore the newest good state; False without one."""
         return bool(self._control().roll_back())
 
     def skip_next(self) -> None:
-        """Skip the next step: nothing of the training changes by it."""
+        """Skip the next step, leaving the training unchanged."""
         self._control().skip_next()
 
     def record_step(self, loss: Any, model: Module, optimizer: Any, gradients: Any, learning_rate: Any) -> None:
-        """Measure and keep one step of a loop that no hook can see."""
+        """Record one step of a loop that hooks do not see."""
         self._unseen.recorded_by_hand()
         if gradients is None:
-            gradients = [each.grad for each in model.parameters()]
-        found = gradients.values() if isinstance(gradients, Mapping) else gradients
+            gradients = [parameter.grad for parameter in model.parameters()]
+        given = gradients.values() if isinstance(gradients, Mapping) else gradients
         rates = {} if learning_rate is None else {"": float(learning_rate)}
         by_hand = self._guard("step hooks", self._meter.manual_step)
-        tensors = [each for each in found if isinstance(each, Tensor)]
+        tensors = [gradient for gradient in given if isinstance(gradient, Tensor)]
         by_hand(loss, tensors, optimizer if isinstance(optimizer, Optimizer) else None, rates)
 
     def pause(self) -> None:
-        """Take the hooks off for a while: the script records by hand meanwhile."""
+        """Remove the hooks while the script records by hand."""
         self._watch.remove()
         self._unseen.recorded_by_hand()
 
     def resume(self) -> None:
-        """Put them back."""
+        """Install the hooks again."""
         self._watch.install()
 
     def stop(self, closing: Closing | None = None) -> None:
-        """Take everything off; the courier delivers what was recorded, and nobody waits before the process ends."""
+        """Remove everything; delivery continues, and is waited for at the end of the process."""
         self._watch.remove()
         self._guard("unseen training", self._unseen.remove)()
         self._finish(closing or Closing("finished", run_was_active=False))
@@ -227,7 +223,7 @@ class Session:
         )
 
     def wait(self, seconds: float) -> bool:
-        """Wait until everything that was recorded so far is in MLflow; False if it takes longer."""
+        """Wait until everything recorded so far is in MLflow; False if it takes longer."""
         self._bring_all_in()
         links = self._binding.links.values()
         late = wait_for_delivery([DeliveringCourier(link, seconds, self._output, seconds) for link in links])
@@ -236,7 +232,7 @@ class Session:
         return not late
 
     def _bring_all_in(self) -> None:
-        """Have all that was measured so far in the journal."""
+        """Write everything measured so far to the journal."""
         self._guard("the last readings", self._meter.drain)()
         self._output.all_done()
         self._guard("the end of the recording", self._binding.leave_ended_run)()
@@ -248,7 +244,7 @@ class Session:
         announce(self._binding.recorded_run(self._output, self._bring_all_in))
 
     def _cell_ended(self, closing: Closing) -> None:
-        """A run of ours ends with the cell of a notebook that trained, unless a thread goes on training."""
+        """End our own run with the notebook's cell that trained, unless another thread trains."""
         if self._thread_end.ident == get_ident():
             self._bring_all_in()
             steps = self._binding.cell_ended(closing)
@@ -256,7 +252,7 @@ class Session:
                 self._output.cell_ended(steps, closing, self._binding.delivered_run())
 
     def _recording_for(self, optimizer: Any) -> Recording | None:
-        """Runs at every step: nothing is asked where neither the optimizer, the thread nor MLflow's run has changed."""
+        """Runs at every step: fast where optimizer, thread and MLflow's run are unchanged."""
         binding, runs = self._binding, self._binding.runs
         if (
             binding.newest() is optimizer
@@ -280,7 +276,7 @@ class Session:
         return self._binding.recording_for(optimizer)
 
     def _new_meter(self) -> StepMeter:
-        """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
+        """Import the autopilot only if it was asked for."""
         self._lifecycle = None
         exchanges = RankExchanges(self.settings.uses_autopilot, own_identity)
         if self.settings.uses_autopilot:
@@ -316,14 +312,14 @@ class Session:
         )
 
     def _ranks_met(self, names: Sequence[str], processes: Sequence[ProcessIdentity]) -> None:
-        """Have the courier know which processes train together."""
+        """Tell the courier which processes train together."""
         recording = self._binding.recording
         if recording is not None:
-            found = zip(names, processes, strict=True)
-            name_ranks(recording.folder.parent, [RankProcess(name, process) for name, process in found])
+            pairs = zip(names, processes, strict=True)
+            name_ranks(recording.folder.parent, [RankProcess(name, process) for name, process in pairs])
 
     def _ranks_ended(self, why: str) -> None:
-        """Said once a training, by the process that records."""
+        """Warn once that ranks are no longer compared."""
         recording = self._binding.recording
         if recording is not None:
             lost = " The gradient norm and layers are missing from here on." if self._meter.is_split else ""
@@ -409,7 +405,7 @@ class Session:
         self._alerts.close(ALERT_SECONDS)
 
     def _at_exit(self, closing: Closing | None) -> Callable[[], None]:
-        """End with the process, as an exception has ended it, or as it ends; gives what is left after the delivery."""
+        """End the session with the process; return what is left to do after the delivery."""
         if closing is None:
             closing = self._ending.closing
         if closing.outcome == "finished" and self._of_thread is not None:
@@ -419,12 +415,12 @@ class Session:
         return partial(self._guard("the run's status", self._end_run), run_id, closing.outcome)
 
     def _end_run(self, run_id: str | None, outcome: str) -> None:
-        """MLflow's own exit calls a run finished that is still in progress."""
+        """Set the status of a run in progress before MLflow's own exit calls it finished."""
         if outcome != "finished" and run_id is not None and fluent_run_id() == run_id:
             end_fluent_run(RUN_STATUS[outcome])
 
     def _returned(self, error: BaseException | None) -> None:
-        """The thread that trained has ended; whoever trains in threads may kill the process now."""
+        """The training thread has ended: the process may be killed now."""
         self._of_thread = self._ending.of_thread(error)
         self._meter.drain()
         self._binding.returned(self._of_thread)
@@ -465,7 +461,7 @@ class Session:
             )
 
     def _offer_to_restore(self) -> None:
-        """Say that a job was started again, and how to go on from where it was."""
+        """Warn that a job was restarted, and say how to continue."""
         job = launched_job()
         if job is None or not job.restarts or rank_and_world_size()[0] != 0:
             return

@@ -1,7 +1,6 @@
-"""Knows the trial of Optuna, Ray Tune or a Hydra multirun that a training belongs to.
+"""Find the trial of Optuna, Ray Tune or a Hydra multirun that a training belongs to.
 
-In: the libraries that the script has loaded, and which of their functions are running. Out: the trial's name and its
-parameters. Guarantees: no library is imported and no storage is asked; a library that has changed is no trial.
+Guarantees: no library is imported and no storage is asked; a changed library gives no trial.
 """
 
 from __future__ import annotations
@@ -15,31 +14,29 @@ from typing import Any
 from mlflow_stability.vocabulary.run import Fact
 
 LONGEST = 100
-"""Parameters of a trial beyond so many are not kept: a whole configuration is no choice of a sweep."""
+"""Limit for parameters: a whole configuration is no choice of a sweep."""
 _RUNNING = {
     "optuna.study._optimize": "trial",
     "ray.tune.trainable.function_trainable": "self",
 }
-"""Modules among whose running functions a trial is found, and the name of the variable that has it."""
+"""Modules whose running functions hold a trial, and the name of the variable."""
 _HYDRA = "hydra.core.hydra_config"
 
 
 @dataclass(frozen=True, slots=True)
 class SweepTrial:
-    """One of several trainings of a sweep."""
-
     identity: tuple[str, ...]
     """Differs from trial to trial."""
     name: str
     parameters: Mapping[str, Any]
 
     def facts(self, prefix: str) -> list[Fact]:
-        """Its parameters as those of its run: ``stability.trial.lr``."""
+        """Return its parameters as those of its run: ``stability.trial.lr``."""
         return [Fact(f"{prefix}.{key}", str(value)) for key, value in list(self.parameters.items())[:LONGEST]]
 
 
 def running_trial() -> SweepTrial | None:
-    """The trial that the calling thread trains for."""
+    """Return the trial of the calling thread, if any."""
     try:
         return _found_in_frames() or _hydra_job()
     except (AttributeError, KeyError, TypeError, ValueError):  # a version that keeps it elsewhere
@@ -60,7 +57,7 @@ def _found_in_frames() -> SweepTrial | None:
 
 
 def _of_optuna(trial: Any) -> SweepTrial:
-    """What was suggested so far is kept beside the trial; asking for it by name would ask its storage."""
+    """Read the suggested parameters from its cache: asking for them by name would ask its storage."""
     return SweepTrial(
         ("optuna", str(trial.study.study_name), str(trial.number)),
         f"trial {trial.number}",
@@ -74,13 +71,13 @@ def _of_tune(trainable: Any) -> SweepTrial:
 
 
 def _hydra_job() -> SweepTrial | None:
-    """The job of a Hydra application, by what was given for it on the command line or by the sweep."""
+    """Return the job of a Hydra application, with its overrides."""
     kind = getattr(sys.modules.get(_HYDRA), "HydraConfig", None)
     if kind is None or not kind.initialized():
         return None
     config = kind.get()
-    overrides = [str(each) for each in config.overrides.task]
-    given = dict(each.lstrip("+~").split("=", 1) for each in overrides if "=" in each)
+    overrides = [str(override) for override in config.overrides.task]
+    given = dict(override.lstrip("+~").split("=", 1) for override in overrides if "=" in override)
     if config.mode.name != "MULTIRUN":
         return SweepTrial(("hydra",), "", given)
     return SweepTrial(("hydra", str(config.job.num)), f"job {config.job.num}", given)

@@ -439,7 +439,7 @@ from pathlib import Path
 sys.path.append(sys.argv[2])
 from courier.staging import Fed, Training
 
-from mlflow_stability.courier.pictures.figure_sink import FigureSink
+from mlflow_stability.courier.sinks.figure_sink import FigureSink
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.vocabulary import Signal, StepReading
 

@@ -6,11 +6,10 @@ from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
-from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.process.environment import ask_for_short_requests
-from mlflow_stability.courier.process.training_process import MemoryWatch
+from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
+from mlflow_stability.courier.training_process import MemoryWatch
 from mlflow_stability.vocabulary import Closing, Severity
 
 pytestmark = pytest.mark.slow

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import damage_of, find, listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import damage_of, find, listing
 from mlflow_stability.recovery.state.restore import restore_state
 from mlflow_stability.recovery.state.state_copy import copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.recovery.extras.spam_adam import SPAMAdam
+from mlflow_stability.recovery.spam_adam import SPAMAdam
 
 Make = Callable[[Iterable[Tensor]], Optimizer]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlflow_stability.recovery.extras.spam_adam import SPAMAdam
+from mlflow_stability.recovery.spam_adam import SPAMAdam
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 
 Make = Callable[[nn.Module], list[Optimizer]]

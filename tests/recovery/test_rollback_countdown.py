@@ -6,7 +6,7 @@ import pytest
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
-from mlflow_stability.recovery.rollback_countdown import ALWAYS, RollbackCountdown, countdown_of
+from mlflow_stability.recovery.rollback_events import ROWS_ALWAYS_ANNOUNCED, RollbackCountdown, countdown_of
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 
 POLICY = RollbackPolicy(divergence_threshold=2.0)
@@ -54,7 +54,7 @@ def test_a_noisy_loss_is_announced_ever_more_seldom() -> None:
     rows = 64
     said = lines(([1.0] * 30 + [3.0]) * rows + [1.0])
     announced = [line for line in said if "1 of 3" in line]
-    assert ALWAYS < len(announced) <= ALWAYS + 5
+    assert ROWS_ALWAYS_ANNOUNCED < len(announced) <= ROWS_ALWAYS_ANNOUNCED + 5
     assert len(said) == 2 * len(announced)
 
 

@@ -346,11 +346,11 @@ def test_where_no_step_was_taken_the_initial_weights_are_still_there() -> None:
     assert (decision.action, decision.final, decision.nothing_left) == ("give_up", True, True)
 
 
-AROUND = (2.1, 2.2, 2.3, 2.2, 2.15, 2.25) * 8
+LOSSES_AROUND = (2.1, 2.2, 2.3, 2.2, 2.15, 2.25) * 8
 
 
 def after_changed_data(
-    losses: list[float], *, left: float = 3.0, set_aside: int | None = 500, around: tuple[float, ...] = AROUND
+    losses: list[float], *, left: float = 3.0, set_aside: int | None = 500, around: tuple[float, ...] = LOSSES_AROUND
 ) -> tuple[RollbackHistory, list[Decision]]:
     """What is decided after a rollback from step 500 to step 400, whose weights give these losses then."""
     good = (GoodState(300, 2.5, around=around), GoodState(400, 2.2, around=around))
@@ -375,7 +375,7 @@ def test_restored_weights_whose_first_losses_are_high_say_that_the_data_has_chan
 
 
 def test_changed_data_changed_at_the_first_high_loss_and_not_where_it_may_have_begun() -> None:
-    good = (GoodState(400, 2.2, around=AROUND),)
+    good = (GoodState(400, 2.2, around=LOSSES_AROUND),)
     event = divergence(500, loss=4.0, level=2.0, onset=484, first_high=489)
     past, _ = decide(POLICY, RollbackHistory(), Situation(500, (event,), 4.0, good=good, recent=(3.0,) * 10))
     decisions = []
@@ -395,7 +395,7 @@ def test_weights_that_were_left_are_not_wanted_back_where_the_restored_ones_are_
 
 
 def test_restored_weights_that_diverge_again_from_their_own_level_are_to_blame_as_ever() -> None:
-    good = tuple(GoodState(each, 2.2, around=AROUND) for each in (200, 300, 400))
+    good = tuple(GoodState(each, 2.2, around=LOSSES_AROUND) for each in (200, 300, 400))
     event, step, decisions = divergence(500, loss=4.0, level=2.0, onset=490), 500, []
     past, decision = decide(POLICY, RollbackHistory(), Situation(step, (event,), 4.0, good=good, recent=(3.0,) * 10))
     for _ in range(3):
@@ -415,7 +415,7 @@ def test_bad_data_that_has_passed_by_then_is_not_called_a_change() -> None:
 def test_rollbacks_from_changed_data_do_not_count_and_never_end_a_training() -> None:
     past, step, actions = RollbackHistory(), 1000, []
     for _ in range(30):
-        good = (GoodState(step - 100, 2.2, around=AROUND),)
+        good = (GoodState(step - 100, 2.2, around=LOSSES_AROUND),)
         event = divergence(step, loss=4.0, level=2.0, onset=step - 10)
         past, decision = decide(POLICY, past, Situation(step, (event,), 4.0, good=good, recent=(3.0,) * 10))
         actions.append(decision.action)
@@ -430,7 +430,7 @@ def test_rollbacks_from_changed_data_do_not_count_and_never_end_a_training() -> 
 
 
 def test_only_losses_of_the_part_that_diverged_are_judged_after_a_rollback() -> None:
-    good = (GoodState(400, 2.2, around=AROUND),)
+    good = (GoodState(400, 2.2, around=LOSSES_AROUND),)
     event = at_step(500, "divergence", Severity.CRITICAL, "", "critic", {"loss": 4.0, "level": 2.0, "onset": 490.0})
     past, _ = decide(POLICY, RollbackHistory(), Situation(500, (event,), 4.0, good=good, place="critic"))
     for step in range(501, 520):

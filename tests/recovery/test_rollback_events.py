@@ -8,18 +8,18 @@ from mlflow_stability.vocabulary.result.severity import Severity
 
 def test_going_back_is_told_with_its_reason_its_target_the_steps_lost_and_the_time_it_took() -> None:
     decision = Decision("rollback", "loss stood high.", 196, 101, 0.5, 200)
-    event = rollback_event(decision, 212, seconds=0.02, attempt=0, rollbacks=1)
+    event = rollback_event(decision, 212, seconds=0.02, rollbacks=1)
     assert (event.kind, event.severity, event.step) == ("rollback", Severity.INFO, 212)
     assert "from step 212 to step 101 (111 steps lost): loss stood high." in event.message
     assert "0.5 times its scheduled value and returns to it over 200 steps" in event.message
     assert event.metrics == {"target": 101, "onset": 196, "steps_lost": 111, "seconds": 0.02, "rollbacks": 1}
-    eased = rollback_event(decision, 212, seconds=0.02, attempt=0, rollbacks=1, learning_rate=0.005)
+    eased = rollback_event(decision, 212, seconds=0.02, rollbacks=1, learning_rate=0.005)
     assert "Learning rate now 0.005: it starts at 0.5 times its scheduled value" in eased.message
     assert eased.metrics["learning_rate"] == 0.005
 
 
 def test_giving_up_for_good_is_critical_and_says_what_goes_on() -> None:
-    event = give_up_event(Decision("give_up", "Nothing helps.", 196, final=True), 212, attempt=3, rollbacks=3)
+    event = give_up_event(Decision("give_up", "Nothing helps.", 196, final=True), 212, rollbacks=3)
     assert event.severity is Severity.CRITICAL
     assert event.message.startswith(
         "No rollback at step 212: Nothing helps. No further rollbacks; broken steps are still skipped"
@@ -27,7 +27,7 @@ def test_giving_up_for_good_is_critical_and_says_what_goes_on() -> None:
 
 
 def test_giving_up_on_one_trouble_is_a_warning() -> None:
-    event = give_up_event(Decision("give_up", "No state.", 30), 40, attempt=0, rollbacks=0)
+    event = give_up_event(Decision("give_up", "No state.", 30), 40, rollbacks=0)
     assert event.severity is Severity.WARNING
     assert "left to itself" not in event.message
 
@@ -35,7 +35,7 @@ def test_giving_up_on_one_trouble_is_a_warning() -> None:
 def test_a_rate_that_is_held_down_is_not_called_a_share_of_what_the_schedule_has_now() -> None:
     decision = Decision("rollback", "loss is high.", 400, 301, 0.5, 200)
     held = HeldRate(0.198, 0.001, 500)
-    event = rollback_event(decision, 413, seconds=0.02, attempt=0, rollbacks=1, learning_rate=0.0005, held=held)
+    event = rollback_event(decision, 413, seconds=0.02, rollbacks=1, learning_rate=0.0005, held=held)
     assert event.message.endswith(
         "Learning rate now 0.0005: it starts at 0.5 times its scheduled value of step 301, 0.001 (the present 0.198 is "
         "a jump), and returns to it over 200 steps. That limit doubles every 500 steps."

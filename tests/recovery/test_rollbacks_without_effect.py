@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 from findings import at_step
-from recovery.test_rollback_decisions import AROUND, POLICY, divergence, states
+from recovery.test_rollback_decisions import LOSSES_AROUND, POLICY, divergence, states
 
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJumpFacts
 from mlflow_stability.recovery.rollback_decisions import decide
@@ -28,7 +28,7 @@ def after_rollback(
     event: Finding,
     losses: list[float],
     left: float,
-    around: tuple[float, ...] = AROUND,
+    around: tuple[float, ...] = LOSSES_AROUND,
     past: RollbackHistory | None = None,
 ) -> tuple[RollbackHistory, list[Decision]]:
     """What is decided after a rollback for this finding, where the restored weights give these losses."""
@@ -141,7 +141,7 @@ JUMP = jump_to(0.1)
 
 def after_a_jump(losses: list[float], jump: Finding = JUMP) -> list[Decision]:
     """A small rise after a jump of the learning rate, found at step 420."""
-    good = (GoodState(300, 2.2, around=AROUND),)
+    good = (GoodState(300, 2.2, around=LOSSES_AROUND),)
     past, _ = decide(POLICY, RollbackHistory(), Situation(400, (jump,), 2.2, good=good))
     small = divergence(420, Severity.WARNING, loss=3.0, level=2.2, first_high=405)
     past, decision = decide(POLICY, past, Situation(420, (small,), 3.0, good=good))
@@ -178,7 +178,7 @@ def test_the_limit_after_a_rollback_allows_for_what_the_state_gave_first() -> No
 
 
 def test_a_rollback_of_a_loss_that_turns_out_to_have_no_level_is_reverted_at_once() -> None:
-    good = (GoodState(400, 2.2, around=AROUND),)
+    good = (GoodState(400, 2.2, around=LOSSES_AROUND),)
     event = divergence(500, loss=4.0, level=2.0, onset=490)
     past, _ = decide(POLICY, RollbackHistory(), Situation(500, (event,), 4.0, good=good, recent=(4.0,) * 10))
     now = Situation(501, loss=2.2, good=good, set_aside=500, has_level=False)
@@ -206,7 +206,7 @@ def test_data_that_changed_is_recognised_also_where_the_loss_is_a_thousand_times
 
 def test_without_patience_no_losses_after_a_rollback_are_compared() -> None:
     policy = RollbackPolicy(recovery_patience=0)
-    good = (GoodState(400, 2.2, around=AROUND),)
+    good = (GoodState(400, 2.2, around=LOSSES_AROUND),)
     past, back = decide(policy, RollbackHistory(), Situation(500, (risen(500, 3.3, 2.2),), 3.3, good=good))
     assert back.action == "rollback"
     for step in range(501, 520):

@@ -24,7 +24,7 @@ import mlflow_stability
 from mlflow_stability import RollbackPolicy
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.layout import DELIVERED
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import listing
 
 STEPS, DIES_AT, CHECKPOINT = 50, 35, 20
 POLICY = RollbackPolicy(snapshot_every=10, snapshot_share=1.0, healthy_after=5, checkpoint_every=CHECKPOINT)

@@ -14,9 +14,14 @@ from waiting import wait_until
 
 import mlflow_stability
 from mlflow_stability.errors import CheckpointsRefused
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta, best_of, last_good_of
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import find, listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
+    CheckpointMeta,
+    best_of,
+    find,
+    last_good_of,
+    listing,
+)
 from mlflow_stability.recovery.state.state_copy import StateCopy
 
 FIRST_HALF = [0.9, 0.5, 0.2, 0.3, 0.4, 0.6]

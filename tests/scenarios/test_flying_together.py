@@ -15,7 +15,7 @@ from servers.ports import free_port
 
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import damage_of, listing
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import damage_of, listing
 from mlflow_stability.vocabulary.result import Finding
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]

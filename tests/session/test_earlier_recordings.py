@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 
-from mlflow_stability.session.earlier_recordings import MOST_NAMED, EarlierRecordings
+from mlflow_stability.session.run_binding import MOST_NAMED, EarlierRecordings
 
 
 def test_the_recordings_of_a_run_are_named_in_order_and_each_once() -> None:

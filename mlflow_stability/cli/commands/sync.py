@@ -23,11 +23,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from mlflow_stability.cli.kit.options import journal_argument, journal_root, tracking_uri_option
 from mlflow_stability.cli.kit.quantities import Duration, Size
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
+from mlflow_stability.courier.claim import holder_lives
 from mlflow_stability.courier.clean_up import clean_up, size_of
-from mlflow_stability.courier.deliver import deliver_many, deliver_session, waiting_bytes, waits_for_its_process
-from mlflow_stability.courier.process import ask_for_short_requests, holder_lives, process_of
+from mlflow_stability.courier.deliver import (
+    ask_for_short_requests,
+    deliver_many,
+    deliver_session,
+    waiting_bytes,
+    waits_for_its_process,
+)
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import DeliveryReport
+from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError
 from mlflow_stability.journal.follower import opening_if_readable
 from mlflow_stability.journal.layout import (

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from mlflow_stability.cli.watch.watched_run import QUANTITIES, WatchedRun
-from mlflow_stability.courier.process import process_of
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.journal.follower import JournalFollower, is_deleted, opening_if_readable
 from mlflow_stability.journal.layout import recording_folders, session_folders

@@ -1,8 +1,6 @@
-"""Concludes a run that has ended: its report, its final tags and its description.
+"""Conclude a run that has ended: its report, its final tags and its description.
 
-In: a run whose data has all arrived. Out: `report.html` and `report.json` as text, the tags of the
-outcome, and the section of its description. Guarantees: the same conclusion as `mlflow-stability diagnose`
-gives; torch is not loaded; what reads and judges is loaded here, and not before a run ends.
+Guarantees: the same conclusion as `mlflow-stability diagnose`; torch is not imported.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_stability.analysis.diagnose import concluded, in_place
-from mlflow_stability.courier.sinks.run_summary import events_in_words
+from mlflow_stability.courier.sinks.event_sink import events_in_words
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.diagnosis.verdict import (
     end_on_purpose,
@@ -42,29 +40,27 @@ from mlflow_stability.vocabulary.text import capitalised, counted, process_ended
 FEW_ACTIONS = 2
 SDR_COLLAPSE = SdrCollapse.kind
 MOST_VALUES = 2_000_000
-"""Of a longer record some values are read: the courier shares the machine with a training that may still run."""
+"""Longer records are sampled: a training may still run on this machine."""
 LONGEST_TAG = 500
 """MLflow's pages show much less of a tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What a run is given at its end."""
-
     files: Mapping[str, str]
     """By name, for the folder `stability`."""
     tags: Mapping[str, str]
     description: str
     verdict: str
-    """The outcome of the training in a sentence, for its terminal."""
+    """Outcome of the training in a sentence, for its terminal."""
     cause: str
-    """``Likely cause: …``; empty where none was found."""
+    """``Likely cause: …``, or empty."""
     codes: str
-    """``SDR: 0.61 unique, no collapse.``; empty where no module puts out sparse codes."""
+    """``SDR: 0.61 unique, no collapse.``; empty without sparse codes."""
 
 
 def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
-    """The conclusion about a run; `page`: its address in MLflow's UI."""
+    """Conclude a run; `page`: its address in MLflow's UI."""
     history = in_place(read_run_history(run_id, tracking_uri, MOST_VALUES))
     diagnosis = concluded(history, None)
     card = run_card_of(history, diagnosis)
@@ -80,9 +76,9 @@ def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
 
 
 def best_checkpoint(directory: Path | None) -> str:
-    """``Best checkpoint: step 900 (loss 0.0852).``; empty where none of the directory has proved itself."""
+    """``Best checkpoint: step 900 (loss 0.0852).``; empty without a good checkpoint."""
     stored = () if directory is None else listing(directory)
-    best = best_of([each.meta for each in stored if each.meta is not None])
+    best = best_of([checkpoint.meta for checkpoint in stored if checkpoint.meta is not None])
     if best is None:
         return ""
     name, value = ("loss", best.loss) if best.value is None else (best.best_by or "loss", best.value)
@@ -90,7 +86,6 @@ def best_checkpoint(directory: Path | None) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence: the others are in the report."""
     return f"{text.partition('. ')[0].rstrip('.')}."
 
 
@@ -104,7 +99,7 @@ def _cause(diagnosis: Diagnosis) -> str:
 
 
 def _codes(history: RunHistory, diagnosis: Diagnosis) -> str:
-    """The diversity of the sparse codes: the share of unique patterns at the end, and where they collapsed first."""
+    """Describe sparse codes: share of unique patterns at the end, and their first collapse."""
     events = history.events or ()
     summaries = (event.facts for event in events if isinstance(event.facts, RepresentationSummaryFacts))
     shares = [facts.last_unique_ratio for facts in summaries if facts.last_unique_ratio is not None]
@@ -113,10 +108,12 @@ def _codes(history: RunHistory, diagnosis: Diagnosis) -> str:
     low, high = min(shares), max(shares)
     unique = f"{low:.2f}" if len(shares) == 1 else f"{low:.2f} to {high:.2f}"
     where = "" if len(shares) == 1 else f" in {len(shares)} modules"
-    collapse = min((each for each in events if each.kind == SDR_COLLAPSE), key=lambda each: each.step, default=None)
+    collapse = min(
+        (event for event in events if event.kind == SDR_COLLAPSE), key=lambda event: event.step, default=None
+    )
     if collapse is None:
         is_cause = diagnosis.cause is not None and diagnosis.cause.name == SDR_COLLAPSE
-        low = is_cause or any(each.kind == SdrLowDiversity.kind for each in events)
+        low = is_cause or any(event.kind == SdrLowDiversity.kind for event in events)
         return f"SDR: {unique} unique{where}, {'low diversity' if low else 'no collapse'}."
     of = "" if len(shares) == 1 else f" of {collapse.place}"
     return f"SDR: {unique} unique{where}, collapse{of} at step {collapse.step:,}."
@@ -128,7 +125,7 @@ def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str,
         tag_names.VERDICT: training_outcome(diagnosis),
         tag_names.OUTCOME: _outcome(diagnosis),
         tag_names.CAUSE: card.cause,
-        tag_names.FINDINGS: events_in_words(Counter(each.severity.name for each in diagnosis.findings)),
+        tag_names.FINDINGS: events_in_words(Counter(finding.severity.name for finding in diagnosis.findings)),
         tag_names.FIRST_ISSUE_STEP: "" if card.onset is None else str(card.onset),
         tag_names.ROLLBACKS: str(_rollbacks(history)),
         tag_names.SKIPPED_STEPS: str(card.skipped),
@@ -138,14 +135,14 @@ def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str,
 
 
 def _outcome(diagnosis: Diagnosis) -> str:
-    """The verdict; where the autopilot ended the training, that comes first, for the rest may be cut off."""
+    """Return the verdict, after the end by the autopilot, if any: the rest may be cut off."""
     ended = ended_by_autopilot(diagnosis.findings)
     first = "" if ended is None else f"Ended with TrainingDiverged at step {ended.end}: {reason_of_end(ended)} "
     return f"{first}{_verdict(diagnosis)}"[:LONGEST_TAG]
 
 
 def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page: str) -> str:
-    """MLflow shows five lines before "Show more": what happened, why and what to do come first, and the rest after."""
+    """MLflow shows five lines before "Show more": what happened, why and what to do come first."""
     cause = diagnosis.cause
     word = training_outcome(diagnosis)
     verdict, _, more = _verdict(diagnosis).partition(". ")
@@ -159,11 +156,11 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
         f"**{HEADINGS[cause.certainty]}:** {markdown(why.rstrip('.'))}." if cause else "",
         f"**What to do:** {markdown(first)}" if first else "",
     ]
-    said = [
+    paragraphs = [
         "  \n".join(filter(None, lines)),
         markdown(more),
         markdown(evidence),
-        *(f"**Then:** {markdown(each)}" for each in others),
+        *(f"**Then:** {markdown(remedy)}" for remedy in others),
         _end_of_process(history, diagnosis),
         _not_recorded(history),
         _figures(history, diagnosis, card),
@@ -173,11 +170,11 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
     title = title_of(word, diagnosis.findings)
     # Two titles of verdicts are no outcomes: "Check the set-up" and "Stopped".
     headline = run_phrases.OUTCOMES.get(word, word) if title == word.capitalize() else title[0].lower() + title[1:]
-    return section_of(headline, said)
+    return section_of(headline, paragraphs)
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
-    """The sentence of the verdict, without the word and the cause that are told beside it."""
+    """Return the verdict without the word and the cause that stand beside it."""
     _, verdict = run_phrases.headline(diagnosis)
     if diagnosis.cause is not None:
         verdict = verdict.replace(diagnosis.cause.statement, "").replace("  ", " ").strip()
@@ -187,7 +184,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 
 def _end_of_process(history: RunHistory, diagnosis: Diagnosis) -> str:
-    """How the process ended, where it did not end by itself and nothing else says it."""
+    """Describe the end of the process, if it did not end normally and nothing else says so."""
     if history.outcome == "stopped" and ended_by_autopilot(diagnosis.findings) is not None:
         return ""
     if history.outcome in ("", "finished", "running") or diagnosis.outcome == history.outcome:
@@ -197,30 +194,32 @@ def _end_of_process(history: RunHistory, diagnosis: Diagnosis) -> str:
 
 
 def _not_recorded(history: RunHistory) -> str:
-    """Steps that are missing, and parts that were switched off."""
-    missing = [f"steps {each.first_step} to {each.last_step} ({each.reason})" for each in history.gaps]
+    """Name missing steps, and parts that were switched off."""
+    missing = [f"steps {gap.first_step} to {gap.last_step} ({gap.reason})" for gap in history.gaps]
     off = history.tags.get(f"{tag_names.OURS}degraded")
-    said = ([f"Not recorded: {', '.join(missing)}."] if missing else []) + ([f"Switched off: {off}."] if off else [])
-    return markdown(" ".join(said)) if said else ""
+    sentences = ([f"Not recorded: {', '.join(missing)}."] if missing else []) + (
+        [f"Switched off: {off}."] if off else []
+    )
+    return markdown(" ".join(sentences)) if sentences else ""
 
 
 def _figures(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> str:
     """``300 steps · loss 4.16 → 0.003, lowest 0.002 at step 290 · 1 rollback · 26 steps/s · overhead 1.2 %``.
 
-    The losses are those of the report; a card has medians instead, by which runs are compared.
+    The losses are those of the report; a card has medians instead, for comparing runs.
     """
-    said = [f"{card.steps:,} steps"] if card.steps else []
+    figures = [f"{card.steps:,} steps"] if card.steps else []
     if diagnosis.curves:
         loss = diagnosis.curves[0]
         ended = math.nan if loss.health == "broken" else loss.last
         best = f"lowest {number_text(loss.best)} at {loss.unit} {loss.best_step:,}"
-        said.append(f"loss {number_text(loss.first)} → {number_text(ended)}, {best}")
+        figures.append(f"loss {number_text(loss.first)} → {number_text(ended)}, {best}")
     if back := _rollbacks(history):
-        said.append(f"{counted(back, 'rollback')} ({counted(card.rolled_back, 'step')} lost)")
-    said += [f"{counted(card.skipped, 'step')} skipped"] if card.skipped else []
-    said += [f"{card.steps_per_second:.3g} steps/s"] if card.steps_per_second else []
-    said += [f"overhead {card.overhead:.1%}"] if card.overhead is not None else []
-    return markdown(" · ".join(said))
+        figures.append(f"{counted(back, 'rollback')} ({counted(card.rolled_back, 'step')} lost)")
+    figures += [f"{counted(card.skipped, 'step')} skipped"] if card.skipped else []
+    figures += [f"{card.steps_per_second:.3g} steps/s"] if card.steps_per_second else []
+    figures += [f"overhead {card.overhead:.1%}"] if card.overhead is not None else []
+    return markdown(" · ".join(figures))
 
 
 def _links(page: str) -> str:
@@ -231,4 +230,4 @@ def _links(page: str) -> str:
 
 
 def _rollbacks(history: RunHistory) -> int:
-    return sum(each.kind == "rollback" for each in history.events or ())
+    return sum(event.kind == "rollback" for event in history.events or ())

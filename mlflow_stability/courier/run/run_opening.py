@@ -1,8 +1,7 @@
-"""Finds the run of a recording: the one that was in progress, or one made for it, exactly once.
+"""Find the run of a recording: the one that was in progress, or one made for it, exactly once.
 
-In: a recording's opening and what was delivered of it so far. Out: a writer into its run, and the recording's place in
-it. Guarantees: whatever is killed when, there is one run for the recording; the training can read its id from
-`delivered.json` as soon as there is one.
+Guarantees: whichever process is killed at whatever moment, there is one run for the recording; the training can read
+its id from `delivered.json` at once.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.training_process import TrainingProcess
 from mlflow_stability.tracking.store.run_creation import TrackingStore, tracking_store
 from mlflow_stability.tracking.store.run_page import run_page
 from mlflow_stability.tracking.tag_names import JOB
@@ -24,15 +23,14 @@ from mlflow_stability.vocabulary.run import Opening
 
 RECORD_SCHEMA = "1"
 LONGEST_WAIT = 30.0
-"""Seconds that a recording waits without progress for earlier ones of its process: after as long without a word, a
-recording counts as dead."""
+"""Seconds without progress of earlier recordings of the process: after as long, a recording counts as dead."""
 _LOOK_SECONDS = 0.5
 
 
 def open_run(
     opening: Opening, delivered: Delivered, uri: str, process: TrainingProcess
 ) -> tuple[RunWriter, RecordingTag]:
-    """The way into the recording's run, and its place there."""
+    """Return a writer into the recording's run, and the recording's place there."""
     store = tracking_store(uri)
     delivered.recording = opening.recording
     if delivered.run_id is None:
@@ -56,10 +54,7 @@ def open_run(
 
 
 class EarlierRecordings:
-    """The recordings of the same process that go before one in its run: it waits for them, but not for ever.
-
-    Their couriers may be another one, or dead, or offline.
-    """
+    """Waits for earlier recordings of the same process in its run, but not for ever."""
 
     def __init__(self) -> None:
         self._look_at = float("-inf")
@@ -67,9 +62,9 @@ class EarlierRecordings:
         self._until = 0.0
 
     def awaited(self, opening: Opening, uri: str, own: Sequence[str]) -> bool:
-        """Whether to wait; `own`: recordings of this courier that have not arrived, of which no server need be asked.
+        """Whether to wait; `own`: undelivered recordings of this courier, which need no request.
 
-        As long as their number changes, waiting goes on; then it lasts at most `LONGEST_WAIT` more.
+        Waiting continues while their number changes, and then at most `LONGEST_WAIT` seconds.
         """
         if not opening.earlier or opening.run_id is None:
             return False
@@ -87,7 +82,7 @@ class EarlierRecordings:
 
 
 def _run_of_job(store: TrackingStore, opening: Opening) -> str | None:
-    """The run of the attempts before, where a launcher has started the job again."""
+    """Return the run of earlier attempts, where a launcher has restarted the job."""
     if not opening.job or not opening.restarts:
         return None
     return store.find_run(store.experiment(opening.experiment_id), JOB, opening.job)
@@ -97,9 +92,9 @@ def _made_run(store: TrackingStore, opening: Opening, delivered: Delivered, proc
     experiment_id = store.experiment(opening.experiment_id)
     place = replace(place_among([], 0, opening, opening.time), settled=True)
     if delivered.creating:  # asked before, and the answer was lost
-        found = store.find_run(experiment_id, place.key, opening.recording)
-        if found:
-            return found
+        run_id = store.find_run(experiment_id, place.key, opening.recording)
+        if run_id:
+            return run_id
     delivered.creating = True
     delivered.save()
     tags = {**_first_tags(opening, process), place.key: place.text()}
@@ -107,7 +102,7 @@ def _made_run(store: TrackingStore, opening: Opening, delivered: Delivered, proc
 
 
 def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
-    """What MLflow itself says of a run that it starts."""
+    """Return the tags that MLflow itself sets on a run that it starts."""
     tags = {"mlflow.autologging": "stability", "mlflow.source.type": "LOCAL", **opening.tags}
     try:
         tags["mlflow.user"] = getpass.getuser()
@@ -122,7 +117,6 @@ def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
 
 
 def installed_version() -> dict[str, str]:
-    """What wrote the recording."""
     try:
         installed = version("mlflow-stability")
     except PackageNotFoundError:  # run from a checkout

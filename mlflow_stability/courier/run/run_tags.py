@@ -1,8 +1,7 @@
-"""Keeps the run's tags and description up to date, and by them shows that the recording lives.
+"""Update the tags and the description of a run, which shows that its recording lives.
 
-In: the story of the recording. Out: the few tags that people read, those that changed, at most every ten seconds; the
-recording's own tag each time, for its age tells others whether anybody still writes here; the description, at most once
-a minute; what programs and the curious may want beside it in `recording-000.json`.
+Tags are sent at most every ten seconds if they changed, the recording's own tag each time: its age tells other couriers
+whether it lives. The description is sent at most once a minute, with further facts in `recording-000.json`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mlflow_stability.courier.sinks.run_summary import RunSummary, events_in_words
+from mlflow_stability.courier.sinks.event_sink import RunSummary, events_in_words
 from mlflow_stability.courier.sinks.sink import upload_file
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking import tag_names
@@ -25,29 +24,31 @@ from mlflow_stability.vocabulary.run import Closing
 from mlflow_stability.vocabulary.text import times
 
 SHOWN = {"loss": "loss", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
-"""The quantities of the line of figures, and their words."""
+"""Quantities in the description, and their names."""
 FOUND = frozenset({Severity.CRITICAL.name, Severity.WARNING.name})
 
 
 def live_description(story: RunSummary, findings: Counter[str]) -> str:
-    """The section of a run that is being trained."""
-    how = events_in_words(findings) if any(findings[each] for each in FOUND) else "healthy"
+    """Return the description of a run in training."""
+    how = events_in_words(findings) if any(findings[severity] for severity in FOUND) else "healthy"
     back = f", rolled back {times(story.rollbacks)}" if story.rollbacks else ""
     event = story.stalled or story.worst_event
-    said = [] if event is None else [f"**Finding:** {markdown(story.told(event))}"]
-    said += [f"**What to do:** {markdown(str(event.remedies[0]))}"] if event is not None and event.remedies else []
-    return section_of(f"running, step {story.last_step:,}{back}, {how}", [*said, figures(story)])
+    paragraphs = [] if event is None else [f"**Finding:** {markdown(story.told(event))}"]
+    paragraphs += (
+        [f"**What to do:** {markdown(str(event.remedies[0]))}"] if event is not None and event.remedies else []
+    )
+    return section_of(f"running, step {story.last_step:,}{back}, {how}", [*paragraphs, figures(story)])
 
 
 def figures(story: RunSummary) -> str:
     """The newest values: ``loss 0.53 · gradient norm 1.2 · 1 rollback``."""
     values = {words: story.value(quantity) for quantity, words in SHOWN.items()}
-    said = [f"{words} {value:.4g}" for words, value in values.items() if value is not None]
+    parts = [f"{words} {value:.4g}" for words, value in values.items() if value is not None]
     seconds = story.value("step_time")
-    said += [f"{1 / seconds:.3g} steps/s"] if seconds else []
-    said += [f"rollbacks {story.rollbacks}"] if story.rollbacks else []
-    said += [f"skipped steps {story.skipped_steps}"] if story.skipped_steps else []
-    return " · ".join(said)
+    parts += [f"{1 / seconds:.3g} steps/s"] if seconds else []
+    parts += [f"rollbacks {story.rollbacks}"] if story.rollbacks else []
+    parts += [f"skipped steps {story.skipped_steps}"] if story.skipped_steps else []
+    return " · ".join(parts)
 
 
 _INTERVAL = 10.0
@@ -55,10 +56,8 @@ _DESCRIBED_EVERY = 60.0
 
 
 class RunTags:
-    """The tags and the description of one recording's run."""
-
     def __init__(self, writer: RunWriter, number: int, place: RecordingTag, facts: Mapping[str, Any]) -> None:
-        """`facts`: what is the same all the time, and is kept in the run's artifacts."""
+        """`facts`: constant facts for the run's artifacts."""
         self._writer = writer
         self._number = number
         self._place = place
@@ -69,15 +68,13 @@ class RunTags:
         self._sent_at = 0.0
         self._described_at = float("-inf")
         self._concluded: dict[str, str] = {}
-        """The tags of the outcome, as soon as it is known."""
+        """Tags of the outcome, once known."""
         self._others = {n: tag for n, tag in recordings_in(writer.tags()).items() if n != number}
 
     def due(self) -> bool:
-        """Whether it is time for another look."""
         return time.monotonic() - self._sent_at >= _INTERVAL
 
     def show(self, story: RunSummary, last_words: Mapping[str, Any]) -> None:
-        """Bring the tags up to date."""
         self._send({tag_names.VERDICT: tag_names.RUNNING, **self._tags(story, "live")})
         now = time.monotonic()
         if story.last_step and now - self._described_at >= _DESCRIBED_EVERY:
@@ -86,7 +83,6 @@ class RunTags:
             self.describe(live_description(story, self._findings(story)))
 
     def close(self, story: RunSummary, last_words: Mapping[str, Any], closing: Closing) -> None:
-        """Say how the process ended."""
         self._keep(
             {
                 **self._bookkeeping(story, last_words),
@@ -97,13 +93,11 @@ class RunTags:
         self._send({**self._tags(story, "ended"), tag_names.ENDED: closing.outcome, **self._concluded})
 
     def conclude(self, tags: Mapping[str, str], description: str) -> None:
-        """Set the tags and the description of the outcome."""
         self._concluded = dict(tags)
         self._send(self._concluded)
         self.describe(description)
 
     def describe(self, description: str) -> None:
-        """Put this into the run's description."""
         if description != self._described:
             self._writer.describe(description)
             self._described = description
@@ -137,7 +131,7 @@ class RunTags:
         }
 
     def _bookkeeping(self, story: RunSummary, last_words: Mapping[str, Any]) -> dict[str, Any]:
-        """What the recording knows of itself that is not worth a tag."""
+        """Return what is not worth a tag."""
         missing = [story.missing] if story.missing else []
         if last_words.get("stopped_at") is not None:
             step, reason = last_words["stopped_at"] + self._place.offset, last_words.get("reason", "")
@@ -154,14 +148,14 @@ class RunTags:
             "last_finding": story.last_event,
         }
 
-    def _keep(self, said: dict[str, Any]) -> None:
-        if said == self._kept:
+    def _keep(self, content: dict[str, Any]) -> None:
+        if content == self._kept:
             return
         files = {} if self._kept else {"README.md": README}
-        files[bookkeeping_name(self._number)] = json.dumps(said, indent=1, ensure_ascii=False) + "\n"
+        files[bookkeeping_name(self._number)] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         for name, text in files.items():
             upload_file(self._writer, DATA_FOLDER, name, text)
-        self._kept = said
+        self._kept = content
 
     def _send(self, tags: dict[str, str]) -> None:
         changed = {key: value for key, value in tags.items() if self._known.get(key) != value}

@@ -1,8 +1,7 @@
-"""Alerts of one recording: events of the journal, conditions on its signals, a stall, and how the training ended.
+"""Alerts of one recording: findings, conditions on signals, a stall, and how the training ended.
 
-In: records; the state of the training. Out: messages over the channels that were asked for. Guarantees: a new
-courier goes on where the one before it was killed; messages carry a link to the run, except where the tracking server
-does not answer for a while; no address is written anywhere.
+Guarantees: a new courier continues where the last one was killed; messages link to the run, unless the tracking server
+is away for long; addresses are not written anywhere.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from mlflow_stability.alerts.ending import ending_event
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.outlet_settings import ChannelSettings
 from mlflow_stability.alerts.router import AlertRouter
-from mlflow_stability.courier.process.training_process import TrainingState
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
-from mlflow_stability.courier.run import silent_end
-from mlflow_stability.courier.sinks.outlet import Outlet, OutletPlan
+from mlflow_stability.courier.run.finish import silent_end
+from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan
+from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.journal.layout import ALERTS
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured import StepReading
@@ -34,11 +33,11 @@ from mlflow_stability.vocabulary.run import Opening
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 300.0
 MOST_PENDING = 100
-"""Messages that wait for a channel that does not work; then the oldest are dropped."""
+"""Messages that wait for a failing channel; then the oldest are dropped."""
 
 
 class ChannelSender:
-    """One channel on its way."""
+    """Sends the messages of one channel, with retries."""
 
     def __init__(
         self, key: str, opened: Callable[[], Channel], say: Callable[[str], None], keep: Callable[[], None]
@@ -48,7 +47,7 @@ class ChannelSender:
         self.sent = 0
         self.dropped = 0
         self.attempts = 0
-        """Failed attempts since the last message that was sent."""
+        """Failed attempts since the last message sent."""
         self._opened = opened
         self._say = say
         self._keep = keep
@@ -60,14 +59,13 @@ class ChannelSender:
         self._again_at = 0.0
 
     def add(self, messages: list[AlertMessage]) -> None:
-        """Send these, too."""
         self.pending.extend(messages)
         while len(self.pending) > MOST_PENDING:
             del self.pending[1 if self._busy else 0]
             self.dropped += 1
 
     def advance(self, now: float) -> bool:
-        """Take in how the last attempt ended, and begin the next one; True if a message was sent."""
+        """Take the result of the last attempt, and start the next one; True if a message was sent."""
         moved = self._busy and self._take_result(now)
         if self.pending and not self._busy and now >= self._again_at:
             self._keep()
@@ -78,17 +76,15 @@ class ChannelSender:
         return moved
 
     def saved(self) -> dict[str, Any]:
-        """What a new courier goes on from."""
         return {
-            "pending": [each.plain() for each in self.pending],
+            "pending": [message.plain() for message in self.pending],
             "sent": self.sent,
             "dropped": self.dropped,
             "reported": self._reported,
         }
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Go on where `saved` was called."""
-        self.pending = deque(AlertMessage.from_plain(each) for each in saved.get("pending", ()))
+        self.pending = deque(AlertMessage.from_plain(message) for message in saved.get("pending", ()))
         self.sent, self.dropped = saved.get("sent", 0), saved.get("dropped", 0)
         self._reported = saved.get("reported", False)
 
@@ -126,23 +122,21 @@ class ChannelSender:
 
 
 LINK_SECONDS = 15.0
-"""For so long alerts wait for the run that they are about."""
+"""How long alerts wait for their run."""
 AWAITED_SECONDS = 15.0
-"""For so long the end of the training waits for alerts."""
+"""How long the end of the training waits for alerts."""
 GIVE_UP_SECONDS = 600.0
-"""For so long after the end of the training a channel that does not work is tried."""
+"""How long a failing channel is retried after the end of the training."""
 _KEEP_EVERY = 5.0
 
 
 class AlertOutlet(Outlet):
-    """The alerts of one recording."""
-
     def __init__(self, plan: OutletPlan, delivered: Delivered, opening: Opening) -> None:
         self._page = delivered.folder / ALERTS
         page = read_page(self._page)
         super().__init__(plan, page.get("until", 0))
         self.link: RunLink | None = None
-        """The run, as soon as it is known."""
+        """The run, once known."""
         self._delivered = delivered
         self._opening = opening
         self._began = time.monotonic()
@@ -156,7 +150,6 @@ class AlertOutlet(Outlet):
         self._kept_at = 0.0
 
     def _flush(self, state: TrainingState) -> bool:
-        """Send what is due."""
         now = time.time()
         self._look_at(state, now)
         over = self._over_since is not None
@@ -170,7 +163,7 @@ class AlertOutlet(Outlet):
             self._keep()
         if self._over_since is not None:
             since = time.monotonic() - self._over_since
-            left = self.more or waits_for_link or any(each.pending for each in self._senders.values())
+            left = self.more or waits_for_link or any(sender.pending for sender in self._senders.values())
             self.awaited = left and since < AWAITED_SECONDS
             self.done = not left or since > GIVE_UP_SECONDS
         return moved
@@ -194,7 +187,7 @@ class AlertOutlet(Outlet):
             self._tell(record.shifted(offset), now)
 
     def _look_at(self, state: TrainingState, now: float) -> None:
-        """A stall and the end are no lines of the journal."""
+        """A stall and the end are not in the journal."""
         if state.stalled is not None and state.stalled.time != self._stalled_at:
             self._stalled_at = state.stalled.time
             self._tell(state.stalled, now)
@@ -226,7 +219,7 @@ class AlertOutlet(Outlet):
                 self._senders[key].add(messages)
 
     def _keep(self) -> None:
-        """Keep what was read, what was sent and what waits, as of this moment."""
+        """Save what was read, what was sent and what waits."""
         self._kept_at = time.monotonic()
         write_page(
             self._page,

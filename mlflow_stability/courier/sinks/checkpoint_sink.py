@@ -1,7 +1,7 @@
-"""Deliver checkpoints and batches that a training keeps on its disk.
+"""Deliver checkpoints and batches from the training's disk.
 
-Guarantees: their directory is only read; a file that is gone when its turn comes is no trouble; one that the store
-refuses is passed over, and the bookkeeping of the recording says why.
+Guarantees: their directory is only read; a vanished file is no error; one that the store refuses is skipped, and noted
+with the recording.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _BATCH = re.compile(r"batch-(\d+)\.pt")
 
 
 class KeptFileSink(RunSink):
-    """A sink of files that the training keeps, and may remove at any moment."""
+    """Files that the training keeps, and may remove at any moment."""
 
     interval = 10.0
 
     def __init__(self, delivered: Delivered, writer: RunWriter, directory: Path) -> None:
         super().__init__(delivered, writer)
         self.refused = ""
-        """Why the store does not take or delete one; empty while it does."""
+        """Why the store does not take or delete one, if so."""
         self._directory = directory
 
     def flush(self, over: bool) -> bool:
-        """Send one file, or remove one, where there is one to send or to remove."""
+        """Send or remove one file, if there is one."""
         return self.due(over) and (self._send_next() or self.rest(over))
 
     def _send_next(self) -> bool:
         raise NotImplementedError
 
     def _send(self, source: Path, name: str, send: Callable[[Path], object]) -> bool:
-        """Send a link or a copy of what is there, since the training may remove it meanwhile; False where it has."""
+        """Send a link or a copy, as the training may remove the file meanwhile; False where it has."""
         try:
             with tempfile.TemporaryDirectory(prefix=".sending-", dir=self._directory.parent) as room:
                 copy = Path(room, name)
@@ -68,7 +68,7 @@ class KeptFileSink(RunSink):
 
 
 class CheckpointSink(KeptFileSink):
-    """The checkpoints of one recording that have proved themselves good; what the training removes is removed."""
+    """Good checkpoints of one recording; those that the training removes are removed."""
 
     words = "checkpoints"
 
@@ -100,16 +100,16 @@ class CheckpointSink(KeptFileSink):
             self._checkpoints.upload(copy)
 
     def _whole(self) -> set[str]:
-        """Those in the run; what a courier before this one had not sent whole is sent again."""
+        """Return those in the run; incomplete ones are sent again."""
         with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
             names = self._checkpoints.names()
             return {name for name in names if self._checkpoints.meta(name, Path(room)) is not None}
 
 
 class BatchSink(KeptFileSink):
-    """The batches of broken steps of one recording, where the user asked for them.
+    """Batches of broken steps of one recording, if the user asked for them.
 
-    After a courier that was killed all of them, a few at most, are sent again over themselves.
+    A new courier sends all of them, a few at most, again over themselves.
     """
 
     words = "batches"
@@ -117,7 +117,7 @@ class BatchSink(KeptFileSink):
     def __init__(self, delivered: Delivered, writer: RunWriter, directory: Path) -> None:
         super().__init__(delivered, writer, directory)
         self._passed: set[str] = set()
-        """What was sent, or cannot be."""
+        """Sent, or refused."""
 
     def _send_next(self) -> bool:
         for file in sorted(self._directory.iterdir()) if self._directory.is_dir() else ():
@@ -131,7 +131,7 @@ class BatchSink(KeptFileSink):
 
 
 def _link_or_copy(source: Path | str, target: Path | str) -> None:
-    """Give a file a second name; a copy where the file system has no links. FileNotFoundError where it is gone."""
+    """Link a file, or copy it where the file system has no links; FileNotFoundError where it is gone."""
     try:
         Path(target).hardlink_to(source)
     except FileNotFoundError:

@@ -1,40 +1,156 @@
-"""Delivers the events of a recording, and detects a training that hangs.
+"""Deliver findings of a recording, and detect a training that hangs.
 
-In: all records. Out: event files, one line for each event, reset, gap and note; the summary that
-the run's tags are made from; a `stall` event while no step comes, and one at INFO when it continued or ended.
-Guarantees: a new courier knows all that the one before knew; little more than one file's lines is in memory; one long
-evaluation an epoch is reported once; a changed wall clock or a suspended machine is not a stall.
+Event files have one line for each finding, reset, gap and note. Guarantees: a new courier knows all that the last one
+knew; little more than one file's lines is in memory. Stalls: one long evaluation an epoch is reported once; a changed
+wall clock or a suspended machine is not one.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
 from statistics import median
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.sinks.run_summary import RunSummary
 from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
+from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
 from mlflow_stability.tracking.write import RunWriter
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Reset, Returned
+from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Reset, Returned
+from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
+from mlflow_stability.vocabulary.text import counted
+
+
+class RunSummary:
+    """Summary of a recording for tags, description and artifacts, with steps as the run counts them."""
+
+    def __init__(self, offset: int) -> None:
+        self.first_step = 0
+        self.last_step = 0
+        self.last_time = 0.0
+        self.closing: Closing | None = None
+        self.returned: Closing | None = None
+        """How it ended if nothing more comes: the training thread has ended since the last step."""
+        self.events: Counter[str] = Counter()
+        self.stalled: Finding | None = None
+        """Set while the training hangs."""
+        self.rollbacks = 0
+        self.last_reading: StepReading | None = None
+        """Newest step of the main training."""
+        self.worst_event: Finding | None = None
+        """Newest of the worst severity, from WARNING on."""
+        self.notes: dict[str, str] = {}
+        self._offset = offset
+        self._last_event: Finding | None = None
+        self._gaps: list[Gap] = []
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """Folder of the checkpoints, once known."""
+        return self._folder(CHECKPOINTS_FOLDER)
+
+    @property
+    def batches(self) -> Path | None:
+        """Folder of the batches to be sent, once known."""
+        return self._folder(BATCHES_FOLDER)
+
+    def take(self, record: Record) -> None:
+        if isinstance(record, StepReading):
+            self.last_step = record.step + self._offset
+            self.first_step = self.first_step or self.last_step
+            self.last_time = record.time
+            self.returned = None
+            if not record.signals or not record.signals[0].place:
+                self.last_reading = record
+        elif isinstance(record, Finding):
+            self.events[record.severity.name] += 1
+            self._last_event = record
+            self.rollbacks += record.kind == Rollback.kind
+            worst = self.worst_event
+            if record.severity >= (Severity.WARNING if worst is None else worst.severity):
+                self.worst_event = record
+        elif isinstance(record, Note):
+            self.notes[record.key] = record.value
+        elif isinstance(record, Gap):
+            self._gaps.append(record)
+        elif isinstance(record, Returned):
+            self.returned = Closing(**asdict(record))
+        elif isinstance(record, Closing):
+            self.closing = record
+            self.stalled = None  # what came to its own end was no stall
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped by the guard or the loss scaler."""
+        return round(self.value("skipped_steps") or 0)
+
+    def value(self, quantity: str) -> float | None:
+        """Return the newest value of a quantity of the whole model."""
+        reading = self.last_reading
+        if reading is None:
+            return None
+        pairs = zip(reading.signals, reading.values, strict=True)
+        return next((value for signal, value in pairs if signal.quantity == quantity and not signal.place), None)
+
+    def findings(self, others: Iterable[dict[str, int]] = ()) -> Counter[str]:
+        """Count findings by severity; `others`: those of the run's other recordings."""
+        counts = Counter(self.events)
+        for other in others:
+            counts.update(other)
+        if self.stalled is not None:
+            counts[self.stalled.severity.name] += 1
+        return counts
+
+    @property
+    def last_event(self) -> str:
+        """The newest finding in words, or empty."""
+        event = self.stalled or self._last_event
+        return "" if event is None else self.told(event)
+
+    def told(self, event: Finding) -> str:
+        """Describe a finding with its step as the run counts it."""
+        return f"{event.kind} at step {event.step + self._offset}: {event.message}"
+
+    @property
+    def missing(self) -> str:
+        """Steps that could not be recorded, or empty."""
+        return "; ".join(self._missing(gap) for gap in self._gaps)
+
+    def _folder(self, key: str) -> Path | None:
+        folder = self.notes.get(key)
+        return Path(folder) if folder else None
+
+    def _missing(self, gap: Gap) -> str:
+        if not gap.first_step:
+            return f"records were lost ({gap.reason})"
+        first, last = gap.first_step + self._offset, gap.last_step + self._offset
+        return f"steps {first} to {last} are missing ({gap.reason})"
+
+
+def events_in_words(events: Counter[str]) -> str:
+    """`1 critical, 2 warnings`, or `none`."""
+    parts = [f"{events['CRITICAL']} critical"] if events["CRITICAL"] else []
+    return ", ".join(parts + ([counted(events["WARNING"], "warning")] if events["WARNING"] else [])) or "none"
+
 
 LEAST_SECONDS = 60.0
 USUAL_STEPS = 10.0
-"""How many usual steps long a pause must be."""
+"""Shortest stall as a multiple of the usual step time."""
 LONGER_THAN_BEFORE = 3.0
-"""How many times as long as the longest pause before: trainings evaluate and save now and then."""
+"""Shortest stall as a multiple of the longest pause before: trainings evaluate and save now and then."""
 _REMEMBERED = 101
 _LEAST_STEPS = 5
 
 
 class StallWatch:
-    """The clock of one recording's steps."""
+    """Detects pauses between the steps of one recording."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=_REMEMBERED)
@@ -44,10 +160,10 @@ class StallWatch:
         self._heard_at = 0.0
 
     def heard(self, step: int, time: float, took: float | None, now: float) -> Finding | None:
-        """Take a step in; what to say of the pause before it.
+        """Note a step; return a finding about the pause before it.
 
-        `time` is the wall clock's at its end, `took` how long it took by a clock that nobody sets, where that was
-        measured, and `now` what such a clock of this process said then.
+        `time`: its end by the wall clock. `took`: its duration by the training's monotonic clock, if measured. `now`:
+        its end by the monotonic clock of this process.
         """
         before, last = self._time, self._step
         self._time, self._step, self._heard_at = time, step, now
@@ -65,7 +181,7 @@ class StallWatch:
         return self._event(last, Severity.INFO, StallFacts(seconds, StallEnd.CONTINUED), time)
 
     def look(self, now: float) -> Finding | None:
-        """What to say where no step has come until `now`; None while all is well."""
+        """Return a finding if no step has come until `now`."""
         limit = self._limit()
         if limit is None or self._time is None or now - self._heard_at <= limit:
             return None
@@ -73,7 +189,7 @@ class StallWatch:
         return self._event(self._step, Severity.CRITICAL, facts, self._time + limit)
 
     def ended(self, time: float, now: float) -> Finding | None:
-        """What to say of the pause before the end of the training, as `heard` does of one before a step."""
+        """Return a finding about a pause before the end of the training."""
         limit = self._limit()
         if limit is None or self._time is None:
             return None
@@ -83,7 +199,7 @@ class StallWatch:
         return self._event(self._step, Severity.INFO, StallFacts(seconds, StallEnd.ENDED), time)
 
     def _limit(self) -> float | None:
-        """The longest wait that is no stall; None before steps have a usual time."""
+        """Return the shortest stall; None before the step time is known."""
         if len(self._recent) < _LEAST_STEPS:
             return None
         return max(LEAST_SECONDS, USUAL_STEPS * median(self._recent), LONGER_THAN_BEFORE * self._longest)
@@ -94,8 +210,6 @@ class StallWatch:
 
 
 class EventSink(RunSink):
-    """The events of one recording."""
-
     words = "findings"
     interval = 10.0
 
@@ -105,18 +219,17 @@ class EventSink(RunSink):
         self.concluded = False
         self._stalls = StallWatch()
         self._file = 0
-        """The number of the first of the files below."""
+        """Number of the first file in `_files`."""
         self._files = deque([[line_of(Fact(key, value)) for key, value in (delivered.git or {}).items()]])
-        """The lines of each file that has not arrived whole; only the last one takes more."""
+        """Lines of each file that has not arrived completely; the last one grows."""
         self._changed = bool(self._files[0])
 
     @property
     def full(self) -> bool:
-        """Whether a file has all its lines, and waits to be sent."""
+        """Whether a complete file waits to be sent."""
         return len(self._files) > 1
 
     def take(self, record: Record) -> None:
-        """Add a record to the story, and a line for it to the file."""
         self.story.take(record)
         offset = self._offset
         if isinstance(record, StepReading):
@@ -132,7 +245,7 @@ class EventSink(RunSink):
             self._write(_counted(record, offset))
 
     def flush(self, over: bool) -> bool:
-        """Send a file that is full, or one that has changed when it is due."""
+        """Send a complete file, or one that has changed when it is due."""
         full = self.full
         if full or (self._changed and not self.more and self.due(over)):
             self._send()
@@ -144,18 +257,18 @@ class EventSink(RunSink):
         return full
 
     def conclude(self, closing: Closing) -> None:
-        """Add how it ended, where the journal has no line that says so."""
+        """Add how it ended, where the journal does not say so."""
         if not self.concluded:
             self.concluded = True
             self._write(closing)
 
     def add(self, event: Finding) -> None:
-        """Add what the courier has found itself; its step is as the run counts."""
+        """Add a finding of the courier, with its step as the run counts it."""
         self.story.take(event)
         self._write(event)
 
     def look_for_stall(self) -> None:
-        """See whether steps still come; while none does, the run says so."""
+        """Check that steps still come."""
         if self.end_seen_at is None:
             return
         stall = self._stalls.look(self.end_seen_at)
@@ -163,14 +276,14 @@ class EventSink(RunSink):
             self.story.stalled = stall
             self._changed = True
 
-    def _write(self, said: Said) -> None:
-        self._files[-1].append(line_of(said))
+    def _write(self, line: Said) -> None:
+        self._files[-1].append(line_of(line))
         if len(self._files[-1]) >= LINES_PER_FILE:
             self._files.append([])
         self._changed, self.done = True, False
 
     def _late(self, reading: StepReading | Closing) -> float:
-        """How long ago a step ended, of those that were there before this courier: only the wall clock tells."""
+        """Return the age of a step that was there before this courier: only the wall clock tells."""
         return max(0.0, time.time() - reading.time) if self.end_seen_at is None else 0.0
 
     def _send(self) -> None:
@@ -193,7 +306,7 @@ class EventSink(RunSink):
 
 
 def _counted(record: Said, offset: int) -> Said:
-    """The same record, with its steps as the run counts them."""
+    """Return the record with its steps as the run counts them."""
     if isinstance(record, Finding):
         return record.shifted(offset)
     if isinstance(record, Reset) and offset:
@@ -204,6 +317,6 @@ def _counted(record: Said, offset: int) -> Said:
 
 
 def _took(reading: StepReading) -> float | None:
-    """How long the step took by the training's own clock that nobody sets; None where that was not measured."""
+    """Return the step's duration by the training's monotonic clock, if measured."""
     pairs = zip(reading.signals, reading.values, strict=True)
     return next((value for signal, value in pairs if signal.quantity == "step_time"), None)

@@ -1,9 +1,8 @@
-"""Delivers facts about the training and the git state of its code.
+"""Deliver facts about the training and the git state of its code.
 
-In: facts in the journal; the working directory of the training. Out: those that people choose as parameters of the
-run, all of them in `stability/data/environment.json`; ``git.commit``, ``git.branch``, ``git.dirty``, ``git.diff`` (a
-summary), ``git.untracked`` (Python files). Guarantees: git is asked once, writes nothing, runs no watcher and no diff
-tool, and is waited for a few seconds at most; values that the store refuses are logged once and block nothing.
+Facts that people choose are parameters of the run, all are in `stability/data/environment.json`. Guarantees: git is
+asked once, writes nothing, runs no watcher and no diff tool, for a few seconds at most; values that the store refuses
+are logged once and block nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from mlflow_stability.tracking.write import RunWriter, is_chosen
 from mlflow_stability.vocabulary.run import Fact, Opening
 
 SECONDS = 5.0
-"""For how long one question may take: work trees on network file systems can be slow."""
+"""Limit for one git call: work trees on network file systems can be slow."""
 MOST_LINES = 50
-"""Of the summary, and of untracked files."""
+"""Of the diff summary, and of untracked files."""
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat", "LC_ALL": "C"}
 # A repository can name programs that git runs while it looks around: a watcher of files, a way to show differences.
 _PLAIN = ("-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "--no-pager")
 
 
 def git_state(directory: str) -> dict[str, str]:
-    """What git says of the code in a directory; nothing where it says nothing."""
+    """Return the git state of the code in a directory, if any."""
     status = _git(
         directory, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty"
     )
@@ -60,7 +59,7 @@ def _some(lines: list[str]) -> list[str]:
 
 
 def _git(directory: str, *words: str) -> list[str] | None:
-    """The lines of an answer; None where there is none."""
+    """Return the lines of an answer, or None."""
     if not directory or not Path(directory).is_dir():
         return None
     try:
@@ -82,12 +81,10 @@ def _git(directory: str, *words: str) -> list[str] | None:
 
 
 ASK_WITHIN = 600.0
-"""For how many seconds after the beginning of a recording the code on the disk is taken for the one that runs."""
+"""Seconds after the start of a recording in which the code on disk is the one that runs."""
 
 
 class FactSink(RunSink):
-    """The facts of one recording."""
-
     words = "parameters"
 
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
@@ -97,12 +94,12 @@ class FactSink(RunSink):
         self._sent: set[str] = set()
 
     def take(self, record: Record) -> None:
-        """Keep a fact; the first one of its name counts, and what git says before all."""
+        """Keep a fact; the first one of its name counts, after those of git."""
         if isinstance(record, Fact):
             self._facts.setdefault(record.key, record.value)
 
     def flush(self, over: bool) -> bool:
-        """Send what is new, if anything is."""
+        """Send new facts, if any."""
         new = {key: value for key, value in self._facts.items() if key not in self._sent}
         if new:
             self._params.write({key: value for key, value in new.items() if is_chosen(key, value)})
@@ -114,7 +111,7 @@ class FactSink(RunSink):
 
 
 def ask_git(delivered: Delivered, opening: Opening) -> None:
-    """Ask what the training's code is, unless that was done before; the answer is kept with the recording."""
+    """Ask git once; the answer is saved with the recording."""
     if delivered.git is None:
         fresh = time.time() - opening.time < ASK_WITHIN
         delivered.git = git_state(opening.directory) if fresh else {}

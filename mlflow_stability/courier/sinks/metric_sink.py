@@ -1,10 +1,9 @@
 """Deliver thinned points of a journal to MLflow's metric tables, at a bounded rate.
 
-Guarantees: after a kill the same points are sent again, which the store recognises; memory is bounded. A store that is
-too slow gets the newest points first, and those that were put off when there is time, at the latest after the training.
-
-On a SQLite file every writer makes all others wait, the script's own `log_metric` included. There batches are small,
-and during training at most one twenty-fifth of the time is used.
+Guarantees: after a kill the same points are sent again, which the store recognises; memory is bounded. A slow store
+gets the newest points first, and the postponed ones when there is time, at the latest after the training. On a SQLite
+file every writer blocks all others, the script's own `log_metric` included: batches are small there, and during
+training at most 4 % of the time is used.
 """
 
 from __future__ import annotations
@@ -25,37 +24,35 @@ from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
 HELD_READINGS = 128
-"""So many readings are held: events come up to half as many later."""
+"""Findings come up to half as many readings later."""
 
 
 class HeldReadings:
-    """The newest measured steps, and where each begins in the journal: their events come a little later than they."""
+    """The newest steps and their positions in the journal: they wait for their findings."""
 
     def __init__(self) -> None:
         self._held: deque[tuple[StepReading, int]] = deque()
         self._marked: set[int] = set()
-        """The steps of those that have events."""
+        """Steps with findings."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
     def full(self) -> bool:
-        """Whether the oldest one can go."""
         return len(self._held) > HELD_READINGS
 
     @property
     def oldest(self) -> StepReading:
-        """The one that goes next."""
         return self._held[0][0]
 
     @property
     def begins(self) -> int | None:
-        """Where the oldest one begins; None where nothing is held."""
+        """Position of the oldest one, if any."""
         return self._held[0][1] if self._held else None
 
     def take(self, record: Record, begins: int) -> None:
-        """Hold a measured step, or mark the step of an event."""
+        """Hold a step, or mark the step of a finding."""
         if isinstance(record, StepReading):
             if not is_of_the_script(record):
                 self._held.append((record, begins))
@@ -63,7 +60,7 @@ class HeldReadings:
             self._marked.add(record.step)
 
     def pop(self, offset: int) -> tuple[StepReading, bool]:
-        """The oldest reading, its step as the run counts it, and whether an event happened at its step."""
+        """Return the oldest reading with its step as the run counts it, and whether it has findings."""
         reading, _ = self._held.popleft()
         marked = reading.step in self._marked
         if not self._held or self._held[0][0].step != reading.step:
@@ -77,31 +74,31 @@ _SQLITE_SHARE = 0.04
 
 
 class PointWriter(Protocol):
-    """The way of points into a run."""
+    """Writes points into a run."""
 
     def log(self, points: Sequence[Point], section: str) -> None:
-        """Send some; a `StabilityError` if they were not taken."""
+        """Send points; raises `StabilityError` if they were not taken."""
 
 
 class DeliveryPace:
-    """The rhythm of one recording's metrics."""
+    """Rate of one recording's metrics."""
 
     def __init__(self, uri: str) -> None:
         sqlite = is_sqlite(uri)
         self.share = _SQLITE_SHARE if sqlite else 0.8
-        """Of the time, that is used while nobody waits."""
+        """Share of the time to use while nothing waits."""
         self._largest = 200 if sqlite else 1000
         self._rate = 1000.0 if sqlite else 1500.0
         self._free_at = 0.0
         self.batch = self._largest
-        """How many points a request may hold."""
+        """Largest number of points in a request."""
 
     def wait(self, now: float, hurry: bool) -> float:
-        """Seconds until the next request may go; in a hurry, when training waits or has ended, none."""
+        """Return seconds until the next request; none in a hurry, when training waits or has ended."""
         return 0.0 if hurry else max(0.0, self._free_at - now)
 
     def send(self, writer: PointWriter, points: Sequence[Point], section: str) -> None:
-        """Send a request and learn from it how much the store can take."""
+        """Send a request and learn the store's rate from it."""
         began = time.monotonic()
         try:
             writer.log(points, section)
@@ -116,21 +113,21 @@ class DeliveryPace:
         self.batch = min(self._largest, self.batch * 2)
 
     def points_in(self, seconds: float) -> float:
-        """How many points can be sent in this time while training lives."""
+        """Return how many points can be sent in this time during training."""
         return self._rate * self.share * seconds
 
 
 _GATHER_SECONDS = 1.0  # few points wait this long for company
 HELD_SECONDS = 2.0
-"""For so long at most a reading is held for the events of its step."""
+"""Longest wait of a reading for its findings."""
 _BACKLOG_SECONDS = 5.0  # of sending; what waits beyond that is put off
 MOST_WAITING = 50_000
-"""Points in memory that wait for their turn, and as many that were put off."""
+"""Limit for points in memory that wait, and for those postponed."""
 _LARGEST_BATCH = 1000
 
 
 class Progress(Protocol):
-    """How far the delivery is."""
+    """Position of the delivery."""
 
     metrics_until: int
     thinning: dict[str, Any]
@@ -149,18 +146,16 @@ class Progress(Protocol):
 
 @dataclass(slots=True)
 class PointBatch:
-    """Points that are sent together, and where the journal is taken up again once they have arrived."""
+    """Points that are sent together, and the position in the journal after them."""
 
     points: list[Point]
     until: int
     thinning: dict[str, Any]
     sent: int = 0
-    """How many of the points have arrived."""
+    """Number of points that have arrived."""
 
 
 class MetricSink(TimedSink):
-    """The metrics of one recording."""
-
     words = "metrics"
     patience = 10.0
 
@@ -169,9 +164,7 @@ class MetricSink(TimedSink):
     ) -> None:
         super().__init__(delivered.metrics_until)
         self.awaited = True
-        """Whether somebody waits for the rest when the training is over."""
-        self.in_order = False
-        """Whether no point is put off."""
+        """Whether the end of the training waits for the rest."""
         self._delivered = delivered
         self._writer = writer
         self._pace = pace
@@ -181,45 +174,43 @@ class MetricSink(TimedSink):
         self._fresh: deque[PointBatch] = deque()
         self._put_off: deque[PointBatch] = deque()
         self._dropped = False
-        """There was no room for all that was put off: from `metrics_until` on the journal is to be read once more."""
+        """Postponed points were dropped: the journal must be read again from `metrics_until` on."""
         self._open: list[Point] = []
         self._open_since = 0.0
         self._held = HeldReadings()
 
     @property
     def reached(self) -> int:
-        """The position up to which no point waits; what is only held back for company does not count."""
+        """Position up to which no point waits, except for company."""
         return self._delivered.metrics_until if self._fresh or self._put_off or self._dropped else self.until
 
     @property
     def full(self) -> bool:
-        """Whether more points wait than may be in memory; in order, than the store can take in a while."""
-        most = self._pace.points_in(2 * _BACKLOG_SECONDS) if self.in_order else MOST_WAITING
-        return _points_in(self._fresh) >= most
+        """Whether the limit of waiting points is reached."""
+        return _points_in(self._fresh) >= MOST_WAITING
 
     @property
     def filled(self) -> bool:
-        """Whether all has arrived, and what was put off as well."""
+        """Whether everything has arrived, including postponed points."""
         return self.done and not self._put_off and not self._dropped
 
     @property
     def must_be_repeated(self) -> bool:
-        """Whether only a new sink, which reads the journal from `metrics_until` on, can send what is missing."""
+        """Whether a new sink must read the journal from `metrics_until` on for missing points."""
         return self.done and self._dropped
 
     def take(self, record: Record) -> None:
-        """Hold a step until its events are known, and choose from the oldest one held."""
         self._held.take(record, self.until)
         if self._held.full:
             self._release()
 
     def flush(self, over: bool) -> bool:
-        """Choose what is due, and send one request if it is time to."""
+        """Choose points, and send one request if it is time."""
         full = self.full
         hurry = (over or self.hurried) and self.awaited
         if not full:
             self._choose(over)
-        if not (over or self.in_order):
+        if not over:
             self._put_off_what_is_too_much()
         batches = self._fresh or (None if hurry else self._put_off)
         if batches and self._pace.wait(time.monotonic(), hurry) <= 0:
@@ -232,17 +223,16 @@ class MetricSink(TimedSink):
         return full or (hurry and bool(self._fresh))
 
     def seconds_to_wait(self) -> float:
-        """When to come back for points that wait only for their turn."""
         waiting = self._fresh or self._put_off
         return self._pace.wait(time.monotonic(), hurry=False) if waiting else float("inf")
 
     def send_again(self) -> None:
-        """Begin the request that failed anew, where it is not known how much of it has arrived."""
+        """Repeat a failed request, of which an unknown part has arrived."""
         if self._fresh:
             self._fresh[0].sent = 0
 
     def _choose(self, over: bool) -> None:
-        """Choose from readings that were held long enough; at the end from all."""
+        """Choose points of readings that were held long enough; at the end of all."""
         hurry = over or self.hurried
         while self._held and not self.more and (hurry or time.time() - self._held.oldest.time > HELD_SECONDS):
             self._release()
@@ -253,7 +243,7 @@ class MetricSink(TimedSink):
             self._seal()
 
     def _release(self) -> None:
-        """Choose from the oldest held reading, now that all is known of its step."""
+        """Choose points of the oldest held reading."""
         if not self._open:
             self._open_since = time.monotonic()
         self._open += self._charted(self._thinner.points(*self._held.pop(self._delivered.offset)))
@@ -261,7 +251,7 @@ class MetricSink(TimedSink):
             self._seal()
 
     def _seal(self) -> None:
-        """Make a batch of what was chosen up to here."""
+        """Make a batch of the chosen points."""
         chosen_until = self.until if self._held.begins is None else self._held.begins
         newest = self._fresh or self._put_off
         behind = newest[-1].until if newest else self._delivered.metrics_until
@@ -271,11 +261,11 @@ class MetricSink(TimedSink):
             self._open = []
 
     def _charted(self, points: list[Point]) -> list[Point]:
-        """The points that are drawn: MLflow shows no chart at all of a metric whose last value is not finite."""
+        """Drop non-finite points: MLflow shows no chart of a metric whose last value is not finite."""
         return self._single_values.of_curves([point for point in points if math.isfinite(point.value)])
 
     def _put_off_what_is_too_much(self) -> None:
-        """Keep the newest points for the next requests; the older ones wait until the store has time."""
+        """Keep the newest points for the next requests; postpone the older ones."""
         bearable = self._pace.points_in(_BACKLOG_SECONDS)
         while len(self._fresh) > 1 and _points_in(self._fresh) > bearable:
             batch = self._fresh.popleft()
@@ -290,7 +280,7 @@ class MetricSink(TimedSink):
             self._dropped = True
 
     def _send(self, batches: deque[PointBatch]) -> None:
-        """One request; the position in the journal moves on when all before it has arrived."""
+        """Send one request; move the position in the journal when all before it has arrived."""
         batch = batches[0]
         points = batch.points[batch.sent : batch.sent + self._pace.batch]
         if points:

@@ -1,30 +1,34 @@
-"""One recording in another tool: the points that MLflow's charts get, under the same keys, and histograms by layer.
+"""One recording in another tool: the points of MLflow's charts, under the same keys, and histograms by layer.
 
-In: records, from the position up to which they were mirrored. Out: points, on a thread of its own: some tools take
-seconds to begin. Guarantees: neither the run nor the training waits for a mirror; one that fails is reported once and
-tried again; a new courier goes on where the one before it was killed.
+Guarantees: points are sent in a thread, as some tools take seconds to start, so that neither the run nor the training
+waits; a failure is reported once and retried; a new courier continues where the last one was killed.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.metrics import TENSORBOARD, Mirror
-from mlflow_stability.alerts.metrics.scalar_writer import MirroredRun, Scalar, ScalarWriter
+from mlflow_stability.alerts.metrics.scalar_writer import LayerHistogram, MirroredRun, Scalar, ScalarWriter
 from mlflow_stability.alerts.metrics.tensorboard_writer import TensorBoardWriter
 from mlflow_stability.alerts.metrics.wandb_writer import WandbWriter
-from mlflow_stability.courier.process.training_process import TrainingState
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
-from mlflow_stability.courier.sinks.mirrored_histograms import histograms_of, new_histograms
-from mlflow_stability.courier.sinks.outlet import Outlet, OutletPlan
+from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan
+from mlflow_stability.courier.training_process import TrainingState
+from mlflow_stability.errors import JournalError
+from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.layout import mirror_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import metric_key
@@ -32,20 +36,18 @@ from mlflow_stability.tracking.write import Point
 from mlflow_stability.vocabulary.run import Opening
 
 RUN_SECONDS = 30.0
-"""For so long a mirror waits for the name of the run."""
+"""How long a mirror waits for the name of the run."""
 AWAITED_SECONDS = 10.0
-"""For so long the end of the training waits for a mirror."""
+"""How long the end of the training waits for a mirror."""
 GIVE_UP_SECONDS = 600.0
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
 
 
 class MirrorOutlet(Outlet):
-    """One recording, in one tool."""
-
     def __init__(self, plan: OutletPlan, mirror: Mirror, delivered: Delivered, opening: Opening) -> None:
         self.link: RunLink | None = None
-        """The run, as soon as it is known."""
+        """The run, once known."""
         self._mirror, self._opening = mirror, opening
         self._progress = _Progress(delivered, mirror)
         every, layers = opening.log_every_n_steps, opening.layer_metrics
@@ -55,7 +57,7 @@ class MirrorOutlet(Outlet):
         self._began = time.monotonic()
         self._over_since: float | None = None
         self._jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """Whether the training is over, for each time that points are to be sent."""
+        """A request to send points, with whether the training is over."""
         self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._busy = False
         """The thread has the points: nothing can be taken."""
@@ -66,13 +68,11 @@ class MirrorOutlet(Outlet):
 
     @property
     def full(self) -> bool:
-        """Whether points wait to be sent, or are being sent."""
         return self.done or self._busy or self._metrics.full
 
     def log(self, points: Sequence[Point], section: str) -> None:
-        """Write points under the keys that MLflow has for them."""
         self._open_writer().write(
-            [Scalar(metric_key(each.signal, section), each.step, each.value, each.time) for each in points]
+            [Scalar(metric_key(point.signal, section), point.step, point.value, point.time) for point in points]
         )
 
     def _open_writer(self) -> ScalarWriter:
@@ -85,10 +85,14 @@ class MirrorOutlet(Outlet):
         return self._writer
 
     def _send_histograms(self, over: bool) -> None:
-        """Write the histograms of the tables of layers that have come since, step by step."""
+        """Write the histograms of new tables, step by step."""
         for step, files in new_histograms(self._progress.folder, self._progress.tables_until, over=over):
             self._open_writer().write_histograms(
-                [each for file in files for each in histograms_of(file, self._progress.section, self._progress.offset)]
+                [
+                    histogram
+                    for file in files
+                    for histogram in histograms_of(file, self._progress.section, self._progress.offset)
+                ]
             )
             self._progress.tables_until = step
             self._progress.save()
@@ -98,15 +102,15 @@ class MirrorOutlet(Outlet):
         self._metrics.take(record)
 
     def _flush(self, state: TrainingState) -> bool:
-        """Give the thread what there is to send, where it is idle; see whether all was written."""
+        """Pass points to the thread if it is idle, and check whether everything was written."""
         now = time.monotonic()
         if self._busy:
             self._look_for_result(now)
         if self._over_since is None and self.is_over(state):
             self._over_since = now
         over = self._over_since is not None
-        known = self.link is not None or now - self._began > RUN_SECONDS
-        due = known and now >= self._again_at and (not self.more or self._metrics.full)
+        is_known = self.link is not None or now - self._began > RUN_SECONDS
+        due = is_known and now >= self._again_at and (not self.more or self._metrics.full)
         if due and not self._busy and not self._metrics.done:
             self._metrics.until, self._metrics.more, self._busy = self.until, self.more, True
             if not self._thread.ident:
@@ -137,7 +141,7 @@ class MirrorOutlet(Outlet):
             )
 
     def _work(self) -> None:
-        """Send what there is whenever `_flush` asks for it, until all has arrived."""
+        """Send points at each request, until everything has arrived."""
         while not self._send_all(self._jobs.get()):
             pass
 
@@ -164,7 +168,7 @@ class MirrorOutlet(Outlet):
 
 
 class _Progress:
-    """How far a mirror is, kept as the delivery of metrics keeps it."""
+    """Position of a mirror, saved like that of metrics."""
 
     def __init__(self, delivered: Delivered, mirror: Mirror) -> None:
         self._delivered = delivered
@@ -172,28 +176,53 @@ class _Progress:
         page = read_page(self._page)
         self.metrics_until: int = page.get("until", 0)
         self.tables_until: int = page.get("tables", -1)
-        """The last step whose histograms have been written."""
+        """Last step whose histograms were written."""
         self.thinning: dict[str, Any] = page.get("thinning", {})
         self.of_writer: dict[str, Any] = page.get("writer", {})
         self.saved: Callable[[], Mapping[str, Any]] = dict
 
     @property
     def folder(self) -> Path:
-        """The folder of the recording."""
         return self._delivered.folder
 
     @property
     def offset(self) -> int:
-        """What is added to steps."""
         return self._delivered.offset
 
     @property
     def section(self) -> str:
-        """The section of the recording."""
         return self._delivered.section
 
     def save(self) -> None:
-        """Keep it."""
         self.of_writer = dict(self.saved())
         page = {"until": self.metrics_until, "tables": self.tables_until, "thinning": self.thinning}
         write_page(self._page, {**page, "writer": self.of_writer})
+
+
+_logger = logging.getLogger("mlflow_stability.courier")
+
+
+def new_histograms(folder: Path, until: int, *, over: bool) -> Iterator[tuple[int, Sequence[LayerTableFile]]]:
+    """Yield the tables with histograms after step `until`, by step; the newest step only when training is over, as
+    another table of it may come.
+    """
+    files = [file for file in layer_table_files(folder) if file.step > until]
+    if files and not over:
+        files = [file for file in files if file.step < files[-1].step]
+    for step, of_step in groupby((file for file in files if file.has_histograms), key=lambda file: file.step):
+        yield step, list(of_step)
+
+
+def histograms_of(file: LayerTableFile, section: str, offset: int) -> list[LayerHistogram]:
+    """Return a histogram for each layer with finite values; none where the file is damaged or gone."""
+    try:
+        table, written = read_layer_table(file.path), file.path.stat().st_mtime
+    except (JournalError, OSError) as error:
+        _logger.warning("%s", error)
+        return []
+    step, name = table.step + offset, f"{section}/histograms/{table.what}"
+    return [
+        LayerHistogram(f"{name}/{layer}", step, written, edges.tolist(), counts.tolist())
+        for layer, edges, counts in zip(table.layers, table.edges, table.counts, strict=True)
+        if np.isfinite(edges).all()
+    ]

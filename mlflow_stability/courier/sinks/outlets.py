@@ -8,24 +8,24 @@ from collections.abc import Callable
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.metrics import OTEL, RunMetrics
 from mlflow_stability.alerts.metrics.otel_exporter import OtelExporter
-from mlflow_stability.courier.process.training_process import TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.alert_outlet import AlertOutlet
 from mlflow_stability.courier.sinks.mirror_outlet import MirrorOutlet
-from mlflow_stability.courier.sinks.outlet import Outlet, OutletPlan
+from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan
+from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.journal.layout import ALERTS, mirror_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.run import Opening
 
 RUN_SECONDS = 30.0
-"""For so long metrics wait for the id of their run: with another label they would be other series."""
+"""How long metrics wait for the id of their run: with another label they would be other series."""
 AWAITED_SECONDS = 5.0
-"""For so long the end of the training waits for the last metrics."""
+"""How long the end of the training waits for the last metrics."""
 _GIVE_UP_SECONDS = 30.0
 
 
 class MetricsOutlet(Outlet):
-    """The metrics of one recording."""
+    """Metrics of one recording, for Prometheus and OpenTelemetry."""
 
     def __init__(self, plan: OutletPlan, delivered: Delivered) -> None:
         super().__init__(plan)
@@ -43,14 +43,13 @@ class MetricsOutlet(Outlet):
 
     @property
     def full(self) -> bool:
-        """Whether nothing is taken: before the run is known, and in the end."""
         return self.done or not self._is_served
 
     def _take(self, record: Record) -> None:
         self._metrics.take(record)
 
     def _flush(self, state: TrainingState) -> bool:
-        """Serve the metrics; at the end send what is left and close."""
+        """Serve the metrics; at the end send the rest and close."""
         self._metrics.run_id = self._delivered.run_id or ""
         if not self._is_served:
             if not self._metrics.run_id and time.monotonic() - self._began < RUN_SECONDS:
@@ -77,15 +76,14 @@ class MetricsOutlet(Outlet):
 
 
 class Outlets:
-    """All of them, each on its own: one that fails holds no other up."""
+    """All outlets; a failing one delays no other."""
 
     def __init__(self, plan: OutletPlan, delivered: Delivered, opening: Opening) -> None:
         self.sinks: list[Outlet] = []
-        """Those that were asked for, to be fed with the journal."""
         begun = not plan.settings.is_left_behind or (delivered.folder / ALERTS).exists()
         if plan.settings.channels and begun:
             self.sinks.append(AlertOutlet(plan, delivered, opening))
-        exports = any(each.tool == OTEL for each in plan.settings.mirrors)
+        exports = any(mirror.tool == OTEL for mirror in plan.settings.mirrors)
         if (plan.prometheus is not None or exports) and not plan.settings.is_left_behind:
             self.sinks.append(MetricsOutlet(plan, delivered))
         for mirror in plan.settings.mirrors:
@@ -95,25 +93,22 @@ class Outlets:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
-        return all(each.done for each in self.sinks)
+        return all(sink.done for sink in self.sinks)
 
     @property
     def awaited(self) -> bool:
-        """Whether the end of the training should wait a little."""
-        return any(each.awaited and not each.done for each in self.sinks)
+        return any(sink.awaited and not sink.done for sink in self.sinks)
 
-    def link(self, found: Callable[[], RunLink]) -> None:
-        """The run is known; `found` asks the tracking server what it is called and where it is."""
-        waiting = [each for each in self.sinks if isinstance(each, AlertOutlet | MirrorOutlet) and each.link is None]
+    def link(self, find_link: Callable[[], RunLink]) -> None:
+        """Give the outlets a link to the run; `found` asks the tracking server for it."""
+        waiting = [sink for sink in self.sinks if isinstance(sink, AlertOutlet | MirrorOutlet) and sink.link is None]
         if waiting:
-            run = found()
-            for each in waiting:
-                each.link = run
+            run = find_link()
+            for sink in waiting:
+                sink.link = run
 
     def flush(self, state: TrainingState) -> bool:
-        """What is due of each; False if there was nothing to do."""
         moved = False
-        for each in self.sinks:
-            moved |= each.flush(state)
+        for sink in self.sinks:
+            moved |= sink.flush(state)
         return moved

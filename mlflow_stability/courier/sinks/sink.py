@@ -1,75 +1,81 @@
-"""Base of the sinks of a recording: what takes its records and sends them, and when to try again."""
+"""Base classes of the sinks of a recording, and of outlets beside its run; when to retry."""
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from mlflow_stability.alerts.metrics import PrometheusExporter
+from mlflow_stability.alerts.outlet_settings import OutletSettings
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.errors import JournalError, RunNotFoundError, TrackingError
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.write import RunWriter
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.run import Closing, Returned
 
 
 class Sink:
-    """Takes every record of a journal behind a position, once and in order, as a `JournalReader` gives them."""
+    """Takes every record of a journal after a position, once and in order, from a `JournalReader`."""
 
     more = True
-    """Kept by the reader: whether it has seen records that were not taken yet."""
+    """Set by the reader: there are records that were not taken yet."""
     patience = 0.0
-    """For how many seconds the others wait for this sink where it is full."""
+    """Seconds for which other sinks wait for this one while it is full."""
     full_since: float | None = None
-    """Kept by the reader: since when (monotonic clock) it is full."""
+    """Set by the reader: since when (monotonic clock) it is full."""
     end_seen_at: float | None = None
-    """Kept by the reader: when (monotonic clock) it last looked and had no further record for this sink."""
+    """Set by the reader: when (monotonic clock) it last had no further record."""
 
     def __init__(self, until: int = 0) -> None:
         self.until = until
-        """Kept by the reader: the position behind the last record taken, which in `take` is where its record begins."""
+        """Set by the reader: position after the last record taken; in `take`, where its record starts."""
         self.done = False
         """Everything has arrived."""
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is taken before something was sent; asked between portions of a few hundred records."""
+        """Whether nothing more is taken before something was sent; asked every few hundred records."""
         return False
 
     def take(self, record: Record) -> None:
-        """Take one record. Talks to no store, so that it neither waits nor fails."""
+        """Take one record, without any request."""
 
 
 class TimedSink(Sink):
-    """A sink that sends one kind of data now and then, and at once where somebody waits for it."""
+    """A sink that sends one kind of data now and then, and at once when asked."""
 
     words = ""
-    """What it carries, for people who wait for it."""
+    """What it carries, for messages."""
     interval = 0.0
-    """Seconds between two looks at what there is to send."""
+    """Seconds between two checks for data to send."""
 
     def __init__(self, until: int = 0) -> None:
         super().__init__(until)
         self.hurried = False
-        """Set from outside: send at once what was recorded so far. False again when all of it has arrived."""
+        """Set from outside: send everything at once. False again when it has arrived."""
         self.looked_at = float("-inf")
         """When it last had nothing left to send (monotonic clock)."""
 
     def flush(self, over: bool) -> bool:
         """Send what is due, one request at most; True if there is more to send at once.
 
-        `over`: nothing more will be recorded, send the rest. Raises `TrackingError` when the store did not take it;
-        calling again tries the same again.
+        `over`: nothing more will be recorded, send the rest. Raises `TrackingError` when the store did not take it; the
+        next call tries the same again.
         """
         raise NotImplementedError
 
     def due(self, over: bool) -> bool:
-        """Whether it is time to look at what there is to send."""
         return over or self.hurried or time.monotonic() - self.looked_at >= self.interval
 
     def rest(self, over: bool) -> bool:
-        """Note that nothing is left to send for now; False, as `flush` returns then."""
+        """Note that nothing is left to send for now; False, for `flush` to return."""
         self.looked_at = time.monotonic()
         self.done, self.hurried = over, False
         return False
@@ -86,12 +92,11 @@ class RunSink(TimedSink):
         self._offset = delivered.offset
 
     def upload(self, folder: str, name: str, content: str | bytes | Callable[[Path], object]) -> None:
-        """Send a file; `TrackingError` where the disk is full or the store did not take it."""
         upload_file(self._writer, folder, name, content)
 
 
 def upload_file(writer: RunWriter, folder: str, name: str, content: str | bytes | Callable[[Path], object]) -> None:
-    """Send a file that is written for the run alone, as `RunSink.upload` does."""
+    """Send a file with this content; `TrackingError` where the disk is full or the store did not take it."""
     try:
         with temporary_file(name, content) as file:
             writer.upload(file, folder)
@@ -101,7 +106,7 @@ def upload_file(writer: RunWriter, folder: str, name: str, content: str | bytes 
 
 @contextmanager
 def temporary_file(name: str, content: str | bytes | Callable[[Path], object]) -> Iterator[Path]:
-    """A file of this name, which is removed at the end."""
+    """Make a file of this name, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
         file = Path(room, name)
         if callable(content):
@@ -116,32 +121,110 @@ _LONGEST_DELAY = 15.0
 
 
 class Backoff:
-    """The trouble with one thing that has to be done: waits ever longer, never gives up by itself."""
+    """Failures of one task: retries ever less often, never gives up by itself."""
 
-    def __init__(self, first: float = _FIRST_DELAY, longest: float = _LONGEST_DELAY) -> None:
+    def __init__(self) -> None:
         self.error = ""
-        """What went wrong the last time; empty while all is well."""
+        """The last error; empty if it succeeded."""
         self.hopeless = False
-        """Trying again does not help: the run or the journal is gone."""
+        """Retrying does not help: the run or the journal is gone."""
         self.since: float | None = None
-        """Since when."""
-        self._first, self._longest = first, longest
-        self._delay = first
+        self._delay = _FIRST_DELAY
         self._again_at = 0.0
 
     def ready(self, now: float) -> bool:
-        """Whether it is time to try."""
         return now >= self._again_at
 
     def failed(self, error: Exception, now: float) -> None:
-        """Wait twice as long as before the last attempt."""
+        """Double the delay."""
         self.error = str(error) or type(error).__name__
         self.hopeless = isinstance(error, RunNotFoundError | JournalError)
         self.since = now if self.since is None else self.since
         self._again_at = now + self._delay
-        self._delay = min(self._longest, self._delay * 2)
+        self._delay = min(_LONGEST_DELAY, self._delay * 2)
 
     def succeeded(self) -> None:
-        """Begin anew."""
         self.error, self.since, self.hopeless = "", None, False
-        self._delay, self._again_at = self._first, 0.0
+        self._delay, self._again_at = _FIRST_DELAY, 0.0
+
+
+_logger = logging.getLogger("mlflow_stability.courier")
+
+
+def _say_nothing(_: str) -> None:
+    """Used where no training can print it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutletPlan:
+    """Outlets of a session's recordings."""
+
+    settings: OutletSettings = field(default_factory=OutletSettings)
+    say: Callable[[str], None] = _say_nothing
+    """Lets the training print something once."""
+    prometheus: PrometheusExporter | None = None
+    """The port that all recordings of the session share."""
+
+
+def outlet_plan(settings: OutletSettings, say: Callable[[str], None]) -> OutletPlan:
+    port = settings.prometheus_port
+    return OutletPlan(settings, say, None if port is None else PrometheusExporter(port, say))
+
+
+class Outlet(Sink):
+    """A sink beside the run. It needs no tracking server, and an error switches it off: the run is what matters."""
+
+    def __init__(self, plan: OutletPlan, until: int = 0) -> None:
+        super().__init__(until)
+        self.done = False
+        """Nothing is left to send, or it was given up."""
+        self.awaited = True
+        """The end of the training should wait for it a little."""
+        self.closing: Closing | None = None
+        """How the training ended, as its journal says."""
+        self.returned: Closing | None = None
+        """How it ended if no other step comes."""
+        self._plan = plan
+
+    @property
+    def full(self) -> bool:
+        return self.done
+
+    def take(self, record: Record) -> None:
+        if isinstance(record, StepReading):
+            self.returned = None
+        elif isinstance(record, Returned):
+            self.returned = Closing(**asdict(record))
+        elif isinstance(record, Closing):
+            self.closing = record
+        try:
+            self._take(record)
+        except Exception as error:  # whatever it is, everything else is delivered
+            self._switch_off(error)
+
+    def flush(self, state: TrainingState) -> bool:
+        """Send what is due; True if there is more to do at once. Never waits for the network, never raises."""
+        try:
+            return not self.done and self._flush(state)
+        except Exception as error:
+            self._switch_off(error)
+            return False
+
+    def is_over(self, state: TrainingState) -> bool:
+        """Whether everything that will ever come was taken."""
+        return not self.more and (self.closing is not None or state.closing is not None or not state.alive)
+
+    def _take(self, record: Record) -> None:
+        raise NotImplementedError
+
+    def _flush(self, state: TrainingState) -> bool:
+        raise NotImplementedError
+
+    def _switch_off(self, error: Exception) -> None:
+        self.done, self.awaited = True, False
+        name = type(self).__name__
+        _logger.error("%s failed", name, exc_info=error)
+        self._plan.say(
+            f"{name} failed ({type(error).__name__}) and is switched off; the courier's log has the traceback. "
+            "Training and its run are not affected."
+        )

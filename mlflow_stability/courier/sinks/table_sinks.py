@@ -1,7 +1,7 @@
 """Deliver Parquet files: every reading of a journal, and the tables of layers beside it.
 
-Files are sent seldom at first and ever more seldom, so that a long run does not end as thousands of them. Guarantees: a
-file that is sent twice replaces itself; what waits in memory is bounded.
+Files become rarer with time, so that a long run does not have thousands of them. Guarantees: a file that is sent twice
+replaces itself; memory is bounded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MOST_WAITING = 1_000_000
 _MOST_BYTES = 32_000_000
 """Of tables of layers in one file."""
 _MOST_POINTS = 200
-"""A request: on a SQLite file the script's own calls wait for it."""
+"""Of one request: on a SQLite file the script's own calls wait for it."""
 PAGE = "layers.json"
-"""Up to which step tables have arrived."""
+"""Step up to which tables have arrived."""
 _logger = logging.getLogger("mlflow_stability.courier")
 
 
 class TableSink(RunSink):
-    """A sink whose files become fewer the longer a recording is."""
+    """Sends files ever less often."""
 
     def __init__(self, delivered: Delivered, writer: RunWriter, started: float, until: int = 0) -> None:
         super().__init__(delivered, writer, until)
@@ -46,13 +46,12 @@ class TableSink(RunSink):
         self.looked_at = time.monotonic()
 
     def due(self, over: bool) -> bool:
-        """Whether it is time for the next file."""
         self.interval = max(_SHORTEST_INTERVAL, (time.time() - self._started) / _INTERVALS_PER_RUN)
         return super().due(over)
 
 
 class PartSink(TableSink):
-    """The full-resolution record of one recording."""
+    """Record of one recording with all steps."""
 
     words = "full record"
 
@@ -63,21 +62,18 @@ class PartSink(TableSink):
 
     @property
     def reached(self) -> int:
-        """The position up to which parts have arrived; what waits for the next part to be due does not count."""
+        """Position up to which parts have arrived; what waits for the next part to be due does not count."""
         return self._delivered.parts_until if self._overdue else self.until
 
     @property
     def full(self) -> bool:
-        """Whether as many observations wait as may be in memory."""
         return len(self._buffer) + self._buffer.readings >= _MOST_WAITING
 
     def take(self, record: Record) -> None:
-        """Keep a reading for the next part."""
         if isinstance(record, StepReading):
             self._buffer.add(record, record.step + self._offset)
 
     def flush(self, over: bool) -> bool:
-        """Send a part when it is due."""
         full = self.full
         if not full and (self.more or not self.due(over)):
             return False
@@ -95,7 +91,7 @@ class PartSink(TableSink):
 
 
 class LayerSink(TableSink):
-    """The tables of layers of one recording; where metrics of layers were asked for, their statistics as metrics."""
+    """Tables of layers of one recording, and their statistics as metrics if asked for."""
 
     words = "layers"
 
@@ -106,7 +102,7 @@ class LayerSink(TableSink):
         self._until_step = int(read_page(self._page).get("until", -1))
 
     def flush(self, over: bool) -> bool:
-        """Send a file, where it is time to and there is something to send."""
+        """Send a file, if it is time and there is something to send."""
         if not self.due(over):
             return False
         waiting = [file for file in layer_table_files(self._delivered.folder) if file.step > self._until_step]
@@ -132,7 +128,7 @@ class LayerSink(TableSink):
         write_page(self._page, {"until": self._until_step})
 
     def _points(self, file: LayerTableFile, table: LayerTable) -> list[Point]:
-        """The statistics of a table; their time is that of its file, so that a store recognises what it has."""
+        """Return the statistics of a table, with the time of its file, so that a store recognises them."""
         signals = tuple(Signal(f"{table.what}_{name}", layer) for layer in table.layers for name in STATISTICS)
         values = table.statistics.ravel().tolist()
         step, when = table.step + self._offset, _written(file.path)
@@ -141,7 +137,7 @@ class LayerSink(TableSink):
 
 
 def _as_many_as_fit(files: list[LayerTableFile]) -> list[LayerTableFile]:
-    """The first of them, whole steps only: the position to go on from is a step."""
+    """Return the first files, whole steps only: the position to continue from is a step."""
     sizes = list(accumulate(_size(file) for file in files))
     room = next((number for number, size in enumerate(sizes) if size > _MOST_BYTES), len(files))
     if room == len(files):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import (
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
     STATE,
     CheckpointMeta,
+    StoredCheckpoint,
     best_of,
+    damage_of,
+    find,
+    folder_of_job,
     last_good_of,
+    listing,
+    owner_lives,
     read_meta,
+    read_owner,
     step_of_name,
 )
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, damage_of, find, listing
 
 # What loads torch is imported from its own module: the courier and the command line list checkpoints without.
 __all__ = [
@@ -20,8 +26,11 @@ __all__ = [
     "best_of",
     "damage_of",
     "find",
+    "folder_of_job",
     "last_good_of",
     "listing",
+    "owner_lives",
     "read_meta",
+    "read_owner",
     "step_of_name",
 ]

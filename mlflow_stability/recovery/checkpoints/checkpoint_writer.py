@@ -1,9 +1,8 @@
 """Checkpoint writer thread, and when a checkpoint is due.
 
-In: copies on the host; steps, and whether they were healthy. Out: checkpoints on the disk, marked good or removed;
-events where something failed. Guarantees: training never waits for the disk; one checkpoint at a time is being
-written or awaits healthy steps, and none is due meanwhile; behind it at most one waits, the newest of the best states;
-an error becomes an event; a forked child writes nothing; non-finite states are not written.
+Guarantees: training never waits for the disk; one checkpoint at a time is written or awaits healthy steps, and at most
+one waits behind it, the newest of the best states; an error becomes a finding; a forked child writes nothing;
+non-finite states are not written.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
 
 from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, CheckpointNotFiniteFacts
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
@@ -24,101 +21,88 @@ from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
-IsFinite = Callable[[StateCopy], bool]
-_Item = TypeVar("_Item")
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A state that waits until it can be written."""
-
-    copy: StateCopy
-    loss: float
-    value: float | None
-
 
 class CheckpointWriter:
-    """The hand that writes, and what it has to tell."""
+    """Writes checkpoints in a thread of its own."""
 
-    def __init__(self, store: CheckpointStore | RankStore, is_finite: IsFinite) -> None:
+    def __init__(self, store: CheckpointStore | RankStore, is_finite: Callable[[StateCopy], bool]) -> None:
         self._store = store
         self._is_finite = is_finite
         self._pid = os.getpid()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._told: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+        self._findings: queue.SimpleQueue[Finding] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self.writing: int | None = None
-        """The step of the state that is being written: it must not be changed meanwhile."""
-        self._next: _Draft | None = None
-        """What is written after that."""
+        """Step of the state that is being written: it must not be changed meanwhile."""
+        self._next: tuple[StateCopy, float, float | None] | None = None
+        """The state that is written after it."""
         self._taking = threading.Lock()
-        """Held while what waits becomes what is being written."""
+        """Held while `_next` becomes `writing`."""
         self._thread: threading.Thread | None = None
         self._newest = 0
-        """The step of the newest checkpoint that was written."""
+        """Step of the newest checkpoint written."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is on its way to the disk."""
         return not self._idle.is_set()
 
     def submit(self, copy: StateCopy, loss: float, value: float | None = None) -> bool:
-        """Have a state written; False while another is on its way.
+        """Queue a state; False while another is being written.
 
-        What several processes write together each of them writes, for the first one saw that nothing is on its way.
+        In a sharded checkpoint every rank writes: rank 0 has checked that none is being written.
         """
         if os.getpid() != self._pid or (self.is_busy and not isinstance(self._store, RankStore)):
             return False
         self._idle.clear()
         self.writing = copy.step
-        self._do(lambda: self._write(copy, loss, value))
+        self._enqueue(lambda: self._write(copy, loss, value))
         return True
 
     def submit_next(self, copy: StateCopy, loss: float, value: float | None) -> bool:
-        """Have a state written now, or after the one that is on its way, in place of another one that waits."""
+        """Queue a state behind the one that is being written, in place of another that waits."""
         if self.submit(copy, loss, value):
             return True
         if os.getpid() != self._pid:
             return False
         with self._taking:
-            waited, self._next = self._next is not None, _Draft(copy, loss, value)
+            waited, self._next = self._next is not None, (copy, loss, value)
             self._idle.clear()
         if not waited:
-            self._do(self._write_next)
+            self._enqueue(self._write_next)
         return True
 
     def holds(self, step: int) -> bool:
-        """Whether the state of this step is being written, or waits to be: it must not be changed meanwhile."""
+        """Whether the state of this step is being written or waits for it: it must not be changed meanwhile."""
         with self._taking:
-            return self.writing == step or (self._next is not None and self._next.copy.step == step)
+            return self.writing == step or (self._next is not None and self._next[0].step == step)
 
     def set_value(self, step: int, value: float) -> None:
-        """Have the metric of a checkpoint added, once it is written."""
-        self._do(lambda: self._guarded(step, lambda: self._store.set_value(step, value)))
+        self._enqueue(lambda: self._reporting_errors(step, lambda: self._store.set_value(step, value)))
 
     def promote(self, step: int) -> None:
-        """Have a checkpoint marked as good, once it is written."""
-        self._do(lambda: self._guarded(step, lambda: self._store.promote(step)))
+        self._enqueue(lambda: self._reporting_errors(step, lambda: self._store.promote(step)))
 
     def reject(self, step: int) -> None:
-        """Have a checkpoint removed that has not proved itself."""
-        self._do(lambda: self._guarded(step, lambda: self._store.reject(step)))
+        self._enqueue(lambda: self._reporting_errors(step, lambda: self._store.reject(step)))
 
     def events(self) -> list[Finding]:
-        """What happened since this was asked last."""
-        return _taken(self._told)
+        """Return the findings since the last call."""
+        findings = []
+        while not self._findings.empty():
+            findings.append(self._findings.get())
+        return findings
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all is written; False if it takes longer."""
+        """Wait until everything is written; False if it takes longer."""
         if self._thread is None or os.getpid() != self._pid:
             return True
         done = threading.Event()
-        self._do(done.set)
+        self._enqueue(done.set)
         return done.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """Wait likewise, and end the thread; the directory is left to the run's next process."""
+        """Wait until everything is written, end the thread, and release the directory."""
         if os.getpid() != self._pid or not self.drain(seconds):
             return False
         if self._thread is not None:
@@ -127,7 +111,7 @@ class CheckpointWriter:
         self._store.close()
         return True
 
-    def _do(self, job: Callable[[], None]) -> None:
+    def _enqueue(self, job: Callable[[], None]) -> None:
         if os.getpid() != self._pid:
             return
         if self._thread is None:
@@ -142,13 +126,13 @@ class CheckpointWriter:
     def _write_next(self) -> None:
         with self._taking:
             draft, self._next = self._next, None
-            self.writing = None if draft is None else draft.copy.step
+            self.writing = None if draft is None else draft[0].step
         if draft is not None:
-            self._write(draft.copy, draft.loss, draft.value)
+            self._write(*draft)
 
     def _write(self, copy: StateCopy, loss: float, value: float | None) -> None:
         try:
-            self._guarded(copy.step, lambda: self._write_finite(copy, loss, value))
+            self._reporting_errors(copy.step, lambda: self._write_finite(copy, loss, value))
         finally:
             with self._taking:
                 self.writing = None
@@ -167,58 +151,50 @@ class CheckpointWriter:
             self._newest = copy.step
             return
         names = sorted(copy.not_finite())
-        self._tell(copy.step, CheckpointNotFiniteFacts(len(names), names[0]))
+        self._report(copy.step, CheckpointNotFiniteFacts(len(names), names[0]))
 
-    def _guarded(self, step: int, body: Callable[[], None]) -> None:
-        """Whatever goes wrong with a checkpoint is an event."""
+    def _reporting_errors(self, step: int, body: Callable[[], None]) -> None:
+        """Report any error as a finding."""
         try:
             body()
         except Exception as error:
             named = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             reason = getattr(error, "strerror", None) or f"{named}{error}"
             facts = CheckpointFailedFacts(str(reason), str(self._store.directory), self._newest or None)
-            self._tell(step, facts, Remedy(Action.FREE_DISK_SPACE))
+            self._report(step, facts, Remedy(Action.FREE_DISK_SPACE))
 
-    def _tell(self, step: int, facts: Facts, *remedies: Remedy) -> None:
-        self._told.put(Finding.at(facts, step, Severity.WARNING, remedies=remedies, time=time.time()))
-
-
-def _taken(box: queue.SimpleQueue[_Item]) -> list[_Item]:
-    found = []
-    while not box.empty():
-        found.append(box.get())
-    return found
+    def _report(self, step: int, facts: Facts, *remedies: Remedy) -> None:
+        self._findings.put(Finding.at(facts, step, Severity.WARNING, remedies=remedies, time=time.time()))
 
 
 class CheckpointCadence:
-    """The rhythm of the checkpoints of one training."""
+    """When checkpoints of one training are due, and when they count as good."""
 
     def __init__(self, policy: RollbackPolicy, writer: CheckpointWriter) -> None:
         self._policy = policy
         self._writer = writer
         self._last = 0
         self._waiting: list[int] = []
-        """The steps of those that have yet to prove themselves; several only where the best ones are asked for."""
+        """Steps of checkpoints that await healthy steps; several only with `best_by`."""
 
     @property
     def next_change(self) -> int:
-        """The first step after which a healthy step makes a checkpoint good, or one may be due."""
+        """First step after which a healthy step changes anything here."""
         if self._waiting:
             return self._waiting[0] + self._policy.healthy_after
         return self._last + self._policy.checkpoint_every
 
     def is_due(self, step: int, wanted: bool = False) -> bool:
-        """Whether a checkpoint should be taken after this step; `wanted`: one that was asked for is to be taken."""
+        """Whether a checkpoint is due after this step; `wanted`: the script asked for one."""
         if self._writer.is_busy:
             return False
         return wanted or (not self._waiting and step - self._last >= self._policy.checkpoint_every)
 
     def has(self, step: int) -> bool:
-        """Whether the state of this step is written, or being written, and has yet to prove itself."""
         return step in self._waiting
 
     def take(self, copy: StateCopy, loss: float, value: float | None = None) -> bool:
-        """Have it written; False while the one before is still on its way, but for one of the best."""
+        """Queue a checkpoint; False while another is being written."""
         submit = self._writer.submit if value is None else self._writer.submit_next
         if not submit(copy, loss, value):
             return False
@@ -227,15 +203,11 @@ class CheckpointCadence:
         return True
 
     def healthy(self, step: int) -> None:
-        """Runs after a healthy step."""
         while self._waiting and step - self._waiting[0] >= self._policy.healthy_after:
             self._writer.promote(self._waiting.pop(0))
 
     def trouble(self, *, rejects: bool = True) -> None:
-        """Runs after a step that was not healthy: the newest checkpoint may carry what led to it.
-
-        `rejects`: whether it is removed, or only not marked as good.
-        """
+        """Drop the checkpoints that await healthy steps; `rejects`: delete them from disk as well."""
         while self._waiting:
             step = self._waiting.pop()
             if rejects:

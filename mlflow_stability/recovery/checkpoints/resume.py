@@ -1,14 +1,19 @@
-"""Goes on in a new process where a training ended.
+"""Continue a training from its checkpoints in a new process.
 
-In: freshly built models and optimizers, and where the checkpoints are. Out: what was restored. Guarantees: only what is
-whole and verified is used, the next older one where it is not; what does not fit is refused before anything changes;
-a loop that draws the same data goes on bit for bit.
+Checkpoints of a run are in the journal's folder under its id, otherwise among the run's artifacts. Guarantees: only
+complete and verified checkpoints are used, else the next older one; what does not fit is refused before anything
+changes; a loop that draws the same data continues bit for bit. All ranks use the checkpoints that rank 0 finds.
 """
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +23,59 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.errors import CheckpointsRefused
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import ChosenCheckpoint, Which, find
+from mlflow_stability.journal.launched_job import launched_job
+from mlflow_stability.journal.layout import make_root
+from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.recovery.checkpoints.sharded_state import read_rank, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
+    STATE,
+    ChosenCheckpoint,
+    StoredCheckpoint,
+    Which,
+    damage_of,
+    find,
+    folder_of_job,
+    read_meta,
+)
 from mlflow_stability.recovery.state.restore import EVERYTHING, RestoreChoice, restore_state
-from mlflow_stability.recovery.state.state_copy import OptimizerCopy, StateCopy
+from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts, named_tensors, tensors_of_model
 from mlflow_stability.recovery.state.value_tree import restored_value
-from mlflow_stability.vocabulary.argument import Takes, or_list
+from mlflow_stability.vocabulary.argument import Takes, or_list, with_known_names
+from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
 Fetch = Callable[[str, Which], Path]
-"""Brings the checkpoints of a run into a local directory: told the run's id and which one is wanted."""
+"""Downloads checkpoints of a run into a local directory, given the run's id and which one is wanted."""
+AGREE_SECONDS = 60.0
+"""How long a rank waits for rank 0 to say where the checkpoints are."""
+_restore_calls = count()
+"""Numbers the calls of `restore` in this process, so that each asks rank 0 anew."""
+_NAMED = ("last_good", "best", "newest")
 
 
-def _several(kind: type, called: str) -> Takes:
-    def read(given: Any) -> tuple[Any, ...]:
-        found = (given,) if isinstance(given, kind) else tuple(given)
-        if not found or not all(isinstance(each, kind) for each in found):
-            raise TypeError
-        return found
-
-    return Takes(f"a {called}, or several", read)
+def _read_several(kind: type, given: Any) -> tuple[Any, ...]:
+    values = (given,) if isinstance(given, kind) else tuple(given)
+    if not values or not all(isinstance(value, kind) for value in values):
+        raise TypeError
+    return values
 
 
-def _which(given: Any) -> Which:
+def _read_which(given: Any) -> Which:
     if isinstance(given, bool) or not (isinstance(given, int) or given in _NAMED):
         raise ValueError
-    found: Which = given
-    return found
+    which: Which = given
+    return which
 
 
-_NAMED = ("last_good", "best", "newest")
-_MODELS = _several(Module, "torch.nn.Module")
-_OPTIMIZERS = _several(Optimizer, "torch.optim.Optimizer")
-_WHICH = Takes(or_list([*map(repr, _NAMED), "the number of a step"]), _which, _NAMED)
+_MODELS = Takes("a torch.nn.Module, or several", partial(_read_several, Module))
+_OPTIMIZERS = Takes("a torch.optim.Optimizer, or several", partial(_read_several, Optimizer))
+_WHICH = Takes(or_list([*map(repr, _NAMED), "the number of a step"]), _read_which, _NAMED)
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where the training goes on."""
+    """Where the training continues."""
 
     step: int
     """The last step that the restored state has seen."""
@@ -67,9 +85,10 @@ class Resumed:
     """What the user should know: damaged checkpoints that were passed over, parts that were not restored."""
 
 
+@with_known_names
 def restore(
     model: Module | Sequence[Module],
-    optimizer: Optimizer | Sequence[Optimizer] | None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     schedulers: Sequence[LRScheduler] = (),
     scaler: Any = None,
@@ -79,22 +98,62 @@ def restore(
     fetch: Fetch | None = None,
     extra_state: Mapping[str, Any] | None = None,
 ) -> Resumed:
-    """Restore models, optimizers, schedules, loss scale, averages and random numbers from a checkpoint."""
+    """Restore models, optimizers, schedules, loss scale, averages and random numbers of an earlier training.
+
+    Args:
+        model: The model or models, built as they were then.
+        optimizer: Their optimizer or optimizers. None: to evaluate the model, weights and buffers alone are restored.
+        schedulers: Learning rate schedulers; found by themselves where they hold one of the optimizers.
+        scaler: The loss scaler, if there is one.
+        run_id: The run whose checkpoints are wanted. Without it and `directory`: those of earlier attempts of this job,
+            where `torchrun --max-restarts` has started it again.
+        directory: The folder that holds them; that of the run in the journal's folder if not given.
+        which: "last_good", "best", "newest", or a step.
+        fetch: Brings the checkpoints of a run from elsewhere where the folder has none; from the run's artifacts if
+            not given.
+        extra_state: Objects by name, as in `autolog(extra_state=...)`: each gets its state by `load_state_dict()`.
+    """
+    if directory is None and run_id is not None:
+        local = Settings().journal_root() / CHECKPOINTS_FOLDER / run_id
+        directory, fetch = local if local.is_dir() else None, fetch or fetch_from_run
+    elif directory is None:
+        directory = agreed_folder_of_job(Settings().journal_root())
     models: tuple[Module, ...] = _MODELS.checked("model", model)
     optimizers: tuple[Optimizer, ...] = () if optimizer is None else _OPTIMIZERS.checked("optimizer", optimizer)
     _WHICH.checked("which", which)
-    found = _found(directory, run_id, which, fetch)
-    folder, meta = found.checkpoint.folder, found.checkpoint.meta
-    sharded = meta is not None and bool(meta.shards)
-    copy = read_rank(folder, *_place()) if sharded else read_state(folder / STATE)
+    download = None if fetch is None or run_id is None else partial(fetch, run_id, which)
+    chosen = _choose_checkpoint(directory, which, download)
+    folder, meta = chosen.checkpoint.folder, chosen.checkpoint.meta
+    is_sharded = meta is not None and bool(meta.shards)
     if optimizer is None:
-        return _restore_models(models, copy, found)
-    around = find_parts(optimizers, scaler)
-    parts = replace(around, models=models, schedulers=tuple(schedulers) or around.schedulers)
-    parts = _arranged(copy, parts)
-    messages, choice = list(found.messages), EVERYTHING
-    if sharded:
-        copy = read_sharded(folder, copy, parts)
+        if is_sharded:
+            raise CheckpointsRefused(
+                f"The state in {folder} is sharded: pass the optimizer as well. Nothing was changed."
+            )
+        copy, messages = read_state(folder / STATE), chosen.messages
+        _restore_models(models, copy)
+    else:
+        around = find_parts(optimizers, scaler)
+        parts = replace(around, models=models, schedulers=tuple(schedulers) or around.schedulers)
+        copy = read_rank(folder, *_rank_and_world_size()) if is_sharded else read_state(folder / STATE)
+        parts = _in_saved_order(copy, parts)
+        copy = read_sharded(folder, copy, parts) if is_sharded else copy
+        messages = (*chosen.messages, *_restore_training(parts, copy, chosen, dict(extra_state or {})))
+    return Resumed(copy.step, math.nan if meta is None else meta.loss, folder, messages)
+
+
+def _restore_models(models: tuple[Module, ...], copy: StateCopy) -> None:
+    """Restore weights and buffers alone, to evaluate the model; random numbers and learning rates stay as they are."""
+    later = replace(copy.later, averaged={}, hyper_parameters=(), schedulers=(), scaler=None)
+    weights = replace(copy, optimizers=(), later=later)
+    restore_state(weights, _in_saved_order(weights, TrainingParts((), models=models)), RestoreChoice(scaler=False))
+
+
+def _restore_training(
+    parts: TrainingParts, copy: StateCopy, chosen: ChosenCheckpoint, extra: Mapping[str, Any]
+) -> list[str]:
+    """Restore all that fits; return what was not restored."""
+    messages, choice, meta = [], EVERYTHING, chosen.checkpoint.meta
     if not copy.rng:
         choice = replace(choice, rng=False)
         messages.append("Random numbers were not restored: the checkpoint was written by another number of processes.")
@@ -104,107 +163,133 @@ def restore(
             f"The learning rate schedule was not restored: {len(copy.later.schedulers)} schedulers saved, "
             f"{len(parts.schedulers)} given. Pass them as `schedulers`."
         )
-    if copy.later.scaler is not None and scaler is None:
+    if copy.later.scaler is not None and parts.scaler is None:
         messages.append("The loss scale was not restored: pass the loss scaler as `scaler`.")
     if meta is not None and meta.left_out:
         messages.append(f"Not in the checkpoint, so not restored: {', '.join(meta.left_out)}.")
-    extra = dict(extra_state or {})
     missing = sorted(set(extra) - set(copy.extra))
     if missing:
         held = ", ".join(sorted(copy.extra)) or "none"
+        folder = chosen.checkpoint.folder
         raise CheckpointsRefused(f"No extra state {missing[0]!r} in {folder}; it has {held}. Nothing was changed.")
     if left := sorted(set(copy.extra) - set(extra)):
         messages.append(f"Extra state not restored: {', '.join(left)}. Pass it as `extra_state`.")
     restore_state(copy, parts, choice)
-    for name, each in extra.items():
-        each.load_state_dict(restored_value(copy.extra[name]))
-    loss = float("nan") if meta is None else meta.loss
-    return Resumed(copy.step, loss, folder, tuple(messages))
+    for name, target in extra.items():
+        target.load_state_dict(restored_value(copy.extra[name]))
+    return messages
 
 
-def _restore_models(models: tuple[Module, ...], copy: StateCopy, found: ChosenCheckpoint) -> Resumed:
-    """Restore weights and buffers alone, to evaluate the model; random numbers and learning rates stay as they are."""
-    meta, folder = found.checkpoint.meta, found.checkpoint.folder
-    if meta is not None and meta.shards:
-        raise CheckpointsRefused(f"The state in {folder} is sharded: pass the optimizer as well. Nothing was changed.")
-    later = replace(copy.later, averaged={}, hyper_parameters=(), schedulers=(), scaler=None)
-    weights = replace(copy, optimizers=(), later=later)
-    restore_state(weights, _arranged(weights, TrainingParts((), models=models)), RestoreChoice(scaler=False))
-    loss = float("nan") if meta is None else meta.loss
-    return Resumed(copy.step, loss, folder, found.messages)
+def agreed_folder_of_job(root: Path) -> Path | None:
+    """Return `folder_of_job` of rank 0, as the job has another name on another machine."""
+    distributed, job = torch.distributed, launched_job()
+    if job is None or not job.restarts:
+        return None
+    if _rank_and_world_size()[1] == 1:
+        return folder_of_job(root)
+    store, key = torch_api.default_store(), f"mlflow_stability/{job.restarts}/restore/{next(_restore_calls)}"
+    if distributed.get_rank() == 0:
+        folder = folder_of_job(root)
+        store.set(key, str(folder or ""))
+        return folder
+    try:
+        store.wait([key], timedelta(seconds=AGREE_SECONDS))
+    except RuntimeError as error:
+        raise CheckpointsRefused(
+            f"The first rank did not call restore() within {AGREE_SECONDS:g} s: call it on every rank."
+        ) from error
+    answer: Any = store.get(key)
+    return Path(bytes(answer).decode()) if answer else None
 
 
-def _place() -> tuple[int, int]:
-    """The rank of this process, and how many there are."""
+def fetch_from_run(run_id: str, which: Which) -> Path:
+    """Download the wanted checkpoint of a run, or the next older one that is whole, and return its folder."""
+    from mlflow_stability.tracking.store.reachable_client import answering_client  # MLflow takes seconds to load
+    from mlflow_stability.tracking.write import RunCheckpoints
+
+    checkpoints = RunCheckpoints(answering_client(), run_id)
+    root = Settings().journal_root()
+    make_root(root)
+    place = root / CHECKPOINTS_FOLDER / run_id
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place) as room:
+        stored = []
+        for name in checkpoints.names():
+            file = checkpoints.meta(name, Path(room))
+            meta = None if file is None else read_meta(file.read_bytes())
+            if meta is not None and not (isinstance(which, int) and meta.step > which):
+                stored.append((meta, name))
+    stored.sort(key=lambda pair: (pair[0].rank if which == "best" else 0.0, -pair[0].step))
+    for meta, name in stored:
+        if not damage_of(StoredCheckpoint(checkpoints.download(name, place), meta.step, meta)):
+            break
+    return place
+
+
+def _rank_and_world_size() -> tuple[int, int]:
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def _found(directory: Path | str | None, run_id: str | None, which: Which, fetch: Fetch | None) -> ChosenCheckpoint:
-    """The checkpoint: of the local directory first, then of what can be fetched of the run."""
-    fetched = fetch if run_id is not None else None
+def _choose_checkpoint(
+    directory: Path | str | None, which: Which, download: Callable[[], Path] | None
+) -> ChosenCheckpoint:
+    """Look in the local directory first, then at what can be downloaded."""
+    refusal = None
     if directory is not None:
         try:
             return find(Path(directory), which)
-        except CheckpointsRefused as refusal:
-            if fetched is None or run_id is None:
+        except CheckpointsRefused as error:
+            if download is None:
                 raise
-            found = find(fetched(run_id, which), which)
-            return replace(found, messages=(f"{refusal} Using the uploaded checkpoint instead.", *found.messages))
-    if fetched is None or run_id is None:
+            refusal = error
+    if download is None:
         raise CheckpointsRefused(
             "Nothing to restore from: pass `directory` or `run_id`. Without them, checkpoints of earlier "
             "attempts of this job are taken, and there are none."
         )
-    return find(fetched(run_id, which), which)
+    chosen = find(download(), which)
+    if refusal is None:
+        return chosen
+    return replace(chosen, messages=(f"{refusal} Using the uploaded checkpoint instead.", *chosen.messages))
 
 
-def _arranged(copy: StateCopy, parts: TrainingParts) -> TrainingParts:
-    """Models, optimizers and schedulers in the order in which they were saved, as names, shapes and types tell."""
+def _in_saved_order(copy: StateCopy, parts: TrainingParts) -> TrainingParts:
+    """Put models, optimizers and schedulers in the order in which they were saved, by names, shapes and types."""
     if len(parts.models) > 1:
-        prefixes = [f"model_{number}/" for number in range(len(parts.models))]
-        wanted = [
-            {
-                name.removeprefix(prefix): tuple(each.shape)
-                for name, each in copy.tensors.items()
-                if name.startswith(prefix)
-            }
-            for prefix in prefixes
-        ]
-        parts = replace(parts, models=_in_order(parts.models, wanted, _shapes))
-    names = {id(each.tensor): each.name for each in named_tensors(parts)}
-    members = [(each.kind, _members(each)) for each in copy.optimizers]
-    optimizers = _in_order(
-        parts.optimizers,
-        members,
-        lambda each: (
-            type(each).__name__,
-            frozenset(names[id(one)] for group in each.param_groups for one in group["params"]),
-        ),
-    )
+        wanted = []
+        for number in range(len(parts.models)):
+            prefix = f"model_{number}/"
+            tensors = ((name, tensor) for name, tensor in copy.tensors.items() if name.startswith(prefix))
+            wanted.append({name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in tensors})
+        parts = replace(parts, models=_match(parts.models, wanted, _shapes_of))
+    names = {id(named.tensor): named.name for named in named_tensors(parts)}
+    members = [(saved.kind, frozenset(name for group in saved.members for name in group)) for saved in copy.optimizers]
+
+    def members_of(optimizer: Optimizer) -> tuple[str, frozenset[str]]:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        return type(optimizer).__name__, frozenset(names[id(parameter)] for parameter in parameters)
+
+    optimizers = _match(parts.optimizers, members, members_of)
     kinds = [kind for kind, _ in copy.later.schedulers]
-    schedulers = _in_order(parts.schedulers, kinds, lambda each: type(each).__name__)
+    schedulers = _match(parts.schedulers, kinds, lambda scheduler: type(scheduler).__name__)
     return replace(parts, optimizers=optimizers, schedulers=schedulers)
 
 
-def _in_order(given: Sequence[Any], wanted: Sequence[Any], is_like: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """What was given, each where the first like it was wanted; what is like nothing fills the gaps in its order."""
+def _match(given: Sequence[Any], wanted: Sequence[Any], describe: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Put each object where the first description like its own is; those without one fill the gaps in their order."""
     left = list(given)
     placed: list[Any] = []
-    for each in wanted:
-        match = next((one for one in left if is_like(one) == each), None)
+    for description in wanted:
+        match = next((candidate for candidate in left if describe(candidate) == description), None)
         if match is not None:
             left.remove(match)
         placed.append(match)
-    filled = [left.pop(0) if each is None and left else each for each in placed]
-    return tuple(each for each in (*filled, *left) if each is not None)
+    filled = [left.pop(0) if match is None and left else match for match in placed]
+    return tuple(match for match in (*filled, *left) if match is not None)
 
 
-def _shapes(model: Module) -> dict[str, tuple[int, ...]]:
-    return {each.name: tuple(each.tensor.shape) for each in tensors_of_model(model)}
-
-
-def _members(copy: OptimizerCopy) -> frozenset[str]:
-    return frozenset(name for members in copy.members for name in members)
+def _shapes_of(model: Module) -> dict[str, tuple[int, ...]]:
+    return {named.name: tuple(named.tensor.shape) for named in tensors_of_model(model)}

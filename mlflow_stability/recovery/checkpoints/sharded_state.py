@@ -1,8 +1,6 @@
-"""A state whose tensors are split over processes, as one checkpoint of `torch.distributed.checkpoint`.
+"""Sharded states as one checkpoint of `torch.distributed.checkpoint`; what all ranks share is in `state.pt`.
 
-In: the copy that each process has of its own shards. Out: one folder with the shards of all, and what the processes
-share as `state.pt`; from it the copy that fits a training on any number of processes. Guarantees: reading asks no other
-process and runs no code of the file; a tensor comes back bit for bit, whoever held which part of it.
+Guarantees: a checkpoint can be read by any number of ranks, without communication, and runs no code from the file.
 """
 
 from __future__ import annotations
@@ -20,46 +18,46 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.errors import CheckpointsRefused, StabilityError
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import METADATA, STATE
 from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import METADATA, STATE
 from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import StateCopy, optimizer_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts, named_tensors
 
 Layouts = Mapping[str, Any]
-"""How each split tensor is shared out, by the path under which it is saved."""
+"""Layout of each sharded tensor, by the path under which it is saved."""
 
 
 def layouts_of(parts: TrainingParts) -> Layouts:
-    """How the tensors of a training are shared out; nothing of those that every process holds whole."""
+    """Return the layouts of all sharded tensors of a training."""
     named = named_tensors(parts)
-    names = {id(each.tensor): each.name for each in named}
-    live = {each.name: each.tensor for each in named}
+    names = {id(tensor.tensor): tensor.name for tensor in named}
+    live = {tensor.name: tensor.tensor for tensor in named}
     for number, optimizer in enumerate(parts.optimizers):
-        live |= {f"optimizer_{number}/{path}": each for path, each in optimizer_state(optimizer, names).tensors()}
-    return {path: _layout(each) for path, each in live.items() if local_part(each) is not each}
+        live |= {f"optimizer_{number}/{path}": tensor for path, tensor in optimizer_state(optimizer, names).tensors()}
+    return {path: _layout(tensor) for path, tensor in live.items() if local_part(tensor) is not tensor}
 
 
 def shards_of(copy: StateCopy, layouts: Layouts, is_first: bool) -> dict[str, Tensor]:
-    """What this process contributes to a checkpoint: its shards, and the first process what each holds whole.
+    """Return the tensors that this rank saves: its shards, and on rank 0 the tensors that all ranks hold whole.
 
-    Running statistics may differ between processes: they are to be those of one.
+    Running statistics may differ between ranks: those of rank 0 are saved.
     """
-    found: dict[str, Tensor] = {}
+    shards: dict[str, Tensor] = {}
 
     def take(path: str, tensor: Tensor) -> Tensor:
         if path in layouts:
-            found[path] = _split(tensor, layouts[path])
+            shards[path] = _split(tensor, layouts[path])
         elif is_first and tensor.layout is torch.strided:
-            found[path] = tensor
+            shards[path] = tensor
         return tensor
 
     _with_tensors(copy, take)
-    return found
+    return shards
 
 
 def without_shards(copy: StateCopy, layouts: Layouts) -> StateCopy:
-    """What of a state all processes share: of tensors only shape and type are left."""
+    """Return the state with meta tensors in place of values: what all ranks share."""
 
     def emptied(path: str, tensor: Tensor) -> Tensor:
         if tensor.layout is not torch.strided:
@@ -71,10 +69,7 @@ def without_shards(copy: StateCopy, layouts: Layouts) -> StateCopy:
 
 
 def write_shards(shards: dict[str, Tensor], folder: Path, group: Any) -> None:
-    """Write the shards of all processes of a group, each its own; every process comes here, or none.
-
-    `group`: None for the one process of a training that is split all the same.
-    """
+    """Collective: write the shards of all ranks of `group`; None for a sharded training of one rank."""
     checkpoint = _torch_checkpoints()
     writer = checkpoint.FileSystemWriter(folder)
     try:
@@ -84,7 +79,7 @@ def write_shards(shards: dict[str, Tensor], folder: Path, group: Any) -> None:
 
 
 def read_sharded(folder: Path, copy: StateCopy, parts: TrainingParts) -> StateCopy:
-    """The state in a folder, as far as this process is to hold it; `copy`: what all processes shared, from its file."""
+    """Read the part of a state that this rank holds; `copy`: the shared part, read from its file."""
     checkpoint = _torch_checkpoints()
     layouts = _wanted_layouts(copy, parts)
     shards: dict[str, Tensor] = {}
@@ -109,8 +104,8 @@ def read_sharded(folder: Path, copy: StateCopy, parts: TrainingParts) -> StateCo
 
 
 def _first_of(failed: Any) -> Exception:
-    """The error of the first process that had one."""
-    rank, (error, _) = min(failed.failures.items(), key=lambda each: each[0])
+    """Return the error of the lowest rank that failed."""
+    rank, (error, _) = min(failed.failures.items(), key=lambda item: item[0])
     if isinstance(error, StabilityError):
         return error
     reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -118,7 +113,7 @@ def _first_of(failed: Any) -> Exception:
 
 
 def read_rank(folder: Path, rank: int, size: int) -> StateCopy:
-    """What all processes shared, with the random numbers of one; none of another number of processes."""
+    """Read the shared part of a state; random numbers only if it was written by as many ranks."""
     content = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     copy = read_state(folder / STATE)
     ranks = content.get("rng_of_ranks", [])
@@ -132,21 +127,21 @@ class _Wanted:
 
 
 def _wanted_layouts(copy: StateCopy, parts: TrainingParts) -> dict[str, _Wanted]:
-    """How this training shares out the tensors of a saved one: the state of an optimizer as the parameter it is of."""
-    live = {each.name: each.tensor for each in named_tensors(parts)}
-    found: dict[str, _Wanted] = {}
+    """Return the layouts of saved tensors in this training; optimizer state is sharded like its parameter."""
+    live = {named.name: named.tensor for named in named_tensors(parts)}
+    layouts: dict[str, _Wanted] = {}
 
     def compare(path: str, name: str, saved: Tensor) -> None:
         tensor = live.get(name)
         if tensor is not None and tensor.shape == saved.shape and local_part(tensor) is not tensor:
-            found[path] = _Wanted(_layout(tensor), tuple(local_part(tensor).shape))
+            layouts[path] = _Wanted(_layout(tensor), tuple(local_part(tensor).shape))
 
     for name, tensor in (*copy.tensors.items(), *copy.later.averaged.items()):
         compare(name, name, tensor)
     for number, optimizer in enumerate(copy.optimizers):
         for path, tensor in optimizer.tensors():
             compare(f"optimizer_{number}/{path}", path.rpartition("#")[0], tensor)
-    return found
+    return layouts
 
 
 def _layout(tensor: Tensor) -> Any:
@@ -154,7 +149,7 @@ def _layout(tensor: Tensor) -> Any:
 
 
 def _split(local: Tensor, layout: Any) -> Tensor:
-    """A shard on the host as the part of a whole tensor; `from_local` would copy it to the device of its mesh."""
+    """Wrap a local shard; `DTensor.from_local` would copy it to the device of its mesh."""
     from torch.distributed.tensor import DTensor
 
     made: Tensor = DTensor(local, layout, requires_grad=False)  # type: ignore[no-untyped-call]
@@ -162,19 +157,19 @@ def _split(local: Tensor, layout: Any) -> Tensor:
 
 
 def _with_tensors(copy: StateCopy, change: Callable[[str, Tensor], Tensor]) -> StateCopy:
-    """The same with other tensors; each is given with the path under which it is saved."""
+    """Replace every tensor by `change(path, tensor)`."""
 
     def of_optimizer(number: int) -> Any:
-        each = copy.optimizers[number]
-        paths = iter([f"optimizer_{number}/{path}" for path, _ in each.tensors()])
-        return each.with_tensors(lambda tensor: change(next(paths), tensor))
+        saved = copy.optimizers[number]
+        paths = iter([f"optimizer_{number}/{path}" for path, _ in saved.tensors()])
+        return saved.with_tensors(lambda tensor: change(next(paths), tensor))
 
     return dataclasses.replace(
         copy,
-        tensors={name: change(name, each) for name, each in copy.tensors.items()},
+        tensors={name: change(name, tensor) for name, tensor in copy.tensors.items()},
         optimizers=tuple(of_optimizer(number) for number in range(len(copy.optimizers))),
         later=dataclasses.replace(
-            copy.later, averaged={name: change(name, each) for name, each in copy.later.averaged.items()}
+            copy.later, averaged={name: change(name, tensor) for name, tensor in copy.later.averaged.items()}
         ),
     )
 
@@ -189,13 +184,17 @@ _NAMES = {
 }
 
 
+def _is_type(module: str, name: str) -> bool:
+    return module in _MODULES and isinstance(getattr(importlib.import_module(module), name, None), type)
+
+
 class _Unpickler(pickle.Unpickler):
-    """Reads the list of shards, which torch writes as a pickle, and lets it name no function."""
+    """Reads torch's pickled list of shards; an allow-list keeps it from calling functions."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        if (module, name) in _NAMES or (module in _MODULES and isinstance(_attribute(module, name), type)):
+        if (module, name) in _NAMES or _is_type(module, name):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _member_of_enum  # Python 3.11.0 to 3.11.3 write members of enumerations so
@@ -203,18 +202,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _member_of_enum(owner: Any, name: str) -> Any:
-    """Look up a member of an enumeration, and nothing else."""
     if not (isinstance(owner, type) and issubclass(owner, Enum) and name in owner.__members__):
         raise CheckpointsRefused(f"The file {METADATA} of a checkpoint looks up {name!r}: expected only data.")
     return owner.__members__[name]
 
 
-def _attribute(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name, None)
-
-
 def _torch_checkpoints() -> Any:
-    """What torch has for sharded checkpoints: it takes a while to load, and few need it."""
+    """Import lazily: takes a while, and few trainings need it."""
     return importlib.import_module("torch.distributed.checkpoint")
 
 

@@ -1,7 +1,6 @@
-"""A state as a file: it loads with ``weights_only=True``, so that no checkpoint can run code.
+"""A state as a file that loads with ``weights_only=True``, so that no checkpoint can run code.
 
-In: a copy. Out: a file, the facts that prove it whole, and the copy again. Guarantees: bit for bit; tensors that share
-memory share it in the file; a write that fails raises, and never ends the process.
+Guarantees: bit for bit; tensors that share memory share it in the file.
 """
 
 from __future__ import annotations
@@ -15,21 +14,19 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 
 from mlflow_stability.errors import CheckpointsRefused
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import SCHEMA
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import SCHEMA
 from mlflow_stability.recovery.state.state_copy import LaterState, OptimizerCopy, StateCopy
 from mlflow_stability.recovery.state.value_tree import without_foreign
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """What was written."""
-
     sha256: str
     size: int
 
 
 def write_state(copy: StateCopy, path: Path, **more: Any) -> WrittenFile:
-    """Write a state, and more beside it, and wait until the disk has it."""
+    """Write a state, with more entries beside it, and wait until it is on disk."""
     copy.wait()
     with path.open("xb") as file:
         target = _HashingWriter(file)
@@ -42,7 +39,7 @@ def write_state(copy: StateCopy, path: Path, **more: Any) -> WrittenFile:
 
 
 def read_state(path: Path) -> StateCopy:
-    """The state in a file, on the host."""
+    """Read a state to the host."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     if content["schema"] > SCHEMA:
         raise CheckpointsRefused(
@@ -55,13 +52,13 @@ def read_state(path: Path) -> StateCopy:
         caches=frozenset(content["caches"]),
         optimizers=tuple(
             OptimizerCopy(
-                kind=each["kind"],
-                members=tuple(map(tuple, each["members"])),
-                state=each["state"],
-                shared=each["shared"],
-                on_host={name: tuple(keys) for name, keys in each["on_host"].items()},
+                kind=saved["kind"],
+                members=tuple(map(tuple, saved["members"])),
+                state=saved["state"],
+                shared=saved["shared"],
+                on_host={name: tuple(keys) for name, keys in saved["on_host"].items()},
             )
-            for each in content["optimizers"]
+            for saved in content["optimizers"]
         ),
         later=LaterState(
             averaged=content["averaged"],
@@ -78,21 +75,21 @@ def _content(copy: StateCopy) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "step": copy.step,
-        "tensors": {name: each.detach() for name, each in copy.tensors.items()},
-        "averaged": {name: each.detach() for name, each in copy.later.averaged.items()},
+        "tensors": {name: tensor.detach() for name, tensor in copy.tensors.items()},
+        "averaged": {name: tensor.detach() for name, tensor in copy.later.averaged.items()},
         "caches": sorted(copy.caches),
         "optimizers": [
             {
-                "kind": each.kind,
-                "members": [list(members) for members in each.members],
-                "state": each.state,
-                "shared": each.shared,
-                "on_host": {name: list(keys) for name, keys in each.on_host.items()},
+                "kind": saved.kind,
+                "members": [list(members) for members in saved.members],
+                "state": saved.state,
+                "shared": saved.shared,
+                "on_host": {name: list(keys) for name, keys in saved.on_host.items()},
             }
-            for each in copy.optimizers
+            for saved in copy.optimizers
         ],
         "hyper_parameters": [list(groups) for groups in copy.later.hyper_parameters],
-        "schedulers": [list(each) for each in copy.later.schedulers],
+        "schedulers": [list(scheduler) for scheduler in copy.later.schedulers],
         "scaler": copy.later.scaler,
         "rng": copy.rng,
         "extra": copy.extra,
@@ -100,9 +97,9 @@ def _content(copy: StateCopy) -> dict[str, Any]:
 
 
 class _HashingWriter:
-    """Writes and hashes; after a failure it takes the rest and drops it.
+    """Hashes what it writes; after a failure it drops the rest.
 
-    An exception in the middle would make torch's own writer, as it is torn down, try once more and end the process.
+    An exception in the middle would make torch's own writer try once more as it is torn down, and end the process.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -112,7 +109,6 @@ class _HashingWriter:
         self._file = file
 
     def write(self, block: Any) -> int:
-        """Take a block."""
         length = memoryview(block).nbytes
         if self.failure is None:
             try:
@@ -125,4 +121,4 @@ class _HashingWriter:
         return length
 
     def flush(self) -> None:
-        """Nothing: the file is flushed once, at its end."""
+        """Do nothing: the file is flushed once, at its end."""

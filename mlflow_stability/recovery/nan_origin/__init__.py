@@ -1,4 +1,4 @@
-"""Finds the operation that made the first NaN or infinity."""
+"""Find the operation that made the first NaN or infinity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, Cap
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of, save_batch
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
-from mlflow_stability.recovery.nan_origin.nan_report import KIND, origin_event
+from mlflow_stability.recovery.nan_origin.origin_checks import KIND, origin_event
 
 __all__ = [
     "KIND",

@@ -1,16 +1,15 @@
-"""Keeps hold of the batches of the step in progress, so that the one that broke can be looked at and run again.
+"""Keep the batches of the step in progress, so that the one that broke can be described and run again.
 
-In: forward passes of models that train, from a `ForwardWatch`. Out: for each pass of the step what the model was called
-with, what came out, and the gradient that came back to it. Guarantees: references only, nothing is copied and nothing
-waited for; what is held is bounded, and let go when the next step begins. What the script keeps to itself, such as
-labels that only its own loss function sees, is not seen here.
+Guarantees: references only, nothing is copied or waited for; what is held is bounded, and released when the next step
+begins. Labels that only the script's own loss function sees are not captured.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -20,20 +19,78 @@ from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.rerun import version_of
-from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
+
+DEEPEST = 16
+"""Deeper nesting is skipped: it may contain itself."""
+
+_EMPTY_IS_FALSE = (dict, tuple, list, type(None))
+
+
+def tensors_in(*trees: Any) -> list[Tensor]:
+    """Return every tensor in arguments or outputs, in order."""
+    tensors: list[Tensor] = []
+    for tree in trees:
+        if isinstance(tree, Tensor):
+            tensors.append(tree)
+        elif type(tree) is tuple and len(tree) == 1 and isinstance(tree[0], Tensor):  # nearly always
+            tensors.append(tree[0])
+        elif type(tree) not in _EMPTY_IS_FALSE or tree:  # an array or a `TensorDict` has no truth value
+            _collect(tree, tensors, DEEPEST)
+    return tensors
+
+
+def named_tensors(*trees: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor with its path, such as ``[0]['input_ids']``."""
+    for tree in trees:
+        yield from _named("", tree, DEEPEST)
+
+
+def _collect(value: Any, tensors: list[Tensor], deep: int) -> None:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+    elif value is None or not deep:
+        return
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _collect(item, tensors, deep - 1)
+    elif isinstance(value, (dict, Mapping)):  # whether it is a mapping of another kind takes a microsecond to ask
+        for item in value.values():
+            _collect(item, tensors, deep - 1)
+    elif _is_record(value):
+        for field in fields(value):
+            _collect(getattr(value, field.name, None), tensors, deep - 1)
+
+
+def _named(name: str, value: Any, deep: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif deep and isinstance(value, tuple | list):
+        for number, item in enumerate(value):
+            yield from _named(f"{name}[{number}]", item, deep - 1)
+    elif deep and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _named(f"{name}[{key!r}]", item, deep - 1)
+    elif deep and _is_record(value):
+        for field in fields(value):
+            yield from _named(f"{name}.{field.name}", getattr(value, field.name, None), deep - 1)
+
+
+def _is_record(value: Any) -> bool:
+    return hasattr(value, "__dataclass_fields__") and not isinstance(value, type)
+
 
 MOST_BYTES = 256 * 2**20
-"""Inputs larger than this are not held."""
+"""Larger inputs are not held."""
 MOST_OUTPUT_BYTES = 64 * 2**20
-"""Nor are outputs larger than this."""
+"""Larger outputs are not held."""
 MOST_EARLIER_BYTES = 32 * 2**20
-"""So much of the earlier passes of a step is held, beside the last one."""
+"""Limit for earlier passes of a step, beside the last one."""
 MOST_PASSES = 32
-"""And so many passes."""
+"""Limit for passes of a step."""
 
 
 class CapturedBatch:
-    """One forward pass of a model that trains."""
+    """One forward pass of a model in training."""
 
     # No dataclass: one is made in every step, and with these slots, a weak reference too, in a third of the time.
     __slots__ = (
@@ -68,37 +125,31 @@ class CapturedBatch:
     ) -> None:
         self.root, self.args, self.kwargs, self.autocast, self.device = root, args, kwargs, autocast, device
         self.random = random
-        """The state of the random numbers of the host and of the device, right before."""
+        """States of the random generators of host and device right before."""
         self.step = step
-        """Which step it belongs to, counted by captures: trainings side by side have several in what is recorded as
-        one."""
+        """Number of the capture: parallel trainings have several in one recorded step."""
         self.outputs: tuple[Tensor | None, ...] = ()
-        """The numbers that came out, in order; None where one was too large to be held."""
+        """Floating-point outputs in order; None where one was too large to be held."""
         self.ended = False
-        """Whether anything came out at all."""
+        """Whether the forward pass returned."""
         self.gradients: dict[int, list[Tensor]] = {}
-        """What came back to the outputs, by their place among them; one for each backward pass through them."""
+        """Gradients of the outputs, by their index, one for each backward pass."""
         self.nodes: tuple[tuple[str, int], ...] = ()
-        """Where the outputs stand in the graph of gradients: name and number of each node."""
+        """Name and sequence number of the outputs' autograd nodes."""
         self.has_output_hook = False
-        """Whether the script hooks an output: the gradients here are then what its hook has made of them."""
+        """Whether the script hooks an output: then gradients are those after its hook."""
         self.versions = versions
         self.bytes = size
 
     @property
     def all_outputs(self) -> bool:
-        """Whether all that came out is held."""
-        return self.ended and all(each is not None for each in self.outputs)
-
-    @property
-    def input_bytes(self) -> int:
-        """Of its inputs alone."""
-        return self.bytes - sum(each.nbytes for each in self.outputs if each is not None)
+        return self.ended and all(output is not None for output in self.outputs)
 
     def without_outputs(self) -> CapturedBatch:
-        """The same pass with its inputs alone."""
+        """Return the pass with its inputs alone."""
+        size = self.bytes - sum(output.nbytes for output in self.outputs if output is not None)
         same = self.root, self.args, self.kwargs, self.autocast, self.device, self.random, self.step, self.versions
-        alone = CapturedBatch(*same, self.input_bytes)
+        alone = CapturedBatch(*same, size)
         alone.ended = self.ended
         return alone
 
@@ -110,70 +161,65 @@ class CapturedBatch:
 
 @dataclass(frozen=True, slots=True)
 class CapturedLoss:
-    """What backward was called on."""
+    """The tensor that backward was called on."""
 
     value: Tensor
     node: Any
-    """Where it stands in the graph of gradients."""
+    """Its autograd node."""
 
 
 class BatchCapture(ForwardObserver):
-    """A listener to forward passes that remembers those of the last step."""
+    """Observes forward passes and remembers those of the last step."""
 
     part = "the broken batch"
 
     def __init__(
         self,
         most_bytes: int = MOST_BYTES,
-        most_output_bytes: int = MOST_OUTPUT_BYTES,
         most_earlier_bytes: int = MOST_EARLIER_BYTES,
         host_only: bool = False,
     ) -> None:
         self._most_bytes = most_bytes
-        self._most_output_bytes = most_output_bytes
         self._most_earlier_bytes = most_earlier_bytes
         self._host_only = host_only
-        """Whether models on accelerators are left alone."""
+        """Whether models on accelerators are skipped."""
         self._is_over = False
         self.steps_kept = 1
-        """How many steps back is remembered: two where a device tells later whether a step was broken."""
+        """How many steps back are kept: two where a device tells later whether a step was broken."""
         self._passes: deque[CapturedBatch] = deque()
         self._open: CapturedBatch | None = None
         self._awaited: list[_Output] = []
         """Outputs whose gradients have not come back, of at most `MOST_PASSES` passes."""
         self._handles: list[RemovableHandle] = []
-        """Hooks of the backward pass that is going on."""
+        """Hooks of the running backward pass."""
         self.step = 0
-        """Which step the next pass belongs to; set at the first optimizer step before it."""
+        """The step of the next pass; set at the first optimizer step before it."""
         self.loss: CapturedLoss | None = None
-        """What backward was called on last, until its optimizer steps: its graph holds on to the weights."""
+        """What backward was called on last. Its graph keeps weights alive, so it is dropped at the optimizer's step."""
         self._known: tuple[weakref.ref[Module], torch.device, bool] | None = None
-        """The model that was called last, where it is, and whether that is the host."""
+        """The last model called, its device, and whether that is the host."""
         self._devices: weakref.WeakKeyDictionary[Module, torch.device] = weakref.WeakKeyDictionary()
         self.too_large = 0
-        """How many bytes the last batch had, if it was too large to be held; else 0."""
+        """Bytes of the last batch where it was too large to be held, else 0."""
 
     def passes(self, step: int) -> tuple[CapturedBatch, ...]:
-        """What is held of a step, in the order of its passes."""
-        return tuple(each for each in self._passes if each.step == step and each.ended)
+        return tuple(batch for batch in self._passes if batch.step == step and batch.ended)
 
     def backward_began(self, tensors: Any) -> None:
-        """Runs before a backward pass."""
         loss = tensors if isinstance(tensors, Tensor) else tensors[0] if len(tensors) == 1 else None
         self.loss = None if loss is None else CapturedLoss(loss.detach(), loss.grad_fn)
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Runs right before a forward pass of training."""
         self._open = self.loss = None
         if self._is_over:
             return
         if self._awaited:
             self.gradients_end()
-        known = self._known
-        if known is None or known[0]() is not root:
+        last = self._known
+        if last is None or last[0]() is not root:
             device = self._device_of(root)
-            known = self._known = weakref.ref(root), device, device.type == "cpu"
-        if self._host_only and not known[2]:
+            last = self._known = weakref.ref(root), device, device.type == "cpu"
+        if self._host_only and not last[2]:
             return
         first = args[0] if len(args) == 1 and not kwargs else None
         if type(first) is Tensor and first.layout is torch.strided and not first.is_nested:  # nearly always
@@ -190,15 +236,14 @@ class BatchCapture(ForwardObserver):
         self.too_large = size if size > self._most_bytes else 0
         if self.too_large:
             return
-        device = known[1]
+        device = last[1]
         kind = device.type
         autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        random = torch.default_generator.get_state(), None if known[2] else _device_random(device)
-        batch = self._open = CapturedBatch(known[0], args, kwargs, autocast, device, random, self.step, versions, size)
+        random = torch.default_generator.get_state(), None if last[2] else _device_random(device)
+        batch = self._open = CapturedBatch(last[0], args, kwargs, autocast, device, random, self.step, versions, size)
         passes.append(batch)
 
     def forward_gave(self, outputs: Any) -> None:
-        """Runs right after it, with what came out."""
         batch, self._open = self._open, None
         if batch is None:
             return
@@ -207,7 +252,7 @@ class BatchCapture(ForwardObserver):
             batch.ended, batch.outputs = True, (None,)
             batch.has_output_hook = bool(outputs._backward_hooks)
             node = outputs.grad_fn
-            if size <= self._most_output_bytes:
+            if size <= MOST_OUTPUT_BYTES:
                 batch.outputs = (outputs.detach(),)
                 batch.bytes += size
                 if node is not None:
@@ -215,38 +260,39 @@ class BatchCapture(ForwardObserver):
             if node is not None:
                 batch.nodes = ((node.name(), node._sequence_nr()),)
             return
-        found = [each for each in tensors_in(outputs) if each.is_floating_point() or each.is_complex()]
-        sizes = [each.numel() * each.itemsize for each in found]
-        held: list[Tensor | None] = [None] * len(found)
+        tensors = [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point() or tensor.is_complex()]
+        sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
+        held: list[Tensor | None] = [None] * len(tensors)
         used = 0
-        for number in sorted(range(len(found)), key=sizes.__getitem__):
+        for number in sorted(range(len(tensors)), key=sizes.__getitem__):
             used += sizes[number]
-            if used > self._most_output_bytes:
+            if used > MOST_OUTPUT_BYTES:
                 break
-            output = found[number]
+            output = tensors[number]
             held[number] = output.detach()
             batch.bytes += sizes[number]
             if output.grad_fn is not None:
                 self._awaited.append(_Output(batch, number, output, output.grad_fn))
-        batch.nodes = tuple([(each.name(), each._sequence_nr()) for one in found if (each := one.grad_fn) is not None])
-        batch.has_output_hook = any(bool(each._backward_hooks) for each in found)
+        batch.nodes = tuple(
+            [(graph.name(), graph._sequence_nr()) for tensor in tensors if (graph := tensor.grad_fn) is not None]
+        )
+        batch.has_output_hook = any(bool(tensor._backward_hooks) for tensor in tensors)
         batch.outputs, batch.ended = tuple(held), True
 
     def forward_failed(self) -> None:
-        """Runs instead of that where the forward pass raised an exception."""
         if self._open is not None:
             self._passes.remove(self._open)
             self._open = None
 
     def gradients_begin(self) -> None:
-        """Runs before a backward pass: listen to the gradients of the outputs until it is over."""
+        """Install hooks on the gradients of the outputs for one backward pass."""
         for output in self._awaited:
             node = output.node_of_graph() if output.node is None else output.node
             if node is not None:
                 self._handles.append(node.register_prehook(output.received))
 
     def gradients_end(self) -> None:
-        """Runs after it, failed or not: hold no hook and no graph; outputs that the script keeps may be used again."""
+        """Remove the hooks, and release the graphs; outputs that the script keeps may be used again."""
         while self._handles:
             self._handles.pop().remove()
         kept = []
@@ -257,35 +303,34 @@ class BatchCapture(ForwardObserver):
         self._awaited = kept[-MOST_PASSES:]
 
     def stop(self) -> None:
-        """Hold nothing any more."""
         self._is_over = True
         self._passes.clear()
         self._awaited.clear()
         self._open = self.loss = None
 
     def _make_room(self, size: int) -> None:
-        """Let go of earlier steps, and of the earliest passes of this one where they have grown too large."""
+        """Release earlier steps, and the earliest passes of this one where they have grown too large."""
         passes = self._passes
         while passes and (passes[0].step <= self.step - self.steps_kept or not passes[-1].ended):
             passes.popleft() if passes[-1].ended else passes.pop()
         if passes and (size > self._most_earlier_bytes or len(passes) >= MOST_PASSES):
             passes.popleft()
-        earlier = sum([each.bytes for each in passes])
+        earlier = sum([batch.bytes for batch in passes])
         while passes and earlier > self._most_earlier_bytes:
             earlier -= passes.popleft().bytes
 
     def _device_of(self, root: Module) -> torch.device:
         device = self._devices.get(root)
         if device is None:
-            device = next((each.device for each in Module.parameters(root)), torch.device("cpu"))
+            device = next((parameter.device for parameter in Module.parameters(root)), torch.device("cpu"))
             self._devices[root] = device
         return device
 
 
 class _Output:
-    """An output, from the end of its forward pass until its gradient has come back.
+    """An output whose gradient has not come back.
 
-    The graph behind it is held until the next forward or backward pass and no longer: the script may have let it go.
+    Its graph is held until the next forward or backward pass and no longer: the script may have released it.
     """
 
     __slots__ = ("_at", "_number", "_sequence", "batch", "node", "tensor")
@@ -296,13 +341,12 @@ class _Output:
         self.node: Any = node
 
     def node_of_graph(self) -> Any:
-        """Its node in the graph of gradients, where that is still the one of the forward pass."""
+        """Return its autograd node, where that is still the one of the forward pass."""
         tensor = self.tensor()
         node = None if tensor is None or self.batch() is None else tensor.grad_fn
         return node if node is not None and node._sequence_nr() == self._sequence else None
 
     def received(self, gradients: tuple[Tensor | None, ...]) -> None:
-        """Hook of the node: take note of the gradient."""
         batch, gradient = self.batch(), gradients[self._at]
         if batch is not None and gradient is not None:
             batch.gradients.setdefault(self._number, []).append(gradient.detach())

@@ -1,8 +1,4 @@
-"""Says what is in a batch: shapes, ranges, what is not finite, which tokens.
-
-In: a captured batch. Out: one line of facts for each of its tensors, and, if asked, the tensors in a file that loads
-with ``weights_only=True``. Guarantees: the batch itself is left alone.
-"""
+"""Describe a batch: shapes, ranges, non-finite values, tokens; and save its tensors."""
 
 from __future__ import annotations
 
@@ -14,32 +10,31 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.kinds.reported.nan_origin import TensorFacts, TokenFacts
-from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch
-from mlflow_stability.recovery.nan_origin.nested_tensors import named_tensors
+from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, named_tensors
 
 MOST_VALUES = 2**22
-"""Tokens are counted among so many values at most."""
+"""Tokens are counted among at most so many values."""
 
 
 def facts_of(batch: CapturedBatch) -> tuple[TensorFacts, ...]:
-    """Look at every tensor of a batch; this reads them from the device."""
+    """Describe every tensor of a batch; waits for the device."""
     with torch.no_grad():
-        return tuple(_facts(name, each.detach()) for name, each in inputs_of(batch))
+        return tuple(_facts(name, tensor.detach()) for name, tensor in inputs_of(batch))
 
 
 def facts_of_tensor(name: str, tensor: Tensor) -> TensorFacts:
-    """Look at one tensor; its tokens are not counted."""
+    """Describe one tensor, without counting tokens."""
     with torch.no_grad():
         return _facts(name, tensor.detach(), tokens=False)
 
 
 def save_batch(passes: Sequence[CapturedBatch], path: Path) -> Path:
-    """Write the tensors of a batch: their names, and their values on the host; of several passes with their numbers."""
+    """Write the tensors of a batch with their names; those of several passes with their number."""
     prefixes = [f"micro_batch_{number}." for number in range(1, len(passes) + 1)] if len(passes) > 1 else [""]
     tensors = {
-        prefix + name: each.detach().cpu().clone()
+        prefix + name: tensor.detach().cpu().clone()
         for prefix, batch in zip(prefixes, passes, strict=True)
-        for name, each in inputs_of(batch)
+        for name, tensor in inputs_of(batch)
     }
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,9 +47,9 @@ def save_batch(passes: Sequence[CapturedBatch], path: Path) -> Path:
 
 
 def inputs_of(batch: CapturedBatch) -> list[tuple[str, Tensor]]:
-    """The tensors of a batch, each with the way to it: ``args[0]``."""
-    positional = [(f"args{name}", each) for name, each in named_tensors(batch.args)]
-    return positional + [(f"kwargs{name}", each) for name, each in named_tensors(batch.kwargs)]
+    """Return the tensors of a batch with their paths, such as ``args[0]``."""
+    positional = [(f"args{name}", tensor) for name, tensor in named_tensors(batch.args)]
+    return positional + [(f"kwargs{name}", tensor) for name, tensor in named_tensors(batch.kwargs)]
 
 
 def _facts(name: str, tensor: Tensor, tokens: bool = True) -> TensorFacts:
@@ -85,20 +80,14 @@ def _range(values: Tensor) -> tuple[float | None, float | None, float | None]:
 def _tokens(tensor: Tensor) -> TokenFacts:
     rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
     rows = rows[: max(1, MOST_VALUES // max(1, rows.shape[1]))].cpu()
-    kinds, counts = torch.unique(rows, return_counts=True)
+    tokens, counts = torch.unique(rows, return_counts=True)
     most = int(counts.argmax())
+    runs = [int(torch.unique_consecutive(row, return_counts=True)[1].max()) for row in rows]
     return TokenFacts(
-        different=len(kinds),
-        most_frequent=int(kinds[most]),
+        different=len(tokens),
+        most_frequent=int(tokens[most]),
         its_share=float(counts[most]) / rows.numel(),
-        longest_run=_longest_run(rows),
+        longest_run=max([0, *runs]),
         repeated_rows=len(rows) - len(torch.unique(rows, dim=0)) if tensor.dim() > 1 else 0,
         negative=int((rows < 0).sum()),
     )
-
-
-def _longest_run(rows: Tensor) -> int:
-    longest = 0
-    for row in rows:
-        longest = max(longest, int(torch.unique_consecutive(row, return_counts=True)[1].max()))
-    return longest

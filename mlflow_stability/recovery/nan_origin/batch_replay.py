@@ -1,10 +1,8 @@
-"""Runs the batch that broke through the model once more, to tell data and numerics from hardware.
+"""Run the batch of a broken step again, to tell data and numerics from hardware.
 
-In: a captured batch. Out: whether it breaks again, and where the first number that is not finite was born: forward
-first, and backward where the forward pass is sound. Guarantees: weights and buffers have stand-ins, random numbers are
-those of the first time and are put back after, and so is whatever the attributes of the model and of its hooks lead to;
-where that cannot be put back, nothing is run. It ends after a time. The hooks run once more. That it was the device is
-said only where this run changed nothing, as a model does that keeps state between calls.
+Guarantees: weights and buffers have stand-ins; random numbers are those of the first run and restored afterwards, as is
+all state that the model and its hooks lead to; where that cannot be restored, nothing is run. Limited in time. Hardware
+is blamed only where this run changed no state, as a model that keeps state between calls does.
 """
 
 from __future__ import annotations
@@ -35,12 +33,11 @@ from mlflow_stability.probes.rerun import (
     random_numbers_kept,
 )
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
-from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, sound
+from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, may_be_intended, observers_muted
 from mlflow_stability.recovery.nan_origin.nan_trace import is_finite
-from mlflow_stability.recovery.nan_origin.stand_in_weights import observers_muted
 
 MOST_REPLAYS = 4
-"""So many passes of one step are run again at most, where none of them shows by itself that it broke."""
+"""Limit of passes run again where none is known to have broken."""
 MOVED_ON = (
     "but the model keeps state between calls or draws its own random numbers, which may have differed the first time"
 )
@@ -53,21 +50,18 @@ def replay_step(
     optimizers: Sequence[Optimizer] = (),
     seconds: float = MAX_SECONDS,
 ) -> tuple[CapturedBatch, Replay]:
-    """Run the pass of a step again that broke; where that cannot be seen, the last ones until one breaks.
-
-    There must be a pass. They are given up after so many `seconds`.
-    """
+    """Run the pass of a step again that broke; if unknown, the last ones until one breaks, for at most `seconds`."""
     until = time.perf_counter() + seconds
-    shown = next((each for each in passes if _shows(each)), None)
+    shown = next((batch for batch in passes if _is_known_broken(batch)), None)
     tried = [shown] if shown is not None else list(reversed(passes))[:MOST_REPLAYS]
     first: tuple[CapturedBatch, Replay] | None = None
-    for each in tried:
+    for batch in tried:
         if first is not None and time.perf_counter() > until:
             break
-        found = replay_batch(each, loss if each is passes[-1] else None, optimizers, until - time.perf_counter())
-        if found.origin is not None:
-            return each, found
-        first = first or (each, found)
+        replay = replay_batch(batch, loss if batch is passes[-1] else None, optimizers, until - time.perf_counter())
+        if replay.origin is not None:
+            return batch, replay
+        first = first or (batch, replay)
     if first is None:
         raise ValueError("replay_step needs at least one forward pass, got none.")
     return first
@@ -79,9 +73,9 @@ def replay_batch(
     optimizers: Sequence[Optimizer] = (),
     seconds: float = MAX_SECONDS,
 ) -> Replay:
-    """Run the passes of a captured batch again. Weights should be those from before the broken step.
+    """Run one pass again; the weights should be those from before the broken step.
 
-    `loss` is what backward was called on, and `optimizers` those that may have written into the weights.
+    `loss`: what backward was called on. `optimizers`: those that may have written into the weights.
     """
     root = batch.root()
     if root is None or batch.was_changed:
@@ -95,7 +89,7 @@ def replay_batch(
     try:
         with _as_it_was(batch, model), observers_muted(model), kept(state, written):
             states = _random_states()
-            found = Rerun(model, batch, loss, optimizers, written).replay()
+            replay = Rerun(model, batch, loss, optimizers, written).replay()
             drawn = states != _random_states()
     except NotRunAgain as given_up:
         return _not_run(str(given_up))
@@ -105,35 +99,32 @@ def replay_batch(
             raise theirs from None
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         return Replay("cannot tell", f"The batch could not be run again ({why}).", None)
-    if found.conclusion != "hardware":
-        return found
+    if replay.conclusion != "hardware":
+        return replay
     eager = NOT_COMPILED if compiled(root) != "no" else ""
     doubt = MOVED_ON if drawn or written.moved else eager
-    return found if not doubt else _other_numbers(found, doubt)
+    if not doubt:
+        return replay
+    message = f"The same batch with the same random numbers is finite this time, {doubt}."
+    return replace(replay, conclusion="cannot tell", message=message)
 
 
 def _not_run(why: str) -> Replay:
     return Replay("cannot tell", f"The batch was not run again: {why}.", None)
 
 
-def _other_numbers(found: Replay, doubt: str) -> Replay:
-    """The same, where it may be that the batch did not meet the same model."""
-    message = f"The same batch with the same random numbers is finite this time, {doubt}."
-    return replace(found, conclusion="cannot tell", message=message)
-
-
 def _random_states() -> tuple[Any, ...]:
-    """Where the generators stand that Python and numpy share with everybody: the first time's are not known."""
+    """Return the state of Python's and numpy's shared generators; that of the first run is unknown."""
     numpy: Any = sys.modules.get("numpy.random")
     state = () if numpy is None else numpy.get_state()
-    return random.getstate(), *(each.tobytes() if hasattr(each, "tobytes") else each for each in state)
+    return random.getstate(), *(part.tobytes() if hasattr(part, "tobytes") else part for part in state)
 
 
 @contextlib.contextmanager
 def _as_it_was(batch: CapturedBatch, model: Module) -> Iterator[None]:
-    """The random numbers of the first time inside, those of now after it; no compiler, and no warnings."""
+    """Inside, random numbers are those of the first run; no compiler, no warnings."""
     host, device = batch.random
-    devices = [batch.device, *(each.device for each in (*Module.parameters(model), *Module.buffers(model)))]
+    devices = [batch.device, *(tensor.device for tensor in (*Module.parameters(model), *Module.buffers(model)))]
     with warnings.catch_warnings(), random_numbers_kept(devices), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")  # they were given the first time
         if torch_api.is_dynamo_loaded():
@@ -144,8 +135,8 @@ def _as_it_was(batch: CapturedBatch, model: Module) -> Iterator[None]:
         yield
 
 
-def _shows(batch: CapturedBatch) -> bool:
-    """Whether a pass is seen to have broken, without running it again."""
-    if not all(sound(each) for each in batch.outputs if each is not None):
+def _is_known_broken(batch: CapturedBatch) -> bool:
+    """Whether a pass is known to have broken, without running it again."""
+    if not all(may_be_intended(output) for output in batch.outputs if output is not None):
         return True
-    return not all(is_finite(each) for several in batch.gradients.values() for each in several)
+    return not all(is_finite(gradient) for several in batch.gradients.values() for gradient in several)

@@ -1,53 +1,136 @@
-"""Runs a batch that broke once more, forward and backward, and says what came of it.
+"""Run a batch forward and backward on stand-ins of the weights, and conclude why it broke.
 
-In: a model with the random numbers of the first time, and a captured batch. Out: a `Replay`. Guarantees: weights and
-buffers have stand-ins, and what else is written to is noted; the backward pass begins with the gradient that came back
-the first time, goes to the stand-ins alone, and keeps none of the gradients that it computes.
+Guarantees: parameters get no gradients, their hooks are not called, and buffers keep their values; the modules have
+their own tensors again afterwards. The backward pass starts from the gradient that came back the first time.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
+from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks import MODULE_CALLS, torch_api
 from mlflow_stability.probes.rerun import WrittenTensors
-from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
+from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss, tensors_in
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor, inputs_of
-from mlflow_stability.recovery.nan_origin.code_location import ModulePath
-from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, NanTrace, is_finite
-from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
+from mlflow_stability.recovery.nan_origin.nan_trace import ModulePath, NanOrigin, NanTrace, is_finite
 from mlflow_stability.recovery.nan_origin.origin_checks import loss_operations, nonfinite_weight, suspects
-from mlflow_stability.recovery.nan_origin.stand_in_weights import apart, shadowed
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+@contextmanager
+def shadowed(model: Module, with_gradients: bool) -> Iterator[None]:
+    """Inside, the model has stand-ins of its weights, and copies of its buffers."""
+    stand_ins: dict[int, Tensor] = {}
+    originals = [(module, _OwnTensors(module)) for module in Module.modules(model)]
+    try:
+        for module, own in originals:
+            own.replace(module, stand_ins, with_gradients)
+        yield
+    finally:
+        for module, own in originals:
+            own.put_back(module)
+
+
+@contextmanager
+def observers_muted(model: Module) -> Iterator[None]:
+    """Inside, our observers do not see calls of the model; the script's hooks run, and are the same afterwards."""
+    tables = [getattr(module, name) for module in Module.modules(model) for name in _HOOKS]
+    tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]
+    before = [(table, dict(table)) for table in tables]
+    try:
+        with MODULE_CALLS.muted():
+            yield
+    finally:
+        for table, hooks in before:
+            if list(table) != list(hooks):
+                table.clear()
+                table.update(hooks)
+
+
+def detached_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Detach arguments from the autograd graph that they came with."""
+
+    def detach(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return value
+        return value.detach().requires_grad_()
+
+    detached: tuple[tuple[Any, ...], dict[str, Any]] = torch_api.tree_map(detach, (args, dict(kwargs)))
+    return detached
+
+
+def _stand_in(own: Tensor, with_gradient: bool) -> Tensor:
+    """Share the memory. A parameter stays a parameter: a model may write `self.weight += 1`."""
+    if type(own) is Parameter:
+        return Parameter(own.detach(), requires_grad=with_gradient)
+    return own.detach().requires_grad_(with_gradient)
+
+
+class _OwnTensors:
+    """Parameters and buffers of one module."""
+
+    def __init__(self, module: Module) -> None:
+        self._parameters = dict(module._parameters)
+        self._buffers = dict(module._buffers)
+        self._flat: list[Any] | None = module.__dict__.get("_flat_weights")
+        self._compiled = module.__dict__.get("_compiled_call_impl")
+
+    def replace(self, module: Module, stand_ins: dict[int, Tensor], with_gradients: bool) -> None:
+        for name, own in self._parameters.items():
+            if own is not None:
+                if id(own) not in stand_ins:
+                    stand_ins[id(own)] = _stand_in(own, with_gradients and own.requires_grad)
+                module._parameters[name] = stand_ins[id(own)]  # type: ignore[assignment]
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                if id(buffer) not in stand_ins:
+                    stand_ins[id(buffer)] = buffer.detach().clone()
+                module._buffers[name] = stand_ins[id(buffer)]
+        if self._flat is not None:  # torch's recurrent modules keep a list of their weights beside
+            module.__dict__["_flat_weights"] = [stand_ins.get(id(weight), weight) for weight in self._flat]
+        if self._compiled is not None:
+            module.__dict__["_compiled_call_impl"] = None
+
+    def put_back(self, module: Module) -> None:
+        module._parameters.clear()
+        module._parameters.update(self._parameters)
+        module._buffers.clear()
+        module._buffers.update(self._buffers)
+        if self._flat is not None:
+            module.__dict__["_flat_weights"] = self._flat
+        if self._compiled is not None:
+            module.__dict__["_compiled_call_impl"] = self._compiled
+
 
 Conclusion = Literal["data or numerics", "weights", "hardware", "after the model", "cannot tell"]
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of the second time."""
+    """Result of the second run."""
 
     conclusion: Conclusion
     message: str
-    """The conclusion in one sentence."""
     finite: bool | None
-    """Whether all that came out of the model is finite this time; None: it could not be run."""
+    """Whether the model's output is finite this time; None: it could not be run."""
     first_broken: str = ""
-    """The first module whose output is not finite this time."""
+    """First module whose output is not finite this time."""
     origin: NanOrigin | None = None
-    """Where the first number that is not finite was born; None where it is not known."""
+    """Origin of the first non-finite value, if known."""
 
 
 class Rerun:
-    """One replay."""
-
     def __init__(
         self,
         model: Module,
@@ -66,38 +149,41 @@ class Rerun:
         self._first_broken = ""
 
     def replay(self) -> Replay:
-        """Run it forward, and backward where that is sound."""
+        """Run it forward, and backward where that is finite."""
         batch = self._batch
-        was_finite = all(sound(each) for each in batch.outputs if each is not None)
+        was_finite = all(may_be_intended(output) for output in batch.outputs if output is not None)
         weights: dict[str, Tensor] = dict(Module.named_parameters(self._model))
         with shadowed(self._model, was_finite):
-            self._own_buffers()
-            broken_weights = self._begin_with_what_is_broken(weights)
+            self._register_buffers()
+            broken_weights = self._register_nonfinite(weights)
             outputs = self._forward(was_finite)
-            broken = next((each for each in outputs if not sound(each)), None)
+            broken = next((output for output in outputs if not may_be_intended(output)), None)
             if broken is not None:
                 return self._not_finite_again(self._trace.origin_of(broken), broken_weights)
             if not was_finite:
                 message = "The same batch with the same random numbers is finite this time: check the hardware first."
                 return Replay("hardware", message, True)
             gradients = [_sum(batch.gradients.get(number, [])) for number in range(len(outputs))]
-            if any(each is not None and not is_finite(each) for each in gradients):
+            if any(gradient is not None and not is_finite(gradient) for gradient in gradients):
                 return self._after_the_model(outputs)
             origin, real = self._backward(outputs, gradients)
         if origin is not None:
             passed = "gradient" if real else "gradient of ones instead of the recorded one"
-            said = f"Forward pass finite; backward pass of the same batch, from a finite {passed}, non-finite."
-            return Replay("data or numerics", said, True, origin=origin)
-        return self._sound_again()
+            message = f"Forward pass finite; backward pass of the same batch, from a finite {passed}, non-finite."
+            return Replay("data or numerics", message, True, origin=origin)
+        if not batch.all_outputs:
+            return Replay("cannot tell", "The output is finite this time; the first output was not kept.", True)
+        message = "The model's output was finite both times: check the labels, the loss function and the backward pass."
+        return Replay("after the model", message, True)
 
-    def _own_buffers(self) -> None:
-        """What the copies of buffers take up is no change; but a model that reads it would be another the next time."""
+    def _register_buffers(self) -> None:
+        """Writing to a copy of a buffer is no change; but a model that reads one would be another the next time."""
         for module in Module.modules(self._model):
-            own = [each for each in module._buffers.values() if each is not None]
-            self._written.stand_ins(own, watched=not isinstance(module, torch_api.BatchNorm))
+            buffers = [buffer for buffer in module._buffers.values() if buffer is not None]
+            self._written.stand_ins(buffers, watched=not isinstance(module, torch_api.BatchNorm))
 
-    def _begin_with_what_is_broken(self, weights: dict[str, Tensor]) -> list[str]:
-        """Inputs, weights and buffers that are not finite; gives the names of the weights."""
+    def _register_nonfinite(self, weights: dict[str, Tensor]) -> list[str]:
+        """Register inputs, weights and buffers that are already non-finite; return the names of the weights."""
         origins: list[tuple[Tensor, NanOrigin]] = []
         broken: list[str] = []
         for name, stand_in in Module.named_parameters(self._model):
@@ -109,36 +195,46 @@ class Rerun:
                 facts = facts_of_tensor(name, buffer)
                 module, _, own = name.rpartition(".")
                 origins.append((buffer, NanOrigin("buffer", module, own, name=name, output=facts, meant=not facts.nan)))
-        for name, each in inputs_of(self._batch):
-            if _has_numbers(each) and not is_finite(each):
-                facts = facts_of_tensor(name, each)
-                origins.append((each, NanOrigin("input", name=name, output=facts, meant=_only_rules_out(each))))
-        self._trace.begins_with(origins)
+        for name, tensor in inputs_of(self._batch):
+            if _has_numbers(tensor) and not is_finite(tensor):
+                facts = facts_of_tensor(name, tensor)
+                origins.append(
+                    (
+                        tensor,
+                        NanOrigin(
+                            "input",
+                            name=name,
+                            output=facts,
+                            meant=_is_mask(tensor),
+                        ),
+                    )
+                )
+        self._trace.register(origins)
         return broken
 
     def _forward(self, with_gradients: bool) -> list[Tensor]:
         on, dtype = self._batch.autocast
-        args, kwargs = apart(self._batch.args, self._batch.kwargs)
+        args, kwargs = detached_arguments(self._batch.args, self._batch.kwargs)
         with (
             torch.inference_mode(False),
             torch.set_grad_enabled(with_gradients),
             torch.autocast(self._batch.device.type, dtype=dtype, enabled=on, cache_enabled=False),
             self._path.of(self._model),
-            _first_broken(self._model) as found,
+            _first_broken(self._model) as broken,
         ):
             outputs = self._trace.run(lambda: self._model(*args, **kwargs))
-        self._first_broken = found[0] if found else ""
-        return [each for each in tensors_in(outputs) if each.is_floating_point() or each.is_complex()]
+        self._first_broken = broken[0] if broken else ""
+        return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point() or tensor.is_complex()]
 
     def _backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tuple[NanOrigin | None, bool]:
-        """Where the backward pass breaks; and whether it began with the gradient that really came back."""
-        real = any(each is not None for each in gradients)
+        """Return where the backward pass breaks, and whether it started from the recorded gradient."""
+        real = any(gradient is not None for gradient in gradients)
         start = [
             (output, torch.ones_like(output) if gradient is None else gradient)
             for output, gradient in zip(outputs, gradients, strict=True)
             if output.requires_grad and (gradient is not None or not real)
         ]
-        weights = [each for each in Module.parameters(self._model) if each.requires_grad]
+        weights = [weight for weight in Module.parameters(self._model) if weight.requires_grad]
         if not start or not weights:
             return None, real
         origins: list[NanOrigin] = []
@@ -148,14 +244,14 @@ class Rerun:
                 origins.append(self._trace.origin_of(gradient) or NanOrigin("backward"))
             return gradient.new_zeros(()).expand_as(gradient)  # of the gradients themselves none is kept
 
-        for each in weights:
-            each.register_hook(look)  # type: ignore[no-untyped-call]
+        for weight in weights:
+            weight.register_hook(look)  # type: ignore[no-untyped-call]
         self._trace.run(
             lambda: torch.autograd.grad(
-                [each for each, _ in start], weights, [each for _, each in start], allow_unused=True
+                [output for output, _ in start], weights, [gradient for _, gradient in start], allow_unused=True
             )
         )
-        return min(origins, key=lambda each: each.number, default=None), real
+        return min(origins, key=lambda origin: origin.number, default=None), real
 
     def _not_finite_again(self, origin: NanOrigin | None, broken_weights: Sequence[str]) -> Replay:
         first = self._first_broken
@@ -163,9 +259,9 @@ class Rerun:
             more = len(broken_weights) - 1
             weight = origin.output.name if origin.output is not None else broken_weights[0]
             others = "" if not more else f", and {more} more"
-            said = f"The weights were already non-finite: {weight}{others}."
-            return Replay("weights", said, False, first, origin)
-        broken_input = next((name for name, each in inputs_of(self._batch) if not is_finite(each)), None)
+            message = f"The weights were already non-finite: {weight}{others}."
+            return Replay("weights", message, False, first, origin)
+        broken_input = next((name for name, tensor in inputs_of(self._batch) if not is_finite(tensor)), None)
         where = f"first in {first}" if first else "in its output"
         what = f"Its input {broken_input} is non-finite." if broken_input else "Its inputs are finite."
         message = f"The same batch is non-finite again, {where}. {what}"
@@ -181,7 +277,7 @@ class Rerun:
             "loss",
             operation="" if hooked else ", ".join(breaking or operations),
             name="loss" if broken else "hook" if hooked else "gradient" if loss is not None else "",
-            inputs=tuple(facts_of_tensor("output", each) for each in outputs[:1]),
+            inputs=tuple(facts_of_tensor("output", output) for output in outputs[:1]),
         )
         message = (
             "The model's output was finite both times, the gradient from the loss function was not: check "
@@ -189,28 +285,22 @@ class Rerun:
         )
         return Replay("after the model", message, True, origin=origin)
 
-    def _sound_again(self) -> Replay:
-        if not self._batch.all_outputs:
-            return Replay("cannot tell", "The output is finite this time; the first output was not kept.", True)
-        message = "The model's output was finite both times: check the labels, the loss function and the backward pass."
-        return Replay("after the model", message, True)
-
 
 @contextlib.contextmanager
 def _first_broken(model: Module) -> Iterator[list[str]]:
-    """The names of the modules whose outputs are not finite, in the order in which they end."""
-    found: list[str] = []
+    """Collect the names of modules whose outputs are not finite, in the order in which they end."""
+    names: list[str] = []
 
     def watch(name: str) -> Any:
         def after(_module: Module, _args: Any, outputs: Any) -> None:
-            if not found and not all(sound(each) for each in tensors_in(outputs)):
-                found.append(name)
+            if not names and not all(may_be_intended(output) for output in tensors_in(outputs)):
+                names.append(name)
 
         return after
 
-    handles = [each.register_forward_hook(watch(name)) for name, each in Module.named_modules(model) if name]
+    handles = [module.register_forward_hook(watch(name)) for name, module in Module.named_modules(model) if name]
     try:
-        yield found
+        yield names
     finally:
         for handle in handles:
             handle.remove()
@@ -223,17 +313,16 @@ def _sum(gradients: Sequence[Tensor]) -> Tensor | None:
         return sum(gradients[1:], start=gradients[0])
 
 
+def _is_mask(tensor: Tensor) -> bool:
+    return not bool((tensor.detach().isnan() | tensor.detach().isposinf()).any())
+
+
 def _has_numbers(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 0
 
 
-def _only_rules_out(tensor: Tensor) -> bool:
-    """Whether all that is not finite in it is minus infinity, as in a mask."""
-    return not bool((tensor.detach().isnan() | tensor.detach().isposinf()).any())
-
-
-def sound(output: Tensor) -> bool:
-    """Whether an output can be meant: scores that are ruled out by minus infinity can, a loss of it cannot."""
+def may_be_intended(output: Tensor) -> bool:
+    """Whether an output may be intended: scores masked by minus infinity are, a loss of minus infinity is not."""
     if output.numel() == 1 or not output.is_floating_point():
         return is_finite(output)
     with torch.no_grad():

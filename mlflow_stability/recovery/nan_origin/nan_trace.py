@@ -1,87 +1,143 @@
-"""Finds the operation that made the first non-finite value, in a second run of a broken step.
+"""Find the operation that made the first non-finite value, in a second run of a broken step.
 
-In: the operations of a forward and a backward pass. Out: for a non-finite tensor, the origin of its first non-finite
-value. Guarantees: no operation is changed, and tensors it writes to are saved first. Every result is read, so that
-this is only for reruns of broken steps.
+Guarantees: no operation is changed, and tensors it writes to are saved first. Every result is read from the device, so
+this is only for reruns.
 
-An infinity alone is not an error: masks are made of it. So each non-finite tensor carries its origin with it. A NaN
-made of infinities that were written on purpose originates in that operation; one made of infinities from an overflow
-originates in the overflow.
+An infinity alone is no error: masks are made of it. So each non-finite tensor carries its origin with it. A NaN made of
+intended infinities originates in that operation; one made of infinities from an overflow originates in the overflow.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.kinds.reported.nan_origin import TensorFacts
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.rerun import WrittenTensors, storage_of
+from mlflow_stability.recovery.nan_origin.batch_capture import tensors_in
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
-from mlflow_stability.recovery.nan_origin.code_location import ModulePath, user_line
-from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
+
+
+class ModulePath:
+    """The modules that are running, innermost last."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    @property
+    def name(self) -> str:
+        """Name of the innermost one; empty: the model itself."""
+        return self._names[-1] if self._names else ""
+
+    @contextmanager
+    def of(self, model: Module) -> Iterator[ModulePath]:
+        handles: list[RemovableHandle] = []
+        try:
+            for name, module in Module.named_modules(model):
+                if name:
+                    handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
+                    handles.append(module.register_forward_hook(self._leave, always_call=True))
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._names.clear()
+
+    def _enter(self, name: str, _module: Module, _args: Any) -> None:
+        self._names.append(name)
+
+    def _leave(self, _module: Module, _args: Any, _outputs: Any) -> None:
+        if self._names:
+            self._names.pop()
+
+
+_HERE = str(Path(__file__).absolute().parents[2]) + os.sep
+_TORCH = str(Path(torch.__file__).absolute().parent) + os.sep
+_LIBRARY = str(Path(os.__file__).absolute().parent) + os.sep
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+
+def user_line(outermost: CodeType | None = None) -> str:
+    """Return the user's innermost line, such as ``model.py:41 in Block.forward``; empty without one.
+
+    Frames of torch, of Python's library and of this package are skipped, and those outside of `outermost`.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        file = frame.f_code.co_filename
+        if file.startswith(_HERE):
+            is_users = file.startswith(_HERE + "demo" + os.sep)  # the model of the demo is a user's
+        else:
+            is_library = file.startswith(_LIBRARY) and _PACKAGES not in file
+            is_users = not is_library and not file.startswith((_TORCH, "<"))
+        if is_users:
+            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # Python 3.10 knows no qualified name
+            return f"{Path(file).name}:{frame.f_lineno} in {name.replace('<locals>.', '')}"
+        frame = frame.f_back
+    return ""
+
 
 Source: TypeAlias = Literal["input", "weight", "buffer", "optimizer", "forward", "backward", "loss", "elsewhere"]
-"""Where it comes from: it was in the batch, in a weight, in a buffer; the optimizer wrote it into a weight; an
-operation of the forward or the backward pass made it; the script's own loss function; a tensor of the script's."""
 
 
 @dataclass(frozen=True, slots=True)
 class NanOrigin:
-    """A number that is not finite, where all before it were."""
+    """Where a non-finite value comes from."""
 
     source: Source
     module: str = ""
-    """The innermost module that was being run; the one that owns the weight. Empty: the model itself."""
+    """Innermost running module, or owner of the weight; empty: the model itself."""
     operation: str = ""
-    """``log``; in the backward pass that of the forward pass whose gradient it is."""
+    """Such as ``log``; in the backward pass, the operation whose gradient it is."""
     line: str = ""
-    """The user's own line: ``model.py:41 in Block.forward``."""
+    """The user's line: ``model.py:41 in Block.forward``."""
     name: str = ""
-    """Of the input, the weight or the buffer."""
+    """Name of the input, weight or buffer."""
     inputs: tuple[TensorFacts, ...] = ()
-    """What went into the operation."""
     output: TensorFacts | None = None
-    """What came out."""
     meant: bool = False
-    """An infinity that was written there on purpose, as masks are."""
+    """An intended infinity, as in masks."""
     nan_by: str = ""
-    """Which later operation made a NaN of it, where it was an infinity at first."""
+    """The later operation that turned an infinity into NaN."""
     number: int = 0
-    """The how manieth it was."""
+    """Its number in order of appearance."""
 
     @property
     def is_nan(self) -> bool:
-        """Whether it was a NaN at birth, or has become one."""
         return bool(self.nan_by) or (self.output is not None and self.output.nan > 0)
-
-    def turned_nan(self, operation: str) -> NanOrigin:
-        """The same, once an operation made a NaN of the infinity."""
-        return self if self.nan_by or self.output is None or self.output.nan else replace(self, nan_by=operation)
 
 
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
-"""What these give is anything, until it is written to."""
+"""Results of these are arbitrary until written to."""
 MOST_INPUTS = 4
-"""So many inputs of an operation are described."""
+"""Inputs of an operation that are described."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in the forward pass an operation was."""
+    """Module and line of an operation in the forward pass."""
 
     module: str
     line: str
 
 
 class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
-    """Follows numbers that are not finite from operation to operation."""
+    """Follows non-finite values from operation to operation."""
 
     supports_higher_order_operators = True
 
@@ -90,37 +146,35 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         self._path = path
         self._written = written
         self._bad: dict[int, NanOrigin] = {}
-        """By storage; a storage that is used anew is written to by an operation that is seen."""
+        """By storage; a storage that is reused is written to by an operation that we see."""
         self._places: dict[int, _Place] = {}
-        """By the number of the node in the graph of gradients that the operation made."""
+        """By sequence number of the autograd node that the operation made."""
         self._count = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled while this is on, and to load the compiler for that would take seconds."""
+        """Nothing is compiled meanwhile, and loading the compiler takes seconds."""
         return False
 
-    def begins_with(self, origins: Sequence[tuple[Tensor, NanOrigin]]) -> None:
-        """These tensors are not finite before anything is run."""
+    def register(self, origins: Sequence[tuple[Tensor, NanOrigin]]) -> None:
+        """Register tensors that are non-finite before anything runs."""
         for tensor, origin in origins:
             key = storage_of(tensor)
             if key is not None:
                 self._bad[key] = origin
 
     def origin_of(self, tensor: Tensor) -> NanOrigin | None:
-        """Where the trouble in this tensor was born; None where it is not known."""
+        """Return the origin of this tensor's non-finite values, if known."""
         key = storage_of(tensor)
         return None if key is None else self._bad.get(key)
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Run a part of the replay under this watch."""
         with self:
             return call()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operation and look at what comes out."""
         kwargs = kwargs or {}
         inputs = tensors_in(args, kwargs)
         before = _facts(inputs) if _writes(func) else None  # they are not what they were once it is run
@@ -130,16 +184,16 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         name = func.__name__.partition(".")[0]
         if name in UNWRITTEN:
             return result
-        known = {key for each in inputs if (key := storage_of(each)) is not None}
-        for each in tensors_in(result):
-            key = storage_of(each)
-            if key is None or not _has_numbers(each):
+        input_storages = {key for tensor in inputs if (key := storage_of(tensor)) is not None}
+        for output in tensors_in(result):
+            key = storage_of(output)
+            if key is None or not _has_numbers(output):
                 continue
-            if is_finite(each):
-                if key not in known or _is_whole(each):
+            if is_finite(output):
+                if key not in input_storages or _is_whole(output):
                     self._bad.pop(key, None)
             else:
-                self._bad[key] = self._origin(name, inputs, before, each, node, (args, kwargs))
+                self._bad[key] = self._origin(name, inputs, before, output, node, (args, kwargs))
         return result
 
     def _origin(
@@ -151,13 +205,13 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         node: Any,
         called_with: tuple[Sequence[Any], Mapping[str, Any]],
     ) -> NanOrigin:
-        """What is wrong with this output: born here, or with an input of the operation that was wrong already."""
-        floating = [each for each in inputs if _has_numbers(each)]
+        """Return the origin of this output: this operation, or that of a non-finite input."""
+        floating = [tensor for tensor in inputs if _has_numbers(tensor)]
         if before is None:  # once something is NaN nearly all that follows is: it is not looked at any closer
             for tensor in floating:
-                known = self.origin_of(tensor)
-                if known is not None and known.is_nan and not known.meant and not is_finite(tensor):
-                    return known
+                earlier = self.origin_of(tensor)
+                if earlier is not None and earlier.is_nan and not earlier.meant and not is_finite(tensor):
+                    return earlier
         facts = facts_of_tensor("output", output)
         entered = _facts(inputs) if before is None else before
         place = self._place(node)
@@ -178,20 +232,22 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         accidents = [origin for _, origin in parents if not origin.meant]
         if accidents:
             origin = next((origin for seen, origin in parents if seen.nan and not origin.meant), accidents[0])
-            return origin.turned_nan(here.operation) if made_nan else origin
+            if made_nan and origin.output is not None and not origin.is_nan:
+                return replace(origin, nan_by=here.operation)
+            return origin
         if parents and not made_nan:
             return parents[0][1]
         self._count += 1
         return replace(here, meant=not facts.nan and (not floating or _has_infinity(called_with)), number=self._count)
 
     def _note_place(self) -> None:
-        """The operation that runs now belongs to the node that was made last."""
+        """Attribute the running operation to the newest autograd node."""
         number = torch_api.get_sequence_nr() - 1
         if number not in self._places:
             self._places[number] = _Place(self._path.name, user_line(NanTrace.run.__code__))
 
     def _place(self, node: Any) -> _Place:
-        """Where the operation is: in the backward pass, that of the forward pass which it is the gradient of."""
+        """In the backward pass, return the place of the forward operation."""
         line = user_line(NanTrace.run.__code__)
         if node is None:
             return _Place(self._path.name, line)
@@ -200,7 +256,7 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers in a tensor are; reads it from its device."""
+    """Whether all values are finite; waits for the device."""
     with torch.no_grad():
         tensor = tensor.detach() if tensor.element_size() > 1 else tensor.detach().float()
         wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
@@ -209,7 +265,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def word_of(name: str) -> str:
-    """How an operation, or the node of one in the graph of gradients, is called: ``log`` for ``LogBackward0``."""
+    """Return the plain name of an operation or autograd node: ``log`` for ``LogBackward0``."""
     node = re.fullmatch(r"(\w+?)Backward(\d*)", name.rpartition(":")[2])
     if node is not None and not node[2]:
         return node[1]  # a function that the user has written has the name of its class
@@ -218,12 +274,12 @@ def word_of(name: str) -> str:
 
 
 def _facts(tensors: Sequence[Tensor]) -> tuple[TensorFacts, ...]:
-    return tuple([facts_of_tensor("input", each) for each in tensors if _has_numbers(each)])
+    return tuple([facts_of_tensor("input", tensor) for tensor in tensors if _has_numbers(tensor)])
 
 
 def _saved(node: Any) -> tuple[TensorFacts, ...]:
-    """What a node of the graph of gradients has kept of the forward pass."""
-    found: list[TensorFacts] = []
+    """Describe what an autograd node saved in the forward pass."""
+    facts: list[TensorFacts] = []
     for name in dir(node) if node is not None else ():
         if name.startswith("_saved_") and name != "_saved_tensors":
             try:
@@ -231,8 +287,8 @@ def _saved(node: Any) -> tuple[TensorFacts, ...]:
             except RuntimeError:  # it was let go already
                 continue
             if isinstance(value, Tensor) and _has_numbers(value):
-                found.append(facts_of_tensor(name.removeprefix("_saved_"), value))
-    return tuple(found)
+                facts.append(facts_of_tensor(name.removeprefix("_saved_"), value))
+    return tuple(facts)
 
 
 def _has_numbers(tensor: Tensor) -> bool:
@@ -250,4 +306,4 @@ def _writes(func: Any) -> bool:
 
 def _has_infinity(called_with: tuple[Sequence[Any], Mapping[str, Any]]) -> bool:
     args, kwargs = called_with
-    return any(isinstance(each, float) and math.isinf(each) for each in (*args, *kwargs.values()))
+    return any(isinstance(argument, float) and math.isinf(argument) for argument in (*args, *kwargs.values()))

@@ -1,71 +1,68 @@
-"""Checks that narrow down an origin: optimizer, loss function, overflow.
+"""Explain an origin: optimizer, loss function or overflow; the finding `nan_origin`, and its remedies.
 
-In: a non-finite weight and the optimizers; the loss and the model's outputs; an origin. Out: whether the optimizer
-wrote the weight; the operations of the script's loss function; whether inputs were too large for their type.
-Guarantees: optimizers are tried on copies only, and only torch's own; the autograd graph is only read. Logarithm of
-zero and division by zero are not overflows: no wider type fixes them.
+Guarantees: only torch's own optimizers are tried, on copies; the autograd graph is only read. Logarithm of zero and
+division by zero are not overflows: no wider type fixes them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.kinds.reported.nan_origin import TensorFacts
+from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource, TensorFacts
 from mlflow_stability.probes.objects import state_of
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, is_finite, word_of
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
 
 MOST_BYTES = 64 * 2**20
-"""What an optimizer would do to a larger weight is not tried."""
+"""Updates of larger weights are not tried."""
 
 
 def nonfinite_weight(
     name: str, stand_in: Tensor, optimizers: Sequence[Optimizer], parameter: Tensor | None = None
 ) -> NanOrigin:
-    """Why this weight is not finite; `parameter` is the one that the optimizers know."""
+    """Explain a non-finite weight; `parameter` is the one that the optimizers know."""
     module, _, own = name.rpartition(".")
     facts = facts_of_tensor(name, stand_in)
-    broken = NanOrigin("weight", module, own, name=name, output=facts)
     for optimizer in optimizers:
-        group = _group_of(optimizer, parameter)
-        if parameter is None or group is None:
+        groups = [group for group in optimizer.param_groups if any(member is parameter for member in group["params"])]
+        if parameter is None or not groups:
             continue
-        kind = type(optimizer).__name__
-        for key, value in _numbers(state_of(optimizer).get(parameter, {})):
+        by_optimizer = NanOrigin("optimizer", module, type(optimizer).__name__, output=facts)
+        state = {
+            key: value
+            for key, value in state_of(optimizer).get(parameter, {}).items()
+            if isinstance(value, Tensor) and value.is_floating_point()
+        }
+        for key, value in (*state.items(), ("lr", torch.as_tensor(groups[0].get("lr", 0.0), dtype=torch.float64))):
             if not is_finite(value):
-                return NanOrigin(
-                    "optimizer", module, kind, name=key, inputs=(facts_of_tensor(key, value),), output=facts
-                )
-        rate = torch.as_tensor(group.get("lr", 0.0), dtype=torch.float64)
-        if not is_finite(rate.double()):
-            return NanOrigin(
-                "optimizer", module, kind, name="lr", inputs=(facts_of_tensor("lr", rate.double()),), output=facts
-            )
-        if _would_break(optimizer, group, parameter):
-            return NanOrigin("optimizer", module, kind, name="update", output=facts)
-    return broken
+                return replace(by_optimizer, name=key, inputs=(facts_of_tensor(key, value),))
+        if _would_break(optimizer, groups[0], parameter):
+            return replace(by_optimizer, name="update")
+    return NanOrigin("weight", module, own, name=name, output=facts)
 
 
 def _would_break(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> bool:
-    """Whether a step from zero with a gradient of zero, from the state as it is, breaks numbers that are broken now."""
+    """Whether a step from zero with a gradient of zero breaks the values that are broken now."""
     kind = type(optimizer)
     step = getattr(kind.step, "__wrapped__", None)  # without the hooks that a step has, ours among them
     if step is None or not kind.__module__.startswith("torch.optim.") or kind.__name__ == "LBFGS":
         return False
     if parameter.nbytes > MOST_BYTES:
         return False
-    known = optimizer.state.get(parameter, {})  # not by subscript, which would make an entry
+    state_now = optimizer.state.get(parameter, {})  # not by subscript, which would make an entry
     trial = torch.zeros_like(parameter, requires_grad=True)
     trial.grad = torch.zeros_like(parameter)
     copy = kind.__new__(kind)
-    state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in known.items()}
+    state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in state_now.items()}
     copy.__dict__.update(optimizer.__dict__)
     copy.state = type(optimizer.state)(dict, {trial: state})
     copy.param_groups = [{**group, "params": [trial], "foreach": False, "fused": False}]
@@ -73,20 +70,8 @@ def _would_break(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor)
     return bool((~trial.detach().isfinite() & ~parameter.detach().isfinite()).any())
 
 
-def _group_of(optimizer: Optimizer, parameter: Tensor | None) -> dict[str, Any] | None:
-    for group in optimizer.param_groups:
-        if any(each is parameter for each in group["params"]):
-            return dict(group)
-    return None
-
-
-def _numbers(state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    for key, value in state.items():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            yield key, value
-
-
 MOST_NODES = 4096
+"""Nodes of the autograd graph that are visited between the loss and the outputs."""
 BREAKING = frozenset(
     {
         "acos", "acosh", "asin", "atanh", "binary_cross_entropy", "div", "exp", "expm1", "lgamma", "linalg_vector_norm",
@@ -94,14 +79,14 @@ BREAKING = frozenset(
         "rsqrt", "sqrt", "std", "tan", "var", "xlogy",
     }
 )  # fmt: skip
-"""Operations that turn finite numbers into others without being anywhere near the end of what a type can hold. The
-last step of a cross-entropy is among them: its mean over no targets at all is 0/0."""
+"""Operations that make non-finite values from finite ones far from the limits of the type. The last step of a
+cross-entropy is among them: its mean over no targets is 0/0."""
 
 
 def loss_operations(loss: Any, outputs: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """What was done to the outputs, from the node of the loss; empty where the graph does not lead to them."""
+    """Return the operations between outputs and loss; empty where the graph does not lead to the outputs."""
     ends = set(outputs)
-    found: list[str] = []
+    names: list[str] = []
     seen = {loss}
     waiting = deque([loss])
     arrived = False
@@ -112,51 +97,129 @@ def loss_operations(loss: Any, outputs: Sequence[tuple[str, int]]) -> tuple[str,
         if (node.name(), node._sequence_nr()) in ends:
             arrived = True
             continue
-        found.append(word_of(node.name()))
+        names.append(word_of(node.name()))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
-    return tuple(dict.fromkeys(reversed(found))) if arrived else ()
+    return tuple(dict.fromkeys(reversed(names))) if arrived else ()
 
 
 def suspects(operations: Sequence[str]) -> tuple[str, ...]:
-    """Those of them that can turn finite numbers into others."""
-    return tuple(each for each in operations if each in BREAKING)
+    return tuple(operation for operation in operations if operation in BREAKING)
 
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
-"""The largest number of each type."""
+"""Largest finite value of each type."""
 ENDLESS = frozenset({"cosh", "exp", "exp2", "expm1", "linalg_vector_norm", "norm", "prod", "sinh", "std", "var"})
-"""Finite for every number, and so infinite only where the result is too large."""
+"""Finite for every finite number, so infinite only by overflow."""
 DIVIDING = frozenset({"addcdiv", "div", "divide", "true_divide"})
 POLES = BREAKING - ENDLESS - DIVIDING - {"pow"}
-"""Infinite, or not defined, at some number: the logarithm at zero."""
+"""Infinite or undefined at some finite number."""
 HIGHEST_POWER = 4
-"""Numbers are raised to a power up to this; numbers whose power of that much is finite did not overflow."""
+"""Values whose power of this much is finite did not overflow."""
 
 
 def overflowed(origin: NanOrigin) -> bool:
-    """Whether large finite numbers went in, and what should have come out is larger than the type can hold."""
-    made, name = origin.output, origin.operation
-    limit = None if made is None else LARGEST.get(made.dtype)
-    if made is None or limit is None or origin.source not in ("forward", "backward"):
+    """Whether large finite inputs have made a result beyond the range of the type."""
+    output, name = origin.output, origin.operation
+    limit = None if output is None else LARGEST.get(output.dtype)
+    if output is None or limit is None or origin.source not in ("forward", "backward"):
         return False
     largest = _largest(origin.inputs)
-    if made.nan:  # infinity minus infinity within one operation
-        return name not in BREAKING and not any(each.inf for each in origin.inputs) and largest > math.sqrt(limit)
+    if output.nan:  # infinity minus infinity within one operation
+        return name not in BREAKING and not any(facts.inf for facts in origin.inputs) and largest > math.sqrt(limit)
     if name in DIVIDING:
-        by_zero = len(origin.inputs) > 1 and _meets_zero(origin.inputs[1])
+        ends = [(divisor.least, divisor.greatest) for divisor in origin.inputs[1:2]]
+        by_zero = any(low is not None and high is not None and low <= 0.0 <= high for low, high in ends)
         return not by_zero and _largest(origin.inputs[:1]) > math.sqrt(limit)
     if name == "pow":
         return largest > math.pow(limit, 1 / HIGHEST_POWER)
-    return bool(made.inf) and name not in POLES
+    return bool(output.inf) and name not in POLES
 
 
 def _largest(several: Sequence[TensorFacts]) -> float:
-    ends = [end for each in several for end in (each.least, each.greatest) if end is not None]
+    ends = [end for facts in several for end in (facts.least, facts.greatest) if end is not None]
     return max(map(abs, ends), default=0.0)
 
 
-def _meets_zero(facts: TensorFacts) -> bool:
-    return facts.least is not None and facts.greatest is not None and facts.least <= 0.0 <= facts.greatest
+REMEDIES = {
+    "input": (Remedy(Action.INSPECT_SAVED_BATCH),),
+    "weight": (Remedy(Action.CHECK_WRITER_OF_WEIGHT),),
+    "buffer": (Remedy(Action.CHECK_WRITER_OF_BUFFER),),
+    "optimizer": (LOWER_RATE_2_TO_5, Remedy(Action.RAISE_EPS_OR_RESET_OPTIMIZER)),
+    "forward": (Remedy(Action.KEEP_INPUTS_VALID),),
+    "backward": (Remedy(Action.KEEP_INPUTS_FROM_SLOPE),),
+    "loss": (Remedy(Action.CHECK_LOSS_FUNCTION),),
+    "elsewhere": (Remedy(Action.CHECK_TENSOR_OF_SCRIPT),),
+}
+"""Where only the source is known."""
+_MASK = (
+    Remedy(Action.KEEP_ONE_KEY),
+    Remedy(Action.MASK_WITH_FINITE_VALUE),
+)
+_LOGARITHM = (
+    Remedy(Action.KEEP_LOGARITHM_ABOVE_ZERO),
+    Remedy(Action.USE_LOG_SOFTMAX),
+)
+_ROOT = (Remedy(Action.KEEP_ROOT_ABOVE_ZERO),)
+_DIVISION = (Remedy(Action.KEEP_DIVISOR_FROM_ZERO),)
+_POWER = (Remedy(Action.KEEP_BASE_ABOVE_ZERO),)
+_ENDS = (Remedy(Action.CLAMP_BELOW_RANGE),)
+_EXPONENTIAL = (Remedy(Action.SUBTRACT_MAXIMUM),)
+_TARGETS = (Remedy(Action.SKIP_EMPTY_BATCHES),)
+_EPS = (Remedy(Action.RAISE_EPS_OF_NORM),)
+_SPREAD = (Remedy(Action.COMPUTE_SPREAD_OF_SEVERAL),)
+_OF: dict[str, tuple[Remedy, ...]] = {
+    **dict.fromkeys(("log", "log10", "log2", "xlogy", "binary_cross_entropy"), _LOGARITHM),
+    **dict.fromkeys(("sqrt", "norm", "linalg_vector_norm", "cdist", "cdist_forward"), _ROOT),
+    **dict.fromkeys(("div", "divide", "true_divide", "addcdiv", "reciprocal", "rsqrt"), _DIVISION),
+    **dict.fromkeys(("acos", "acosh", "asin", "atanh", "erfinv", "log1p", "logit", "special_logit"), _ENDS),
+    **dict.fromkeys(("exp", "exp2", "expm1", "cosh", "sinh"), _EXPONENTIAL),
+    **dict.fromkeys(("nll_loss", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward", "mean"), _TARGETS),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _SPREAD),
+    **dict.fromkeys(("batch_norm", "group_norm", "layer_norm", "rms_norm", "fused_rms_norm"), _EPS),
+    "pow": _POWER,
+}
+
+
+def remedies_against(origin: NanOrigin) -> tuple[Remedy, ...]:
+    if origin.source == "loss" and origin.name == "hook":
+        return (Remedy(Action.CHECK_HOOK_OF_OUTPUT), Remedy(Action.LOWER_LOSS_SCALE), *REMEDIES["loss"])
+    names = origin.operation.split(", ") if origin.source in ("forward", "backward", "loss") else []
+    if overflowed(origin):
+        return _OF[names[0]] if _OF.get(names[0]) == _EXPONENTIAL else _against_overflow(origin)
+    has_softmax = any("softmax" in name or name.startswith("scaled_dot_product") for name in names)
+    if has_softmax and any(facts.inf for facts in origin.inputs):
+        return _MASK
+    remedies = tuple(dict.fromkeys(remedy for name in names for remedy in _OF.get(name, ())))
+    return remedies or REMEDIES[origin.source]
+
+
+def _against_overflow(origin: NanOrigin) -> tuple[Remedy, ...]:
+    dtype = "" if origin.output is None else origin.output.dtype
+    if dtype != "float16":
+        return (Remedy(Action.SCALE_DOWN_AND_FIND_SOURCE),)
+    if origin.source == "backward":
+        return (Remedy(Action.LOWER_LOSS_SCALE), Remedy(Action.TRAIN_IN_BF16))
+    return (Remedy(Action.TRAIN_IN_BF16), Remedy(Action.SCALE_DOWN_OR_FLOAT32))
+
+
+KIND = "nan_origin"
+
+
+def origin_event(step: int, origin: NanOrigin, layer: str) -> Finding:
+    """Return the finding; `layer` is the module's name in the recording."""
+    traced = origin.source in ("forward", "backward") and origin.output is not None
+    facts = NanOriginFacts(
+        NanSource(origin.source),
+        layer,
+        tuple(name for name in origin.operation.split(", ") if name),
+        origin.line,
+        origin.name,
+        origin.inputs,
+        origin.output,
+        origin.nan_by,
+        overflowed(origin) if traced else None,
+    )
+    return Finding.at(facts, step, Severity.INFO, place=layer, remedies=remedies_against(origin))

@@ -1,23 +1,20 @@
-"""Counts skipped steps, so that a training which stands still never passes in silence.
+"""Count skipped steps: when to report them, lower the loss scale, or roll back.
 
-In: of every step, whether it was skipped, by whom, and the loss scale. Out: the row of skips so far, what to say of
-it, and whether to cut the loss scale, to calm its scaler, or to go back. Guarantees: the first skip of a row is told,
-and after it every hundredth; what a loss scaler does while it looks for its first scale is left alone.
+The first skip of a row is reported, then every hundredth; the search of a loss scaler for its first scale is normal.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from mlflow_stability.kinds.reported.autopilot import SkipNews, SkippedStepFacts
-from mlflow_stability.recovery.extras import GROWTH_FACTOR, GROWTH_INTERVAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Finding, Remedy, Severity
 
 SkippedBy = Literal["guard", "scaler"]
-"""Who skipped a step: our guard, or the loss scaler of the script."""
+"""The guard, or the loss scaler of the script."""
 KIND = "step_skipped"
 REMEDIES = (
     Remedy(Action.INSPECT_FIRST_SKIPPED),
@@ -27,7 +24,7 @@ REMEDIES = (
 
 
 RESET_STATISTICS = Remedy(Action.RESET_RUNNING_STATISTICS)
-"""Where buffers could not be put back."""
+"""Where buffers could not be restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +32,24 @@ class SkipRow:
     """What the last step means."""
 
     in_a_row: int = 0
-    """How many steps up to this one were skipped without one in between that was taken."""
+    """Consecutive skipped steps up to this one."""
     events: tuple[Finding, ...] = ()
     cut_scale: bool = False
-    """The loss scale is too high and does not come down by itself: see `cut_loss_scale`."""
+    """The loss scale is too high: see `loss_scale.cut_loss_scale`."""
     calm_scaler: bool = False
-    """It was cut not long ago, and has grown back: see `calm_loss_scaler`."""
+    """It was lowered recently and has grown back: see `loss_scale.calm_loss_scaler`."""
 
 
 _TAKEN = SkipRow()
 
 
 class SkipCount:
-    """The skips of one training."""
-
     def __init__(self, policy: RollbackPolicy) -> None:
         self._policy = policy
         self.total = 0
-        """How many steps were skipped so far."""
         self._row = 0
         self._last_skipped = -1
-        """The step that was skipped last: of trainings side by side each may skip in it, and it counts once."""
+        """The last step skipped: parallel trainings may each skip in it, and it counts once."""
         self._recent: deque[bool] = deque(maxlen=policy.skip_window)
         self._often_said = False
         self._scale: float | None = None
@@ -70,11 +64,10 @@ class SkipCount:
         skipped: SkippedBy | None,
         loss_scale: float | None = None,
         *,
-        attempt: int = 0,
         time: float = 0.0,
         buffers_lost: bool = False,
     ) -> SkipRow:
-        """Take note of a step: who skipped it, if it was skipped; whether its buffers could not be put back."""
+        """Count a step; `skipped`: by whom; `buffers_lost`: its buffers could not be restored."""
         if loss_scale is not None:
             self._follow(loss_scale)
         self._recent.append(skipped is not None)
@@ -90,24 +83,28 @@ class SkipCount:
         self._last_skipped = step
         policy, row = self._policy, self._row
         searching = skipped == "scaler" and not self._grown and row <= policy.search_skips
-        cut = row % policy.cut_after_skips == 0 and loss_scale is not None and not (searching and self._is_falling())
+        cut = (
+            row % policy.cut_after_skips == 0
+            and loss_scale is not None
+            and not (searching and (self._falling or row == 1))
+        )
         cut = cut and loss_scale is not None and loss_scale > policy.smallest_scale
         calm = cut and self._last_cut is not None and step - self._last_cut <= policy.skip_window
         if cut:
             self._last_cut = step
-        said = self._say(skipped, loss_scale, cut=cut, searching=searching)
-        if said is None:
+        news = self._say(skipped, loss_scale, cut=cut, searching=searching)
+        if news is None:
             return SkipRow(row, (), cut, calm)
-        severity, facts = said
+        severity, facts = news
         remedies: tuple[Remedy, ...] = REMEDIES
         if buffers_lost and not self._lost_said:
             self._lost_said = True
             facts, remedies = replace(facts, buffers_not_restored=True), (RESET_STATISTICS, *REMEDIES)
-        event = Finding.at(facts, step, severity, kind=KIND, remedies=remedies, attempt=attempt, time=time)
+        event = Finding.at(facts, step, severity, kind=KIND, remedies=remedies, time=time)
         return SkipRow(row, (event,), cut, calm)
 
     def forget_row(self) -> None:
-        """The training was rolled back: what is skipped now is a new row."""
+        """Start a new row after a rollback."""
         self._row = 0
         self._recent.clear()
         self._often_said = False
@@ -118,16 +115,13 @@ class SkipCount:
             self._falling = loss_scale < self._scale
         self._scale = loss_scale
 
-    def _is_falling(self) -> bool:
-        return self._falling or self._row == 1
-
     def _share(self) -> float:
         return sum(self._recent) / len(self._recent)
 
     def _say(
         self, who: str, loss_scale: float | None, *, cut: bool, searching: bool
     ) -> tuple[Severity, SkippedStepFacts] | None:
-        """Severity and facts of what there is to say; None when there is nothing new."""
+        """Return severity and facts to report; None without news."""
         policy, row = self._policy, self._row
 
         def facts(news: SkipNews) -> SkippedStepFacts:
@@ -148,45 +142,8 @@ class SkipCount:
         return None
 
     def _often(self) -> bool:
-        """Whether skipping has just become too frequent; told once until it is seldom again."""
+        """Whether skipping has just become too frequent; True once until it is rare again."""
         if self._often_said or len(self._recent) < self._policy.skip_window:
             return False
         self._often_said = self._share() > self._policy.critical_skip_share
         return self._often_said
-
-
-def cut_loss_scale(scaler: Any, factor: float, smallest: float) -> None:
-    """Lower the scale of a loss scaler on its device, without waiting; never raise it.
-
-    Only between the end of a step and the next `scale`: in between, gradients carry the old one.
-    """
-    scale, tracker = getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)
-    if scale is None:
-        return
-    scale.copy_((scale * factor).clamp(min=smallest).minimum(scale))
-    if tracker is not None:
-        tracker.zero_()
-
-
-def cap_loss_scale(scaler: Any, largest: float) -> None:
-    """Keep the scale of a loss scaler at or below a limit, on its device, without waiting.
-
-    Where its next growth would exceed the limit, the steps since the last growth are counted anew. Only between the end
-    of a step and the next `scale`.
-    """
-    scale, tracker = getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)
-    if scale is None or tracker is None:
-        return
-    growth = scaler.get_growth_factor()
-    if scaler.get_growth_interval() == 1:  # it grows at each step, right after this
-        scale.clamp_(max=largest / growth)
-        return
-    scale.clamp_(max=largest)
-    tracker.mul_((scale * growth <= largest).to(tracker.dtype))
-
-
-def calm_loss_scaler(scaler: Any) -> None:
-    """Let a loss scaler grow as seldom and as little as a conservative one, and fall at least by half."""
-    scaler.set_growth_interval(max(scaler.get_growth_interval(), GROWTH_INTERVAL))
-    scaler.set_growth_factor(min(scaler.get_growth_factor(), GROWTH_FACTOR))
-    scaler.set_backoff_factor(min(scaler.get_backoff_factor(), 0.5))

@@ -1,15 +1,12 @@
-"""Skips broken steps: a capture whose loss or gradients are not finite, or are absurd, changes nothing.
+"""Skip broken steps: a capture with non-finite loss or gradients, or an extreme norm, changes nothing.
 
-In: each optimizer before and after its step. Out: a verdict, one a capture, that holds for all optimizers
-of the capture. Guarantees: weights, buffers, moments and counters are bit-identical before and after a skipped step,
-and the script finds its gradients again after it. On the host the flag is read at once; where all optimizers of the
-capture are fused ones on an accelerator, they read it themselves on the device and nobody waits.
+Guarantees: weights, buffers, moments and counters are bit-identical before and after a skipped step, and the script
+finds its gradients again after it. The verdict on a capture holds for all its optimizers. On the host the flag is read
+at once; where all optimizers are fused ones on an accelerator, they read it on the device and nothing waits.
 
-A step is skipped by taking its gradients away, which torch's optimizers pass over. All others are given zeros, so that
-they neither fail nor meet what is broken, and are taken back after the step; the copy is made at broken steps alone.
-
-What a loss scaler throws away is its own doing and is left to it; the other optimizers of that capture are stopped
-here.
+A step is skipped by removing its gradients, which torch's optimizers pass over. Other optimizers get zeros, and are
+undone after the step from a copy that is made at broken steps alone. A step that a loss scaler skips is left to it; the
+other optimizers of that capture are stopped here.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.tensors import parameters_of
-from mlflow_stability.recovery.skipping.broken_step_flag import broken_flag, takes_found_inf
+from mlflow_stability.recovery.skipping.broken_step import broken_flag, takes_found_inf
 from mlflow_stability.recovery.skipping.step_undo import (
     BufferUndo,
     PutBack,
@@ -36,7 +33,7 @@ from mlflow_stability.recovery.skipping.step_undo import (
 )
 
 Vote = Callable[[Tensor], Tensor]
-"""Takes the flag of this process and gives that of all processes; called at every look, whatever was found."""
+"""Combines the flags of all ranks; called at every check, whatever its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +43,9 @@ class Verdict:
     broken: bool | None
     """Whether its steps are skipped; None: only the device knows, and acts on it."""
     flag: Tensor | None
-    """The same on the device: 1.0 where broken; None where there was nothing to look at."""
+    """1.0 on the device where broken; None where nothing was checked."""
     asked_for: bool = False
-    """It was not broken: the user asked to skip it."""
+    """Not broken: the script asked to skip it."""
 
 
 _SOUND = Verdict(False, None)
@@ -56,15 +53,14 @@ _SOUND = Verdict(False, None)
 
 @dataclass(slots=True)
 class _Hidden:
-    """The gradients of an optimizer that is being skipped."""
+    """Gradients of an optimizer whose step is skipped."""
 
     gradients: dict[Tensor, Tensor]
     put_back: PutBack
     zeros: dict[Tensor, Tensor] | None = None
-    """What the step is given instead; None: nothing."""
+    """What the step gets instead; None: no gradients."""
 
     def hide(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Take a gradient away."""
         self.gradients[parameter] = gradient
         if self.zeros is None:
             parameter.grad = None
@@ -72,23 +68,20 @@ class _Hidden:
             parameter.grad = self.zeros[parameter] = torch.zeros_like(gradient)
 
     def give_back(self) -> None:
-        """The step is over: the script finds its gradients again."""
         for parameter, gradient in self.gradients.items():
             if parameter.grad is None or (self.zeros is not None and parameter.grad is self.zeros.get(parameter)):
                 parameter.grad = gradient
 
 
 class StepGuard:
-    """Skips the broken steps of one training."""
-
     def __init__(
         self, buffers: BufferUndo | None = None, vote: Vote | None = None, on_device: bool | None = None
     ) -> None:
         self.buffers = buffers
         self.buffers_lost = False
-        """Whether buffers could not be put back after the last broken capture, and are not finite."""
+        """Buffers of the last broken capture could not be restored, and are not finite."""
         self.awaits_forward = False
-        """Whether the next forward pass is the first one since a step."""
+        """The next forward pass is the first one since a step."""
         self._vote = vote
         self._on_device = on_device
         """Whether fused optimizers read the flag themselves; None: where they are on an accelerator."""
@@ -98,16 +91,16 @@ class StepGuard:
         self._skip_next = False
         self._hidden: dict[int, _Hidden] = {}
         self._gated: dict[int, tuple[Optimizer, Tensor | None]] = {}
-        """Optimizers that were given our flag, with the one that a loss scaler had given them."""
+        """Optimizers that hold our flag, with the flag of a loss scaler before it."""
         self._copies: dict[int, PutBack] = {}
         self._moves_first: MutableMapping[Optimizer, bool] = WeakIdKeyDictionary()
-        """Whether an optimizer moves its weights before it evaluates its closure, as SAM does; torch's own do not."""
+        """Whether an optimizer moves its weights before its closure, as SAM does; torch's own do not."""
         self._versions: list[int] = []
-        """Autograd's versions of the weights before the first closure of an optimizer of which that is not known."""
+        """Autograd versions of the weights before the first closure of an optimizer that is not known yet."""
 
     @property
     def changes_step(self) -> bool:
-        """Whether gradients are hidden, flags given or copies held until the step is over."""
+        """Whether gradients are hidden, flags set or copies held until the step ends."""
         return bool(self._gated or self._hidden or self._copies)
 
     def skip_next(self) -> None:
@@ -115,15 +108,14 @@ class StepGuard:
         self._skip_next = True
 
     def forward_began(self) -> None:
-        """Runs before a forward pass of training, where `awaits_forward`: the script wrote what it found in buffers."""
+        """Copy the buffers before a forward pass where `awaits_forward`: until then, changes are the script's own."""
         self.awaits_forward = False
         if self.buffers is not None:
             self.buffers.forward_began()
 
     def before_closure(self, optimizer: Optimizer) -> None:
-        """Runs before a step with a closure: one that moves the weights before it is judged is copied.
-
-        LBFGS does so as it asks for gradients again and again, SAM before it asks.
+        """Copy what a step with a closure changes before it can be judged: LBFGS evaluates again and again, SAM moves
+        first.
         """
         self._copies = {}  # what a step that ended in an exception has left here is no copy of this one
         if isinstance(optimizer, LBFGS):
@@ -131,7 +123,7 @@ class StepGuard:
         elif not passes_over_none(optimizer):
             moves = self._moves_first.get(optimizer)
             if moves is None:
-                self._versions = [each._version for each in parameters_of(optimizer)]
+                self._versions = [weight._version for weight in parameters_of(optimizer)]
             if moves is not False:
                 self._copies[id(optimizer)] = copy_weights(optimizer)
 
@@ -144,9 +136,9 @@ class StepGuard:
         companions: Sequence[Optimizer],
         largest: float | None,
     ) -> bool:
-        """Whether this first step of a capture is sound, as the host knows without waiting: nearly every step is.
+        """Whether this first step of a capture is fine, as known on the host without waiting: nearly always.
 
-        Then nothing is left to be done before it. `largest`: what its norm may be at most, whatever its loss is.
+        Then nothing is left to be done before it. `largest`: limit of its norm, whatever its loss is.
         """
         if norm is None or not norm.is_cpu or len(companions) > 1 or capture is self._capture:
             return False
@@ -178,11 +170,10 @@ class StepGuard:
         companions: Iterable[Optimizer] = (),
         largest: float | Tensor | None = None,
     ) -> Verdict:
-        """Judge a capture at its first optimizer step, and hold this optimizer to the verdict.
+        """Judge a capture at its first optimizer step, and apply the verdict to this optimizer.
 
-        For a capture that `sound_at_once` did not pass. `capture` is any object that stands for the capture; `norm` the
-        norm of this optimizer's gradients, if it was taken, and `largest` what it may be at most; `companions` the
-        other optimizers that step in the same captures.
+        `capture`: any object that identifies the capture. `norm`: of this optimizer's gradients, if computed; at most
+        `largest`. `companions`: the other optimizers that step in the same captures.
         """
         first = capture is not self._capture
         if first:
@@ -205,12 +196,12 @@ class StepGuard:
         return verdict
 
     def evaluated_again(self, optimizer: Optimizer) -> None:
-        """Runs after each further evaluation of a closure: new gradients of a skipped step are hidden as well."""
+        """Hide the new gradients after a further evaluation of a closure."""
         if id(optimizer) in self._hidden:
             self._hide(optimizer)
 
     def swallowed(self, optimizer: Optimizer, capture: object) -> Verdict:
-        """Runs when a loss scaler threw a step away: the capture is broken for its other optimizers too."""
+        """Stop the other optimizers of a capture after a loss scaler skipped a step."""
         first = capture is not self._capture
         if first:
             self._begin(capture)
@@ -222,9 +213,9 @@ class StepGuard:
         return self._verdict
 
     def step_ended(self, optimizer: Optimizer) -> bool:
-        """Put back what was hidden; True when the step is taken back only now, for it left weights that are not finite.
+        """Restore what was hidden; True when the step is undone only now, because it left non-finite weights.
 
-        That happens to LBFGS alone, whose later evaluations nobody judges.
+        That happens to LBFGS alone, whose later evaluations are not judged.
         """
         self.awaits_forward = self.buffers is not None and self.buffers.has_buffers
         self._take_flag_back(id(optimizer))
@@ -240,7 +231,7 @@ class StepGuard:
         return undone
 
     def _begin(self, capture: object) -> None:
-        """A new capture; what a step that ended in an exception has left behind is dropped."""
+        """Begin a capture; drop what a step that raised an exception has left."""
         self._capture, self._verdict = capture, _SOUND
         self._looked.clear()
         self._hidden.clear()
@@ -255,7 +246,7 @@ class StepGuard:
         norm: Tensor | None,
         largest: float | Tensor | None,
     ) -> None:
-        """Ask whether anything is not finite, and join it to what was found before in this capture."""
+        """Check the gradients and combine the result with earlier ones of this capture."""
         try:
             flag = broken_flag(losses, norm, optimizers if norm is None else optimizers[1:], largest)
         except Exception:
@@ -304,7 +295,7 @@ class StepGuard:
 
     def _learn_whether_moved(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._copies and not isinstance(optimizer, LBFGS):
-            moved = self._versions != [each._version for each in parameters_of(optimizer)]
+            moved = self._versions != [weight._version for weight in parameters_of(optimizer)]
             self._moves_first[optimizer] = moved
             if not moved:
                 del self._copies[id(optimizer)]
@@ -326,7 +317,7 @@ class StepGuard:
 
 
 def _hidden_of(optimizer: Optimizer) -> _Hidden:
-    """How an optimizer is kept from changing anything."""
+    """Prepare to skip an optimizer's step."""
     if not passes_over_none(optimizer):
         # Too little memory, or state of a type that cannot be copied or filled: most pass over a missing gradient.
         with contextlib.suppress(Exception):
@@ -338,4 +329,4 @@ def _hidden_of(optimizer: Optimizer) -> _Hidden:
 
 def _weights_finite(optimizer: Optimizer) -> bool:
     with torch.no_grad():
-        return all(bool(torch.isfinite(each).all()) for each in parameters_of(optimizer))
+        return all(bool(torch.isfinite(weight).all()) for weight in parameters_of(optimizer))

@@ -1,12 +1,10 @@
-"""Copies and restores the state of a training, in place."""
+"""Copy and restore the state of a training, in place."""
 
 from __future__ import annotations
 
-from mlflow_stability.recovery.state.finite_check import is_finite
-from mlflow_stability.recovery.state.host_copy import free_memory
+from mlflow_stability.recovery.state.host_copy import free_memory, is_finite
 from mlflow_stability.recovery.state.restore import RestoreChoice, RestorePlan, TornState, misfit
 from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
-from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
 from mlflow_stability.recovery.state.state_copy import (
     StateCopy,
     bytes_of_state,
@@ -15,7 +13,6 @@ from mlflow_stability.recovery.state.state_copy import (
     with_what_followed,
 )
 from mlflow_stability.recovery.state.training_parts import (
-    SplitBy,
     StateSplit,
     TrainingParts,
     WeakTrainingParts,
@@ -30,8 +27,6 @@ __all__ = [
     "RestoreChoice",
     "RestorePlan",
     "SnapshotRing",
-    "SplitBy",
-    "StaleGraphs",
     "StateCopy",
     "StateSplit",
     "TornState",

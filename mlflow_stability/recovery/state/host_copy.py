@@ -1,20 +1,18 @@
-"""Copies of tensors on the host, each storage once, and the free memory of the host.
+"""Copies of tensors on the host, each storage once, and whether their values are finite.
 
-In: tensors. Out: their copies, their size, and whether all of them are finite; free memory, in a container too.
-Guarantees: bit for bit, strides included; on an accelerator copies are started without waiting, and read only once
-they arrived; version counters stay.
+Guarantees: bit for bit, strides included; copies from an accelerator start without waiting, and are read only once they
+arrived; autograd versions stay.
 
-An accelerator that has streams makes most of a large copy beside the training: the tensors are copied on the device
-first, in the stream of the training, and those copies go to the host in a stream of their own. The training may change
-its tensors at once, and by whatever means; it waits for no transfer. What does not fit the budget of device memory is
-transferred in the stream of the training.
+On an accelerator with streams, large copies run beside the training: tensors are copied on the device first, in the
+stream of the training, and from there to the host in another stream. The training may change its tensors at once. What
+does not fit the budget of device memory is copied in the stream of the training.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,86 +25,81 @@ from mlflow_stability.probes.tensors import copy_budget
 
 _Key = tuple[Any, ...]
 _Pair = tuple[Tensor, Tensor]
-"""What is copied, and where it goes."""
+"""Source and target."""
 SMALLEST_STAGED = 2**20
-"""Bytes; less than this is transferred faster than a second stream is told of it."""
+"""Bytes; less is copied faster than a second stream is started."""
 WITH_STREAMS = frozenset({"cuda", "xpu"})
 
 
 class HostCopies:
-    """Copies of tensors, found again by the tensor that they were made of."""
+    """Copies of tensors, looked up by the original tensor."""
 
     def __init__(self, tensors: Iterable[Tensor], device_budget: int | None = None) -> None:
         self.nbytes = 0
-        """How much memory they take."""
         self._copies: dict[_Key, Tensor] = {}
         with torch.no_grad():
             pairs = self._allocated(_by_storage(tensors))
             devices = {source.device for source, _ in pairs if source.device.type != "cpu"}
-            self._began = [_event(each) for each in devices]
+            self._began = [_event(device) for device in devices]
             self._beside = []
-            """Marks in the streams beside those of the training."""
+            """Events in the streams beside those of the training."""
             for device in devices:
                 pairs, arrived = _copy_beside(pairs, device, device_budget)
                 self._beside += arrived
             _copy_all(pairs)
-            self._arrived = [_event(each) for each in devices]
+            self._arrived = [_event(device) for device in devices]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The copy of this tensor."""
         return self._copies[_key(local_part(tensor))]
 
     def __contains__(self, tensor: Tensor) -> bool:
-        """Whether there is a copy of this tensor."""
         return _key(local_part(tensor)) in self._copies
 
     def all(self) -> list[Tensor]:
-        """The copies, in the order in which their tensors came, shared ones once."""
+        """Return the copies in the order of their tensors, shared ones once."""
         return list(self._copies.values())
 
     def have_arrived(self) -> bool:
-        """Whether they can be read without waiting."""
-        return all(each.query() for each in (*self._arrived, *self._beside))
+        return all(event.query() for event in (*self._arrived, *self._beside))
 
     def wait(self) -> None:
-        """Wait until they can be read."""
-        for each in (*self._arrived, *self._beside):
-            each.synchronize()
+        for event in (*self._arrived, *self._beside):
+            event.synchronize()
 
     def device_seconds(self) -> float:
-        """How long they held up the slowest device's training; 0 on the CPU, and while they are on their way."""
+        """Return how long they delayed the slowest device; 0 on the CPU, and until they arrived."""
         if not self._arrived or not self.have_arrived():
             return 0.0
         times = (began.elapsed_time(arrived) for began, arrived in zip(self._began, self._arrived, strict=True))
         return float(max(times)) / 1e3
 
     def _allocated(self, groups: Iterable[list[Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """What is to be copied where; dense tensors alone, the few others are copied here."""
+        """Allocate the copies of dense tensors, and copy the others at once."""
         pairs = []
         for group in groups:
             whole = _whole_storage(group)
             if whole is not None:
                 made = _empty_like(whole)
                 pairs.append((whole, made))
-                first = min(each.storage_offset() for each in group)
-                for each in group:
-                    view = made.as_strided(each.shape, each.stride(), each.storage_offset() - first)
-                    self._copies[_key(each)] = view
+                first = min(member.storage_offset() for member in group)
+                for tensor in group:
+                    view = made.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - first)
+                    self._copies[_key(tensor)] = view
                 self.nbytes += made.nbytes
                 continue
-            for each in group:
-                if each.layout is torch.strided:
-                    made = _empty_like(each)
-                    pairs.append((each.detach(), made))
+            for tensor in group:
+                if tensor.layout is torch.strided:
+                    made = _empty_like(tensor)
+                    pairs.append((tensor.detach(), made))
                 else:
-                    made = each.detach().cpu().clone()
-                self._copies[_key(each)] = made
+                    made = tensor.detach().cpu().clone()
+                self._copies[_key(tensor)] = made
                 self.nbytes += bytes_of(made)
         return pairs
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """How many bytes a copy of this tensor takes."""
+    """Return the size of a copy of this tensor."""
     tensor = local_part(tensor)
     if tensor.layout is torch.strided:
         return tensor.nbytes
@@ -114,17 +107,17 @@ def bytes_of(tensor: Tensor) -> int:
         return tensor._indices().nbytes + tensor._values().nbytes
     by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     indices = (tensor.crow_indices(), tensor.col_indices()) if by_row else (tensor.ccol_indices(), tensor.row_indices())
-    return sum(each.nbytes for each in (tensor.values(), *indices))
+    return sum(part.nbytes for part in (tensor.values(), *indices))
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What of a tensor lies in this process: of one that is split over several, its shard."""
+    """Return this rank's part of a sharded tensor."""
     shard = getattr(tensor, "_local_tensor", None)
     return shard if isinstance(shard, Tensor) else tensor
 
 
 def _by_storage(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one storage and type together, each view once."""
+    """Group tensors by storage and type, each view once."""
     groups: dict[_Key, dict[_Key, Tensor]] = {}
     for tensor in tensors:
         part = local_part(tensor)
@@ -133,22 +126,22 @@ def _by_storage(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
             groups.setdefault((part.untyped_storage().data_ptr(), part.dtype, part.device), {})[key] = part
         else:
             groups.setdefault(key, {})[key] = part
-    return [list(each.values()) for each in groups.values()]
+    return [list(views.values()) for views in groups.values()]
 
 
 def _whole_storage(group: Sequence[Tensor]) -> Tensor | None:
-    """The stretch of a storage under several views, where that is less than the views one by one."""
+    """Return the range of a storage under several views, where that is smaller than the views."""
     if len(group) < 2:
         return None
-    first = min(each.storage_offset() for each in group)
-    last = max(each.storage_offset() + _reach(each) for each in group)
-    if (last - first) > sum(each.numel() for each in group):
+    first = min(view.storage_offset() for view in group)
+    last = max(view.storage_offset() + _reach(view) for view in group)
+    if (last - first) > sum(view.numel() for view in group):
         return None
     return group[0].detach().as_strided((last - first,), (1,), first)
 
 
 def _reach(tensor: Tensor) -> int:
-    """From the first element of a view to behind its last one in memory."""
+    """Return the number of elements that a view spans."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -163,7 +156,6 @@ def _empty_like(tensor: Tensor) -> Tensor:
 
 
 def _event(device: torch.device) -> Any:
-    """A mark in the stream of the device."""
     made = torch.get_device_module(device).Event(enable_timing=True)
     made.record(torch.accelerator.current_stream(device))
     return made
@@ -175,7 +167,7 @@ def _copy_all(pairs: Sequence[_Pair]) -> None:
 
 
 def _copy_beside(pairs: list[_Pair], device: torch.device, budget: int | None) -> tuple[list[_Pair], list[Any]]:
-    """Start copying what can be copied beside this device's training; gives the other pairs, and a mark to wait for."""
+    """Start copies beside this device's training; return the remaining pairs and the events to wait for."""
     if device.type not in WITH_STREAMS:
         return pairs, []
     room = copy_budget(device) if budget is None else budget
@@ -213,21 +205,21 @@ _CONTAINER = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _LIMITS_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 _LIMITS_2 = "memory.max", "memory.current", "inactive_file"
-"""Of control groups of version 1 and 2: the limit, what is used, and how much of that can be given back."""
+"""Limit, usage and reclaimable memory in control groups of version 1 and 2."""
 
 
 def free_memory() -> int:
-    """How many bytes this process may still take, as far as the system tells: as little as any group of it may."""
-    return int(max(0, min([_available(), *(_free_in_group(*each) for each in _own_groups())])))
+    """Return how many bytes this process may still take, in a container too."""
+    return int(max(0, min([_available(), *(_free_in_group(*group) for group in _own_groups())])))
 
 
 def _own_groups() -> list[tuple[Path, tuple[str, str, str]]]:
-    """The control groups of this process that limit memory, from the innermost out; batch systems nest them."""
+    """Return the control groups of this process, innermost first: batch systems nest them."""
     try:
         lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:  # not Linux
         return []
-    found = []
+    groups = []
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -236,14 +228,13 @@ def _own_groups() -> list[tuple[Path, tuple[str, str, str]]]:
             root, names = _CONTAINER / "memory", _LIMITS_1
         else:
             continue
-        own = [each for each in path.split("/") if each not in ("", "..")]
+        own = [name for name in path.split("/") if name not in ("", "..")]
         # A container may see its own group as the root, and not under the path that it has outside.
-        found += [(root.joinpath(*own[:depth]), names) for depth in range(len(own), -1, -1)]
-    return found
+        groups += [(root.joinpath(*own[:depth]), names) for depth in range(len(own), -1, -1)]
+    return groups
 
 
 def _free_in_group(group: Path, names: tuple[str, str, str]) -> float:
-    """What is left of a group's memory; infinite where it has no limit."""
     limit, used, cached = names
     try:
         most = (group / limit).read_text().strip()
@@ -263,5 +254,89 @@ def _available() -> int:
 
 
 def _entry(text: str, name: str) -> int:
-    """The number in the line that begins with this name; 0 where there is none."""
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(name + " ")), 0)
+
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+class FiniteCheck:
+    """Whether tensors are finite: computed on their device, read later.
+
+    A norm that overflows decides nothing: the values themselves are checked. Tensors on the host are checked on their
+    copy, when the result is asked for.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], copies: HostCopies, untrained: Collection[str] = ()) -> None:
+        self._copies = copies
+        self._untrained = frozenset(untrained)
+        """Buffers and frozen parameters."""
+        self._hosts: dict[str, Tensor] = {}
+        far: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            part = _values(local_part(tensor))
+            if part is None or not part.numel():
+                continue
+            self._hosts[name] = copies.of(tensor)
+            if not part.is_cpu:
+                far[name] = part
+        self._far = list(far)
+        self._answers = HostCopies(_norms(list(far.values())))
+        self._rows = self._answers.all()
+        self._found: frozenset[str] | None = None
+
+    def not_finite(self) -> frozenset[str]:
+        """Return the names of tensors with NaN or infinity; waits for the device."""
+        if self._found is None:
+            self._answers.wait()
+            self._copies.wait()
+            far = set(self._far)
+            near = [name for name in self._hosts if name not in far]
+            rows = [*self._rows, *_norms([_numbers(self._hosts[name]) for name in near])]
+            finite = (is_finite for row in rows for is_finite in row.isfinite().tolist())
+            suspects = [name for name, is_finite in zip([*self._far, *near], finite, strict=True) if not is_finite]
+            self._found = frozenset(name for name in suspects if not _numbers(self._hosts[name]).isfinite().all())
+        return self._found
+
+    def infinite_masks(self) -> frozenset[str]:
+        """Return the buffers and frozen parameters with infinities but no NaN, as masks have."""
+        names = self.not_finite() & self._untrained
+        return frozenset(name for name in names if not bool(self._hosts[name].isnan().any()))
+
+
+def is_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> bool:
+    """Whether a tensor is finite; `may_be_infinite`: holds no NaN. Waits for the device."""
+    values = _values(local_part(tensor))
+    if values is None or bool(torch.isfinite(values.sum())):  # an overflow of the sum is no verdict
+        return True
+    return not bool(values.isnan().any()) if may_be_infinite else bool(torch.isfinite(values).all())
+
+
+def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Compute norms in the order of the tensors, neighbours of one type in one kernel."""
+    rows: list[Tensor] = []
+    start = 0
+    for end in range(1, len(tensors) + 1):
+        first = tensors[start]
+        if end < len(tensors) and tensors[end].dtype is first.dtype and tensors[end].device == first.device:
+            continue
+        wide = torch.float32 if first.dtype in _NARROW else None
+        rows.append(torch.stack(list(torch_api.foreach_norm(list(tensors[start:end]), 2.0, wide))))
+        start = end
+    return rows
+
+
+def _values(tensor: Tensor) -> Tensor | None:
+    """Return floating-point values wide enough to be summed; None for integers."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor._values()
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.values()
+    return tensor.detach().float() if tensor.itemsize == 1 else tensor.detach()
+
+
+def _numbers(copy: Tensor) -> Tensor:
+    values = _values(copy)
+    return copy if values is None else values

@@ -1,8 +1,7 @@
-"""Restores the state of an optimizer in three steps: compare, make what is missing, fill in place.
+"""Restore the state of an optimizer: compare, make what is missing, fill in place.
 
-In: a copy, the optimizer, the names of its parameters. Guarantees: the first two steps change nothing, and the third
-can be undone; existing tensors are filled in place, bit for bit, without changing their version counters; state that
-the copy lacks is removed, missing state is made where torch would make it.
+Guarantees: the first two steps change nothing, and the third can be undone; existing tensors are filled in place
+without changing their autograd versions; new state is removed, missing state is made where torch would make it.
 """
 
 from __future__ import annotations
@@ -17,27 +16,28 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.objects import state_of
-from mlflow_stability.recovery.skipping import PutBack, copy_bookkeeping
+from mlflow_stability.recovery.skipping.step_undo import PutBack, copy_bookkeeping
 from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import OptimizerCopy
 from mlflow_stability.recovery.state.value_tree import restored_value
 
 LEARNED = ("d", "d_denom", "d_max", "d_numerator", "k", "lr_max", "scheduled_lr", "train_mode", "weight_sum")
-"""What optimizers keep among the hyper-parameters though they learn it themselves: D-Adaptation, Prodigy and
-schedule-free ones."""
+"""Learned values that optimizers keep among the hyper-parameters: D-Adaptation, Prodigy and schedule-free ones."""
 
 
 class OptimizerPlan:
-    """What is to be done to one optimizer; `mismatch` says why it cannot."""
+    """Changes to one optimizer; `mismatch` says why they are impossible."""
 
     def __init__(self, copy: OptimizerCopy, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         self.removed = 0
         self.pairs: list[tuple[Tensor, Tensor]] = []
-        """Tensors that are there already, with those that they are to be filled from."""
+        """Existing tensors, and what they are filled from."""
         self._copy = copy
         self._optimizer = optimizer
         self._parameters = {
-            names[id(each)]: (each, group) for group in optimizer.param_groups for each in group["params"]
+            names[id(parameter)]: (parameter, group)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
         }
         self.mismatch = self._compared()
         self._used: set[int] = set()
@@ -47,7 +47,7 @@ class OptimizerPlan:
         self._put_back: PutBack = lambda: None
 
     def _compared(self) -> str:
-        """In what the copy differs; empty where it does not."""
+        """Return the difference to the copy; empty without one."""
         copy, kind = self._copy, type(self._optimizer).__name__
         if copy.kind != kind:
             return f"was of type {copy.kind}"
@@ -58,10 +58,9 @@ class OptimizerPlan:
         return ""
 
     def stage(self, groups: Sequence[Mapping[str, Any]], everything: bool) -> None:
-        """Make all that needs memory; nothing is changed yet.
+        """Make everything that needs memory, without changing anything.
 
-        `groups` are the saved hyper-parameters: all of them are put back, or those alone that an optimizer learns and
-        those that are broken.
+        Of the saved hyper-parameters `groups` all are restored with `everything`, else only learned and broken ones.
         """
         copy, state = self._copy, state_of(self._optimizer)
         self._put_back = copy_bookkeeping(self._optimizer)
@@ -77,7 +76,7 @@ class OptimizerPlan:
             self._stage_values(group, values, everything)
 
     def apply(self) -> None:
-        """Put in place what was made; tensors are filled by who asked for `pairs`."""
+        """Put the new state in place; the caller fills `pairs`."""
         state = state_of(self._optimizer)
         for parameter, _ in self._parameters.values():
             if parameter not in self._entries:
@@ -89,18 +88,18 @@ class OptimizerPlan:
                 live.update(entry)
             else:
                 state[parameter] = entry
-        for key in [each for each in state if isinstance(each, str) and each not in self._shared]:
+        for key in [key for key in state if isinstance(key, str) and key not in self._shared]:
             del state[key]
         state.update(self._shared)
         for group, key, value in self._values:
             group[key] = value
 
     def undo(self) -> None:
-        """Make it what it was at `stage`, but for the content of `pairs`."""
+        """Restore the state at `stage`, except the content of `pairs`."""
         self._put_back()
 
     def _entry(self, live: Any, saved: Any, place: _Place) -> Any:
-        """What is to be known of a parameter: the living tensors where they fit, and new ones else."""
+        """Return the state of a parameter: existing tensors where they fit, else new ones."""
         if not isinstance(saved, dict):
             return place.made("", saved)
         entry: dict[Any, Any] = {}
@@ -116,7 +115,7 @@ class OptimizerPlan:
     def _stage_values(self, group: dict[str, Any], values: Mapping[str, Any], everything: bool) -> None:
         for key, value in values.items():
             live = group.get(key)
-            if not (everything or key in LEARNED or _is_broken(live)):
+            if not (everything or key in LEARNED or (isinstance(live, float) and not math.isfinite(live))):
                 continue
             if isinstance(live, Tensor) and isinstance(value, Tensor) and live.shape == value.shape:
                 self.pairs.append((live, value.to(live.dtype)))
@@ -124,7 +123,7 @@ class OptimizerPlan:
                 self._values.append((group, key, restored_value(value)))
 
     def _fits(self, existing: Tensor, saved: Tensor) -> bool:
-        """Whether it can be filled where it lies: two entries of one memory would overwrite each other."""
+        """Whether it can be filled in place: two entries of one memory would overwrite each other."""
         existing = local_part(existing)
         if existing.shape != saved.shape or existing.dtype is not saved.dtype or existing.layout is not saved.layout:
             return False
@@ -146,12 +145,12 @@ class _Place:
         self._on_host = on_host
 
     def made(self, key: str, value: Any) -> Any:
-        """The value with tensors of its own, there."""
+        """Return a copy of the value there."""
         device = self._of(key)
         return restored_value(value, lambda tensor: self._split(torch.empty_like(tensor, device=device).copy_(tensor)))
 
     def _split(self, shard: Tensor) -> Any:
-        """The state of a parameter that is split over processes is split as it is."""
+        """Shard the state as its parameter."""
         parameter: Any = self._parameter.data
         local = local_part(parameter)
         if local is parameter or local.shape != shard.shape:
@@ -166,10 +165,6 @@ class _Place:
         if self._on_host is not None:  # it comes from a device, where it lay as it should
             return host if key in self._on_host else self._device
         return host if key == "step" and not self._capturable else self._device
-
-
-def _is_broken(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def fill(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

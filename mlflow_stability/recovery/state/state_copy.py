@@ -1,62 +1,155 @@
 """A copy of the whole state of a training: weights, buffers, optimizer state, schedules, averages, random numbers.
 
-In: the parts of a training. Out: a `StateCopy` on the host that shares nothing with them. Guarantees: bit for bit;
-nothing is drawn, changed or waited for; its size is known beforehand; optimizers that keep state where torch's do are
-copied whole, nested containers included.
-
-A loop changes state after an optimizer's step too: scheduler, loss scaler, averages. `with_what_followed` completes a
-copy at the next backward pass.
+Guarantees: bit for bit; shares nothing with the training; draws no random numbers and does not wait for a device. A
+loop changes scheduler, loss scaler and averages after an optimizer's step: `with_what_followed` completes a copy at the
+next backward pass.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.objects import state_of
-from mlflow_stability.recovery.state.finite_check import FiniteCheck
-from mlflow_stability.recovery.state.host_copy import HostCopies, bytes_of
-from mlflow_stability.recovery.state.other_state import rng_state, scaler_state
+from mlflow_stability.recovery.state.host_copy import FiniteCheck, HostCopies, bytes_of
 from mlflow_stability.recovery.state.training_parts import TrainingParts, named_tensors
 from mlflow_stability.recovery.state.value_tree import replaced
 
 
+def rng_state() -> dict[str, Any]:
+    """Return the states of Python's, NumPy's and torch's generators, on the CPU and on every device in use."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "torch": torch.get_rng_state(),
+    }
+    if "numpy.random" in sys.modules:
+        kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)
+        if kind == "MT19937":
+            state["numpy"] = {
+                "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
+                "position": int(position),
+                "has_gauss": int(has_gauss),
+                "cached": float(cached),
+            }
+    device = _accelerator()
+    if device is not None:
+        module = torch.get_device_module(device)
+        state["devices"] = {
+            "type": device.type,
+            "states": [module.get_rng_state(*place) for place in _places(device)],
+        }
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Restore the generators, except those of devices that are not here."""
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    torch.set_rng_state(state["torch"])
+    kept = state.get("numpy")
+    if kept is not None:
+        key = kept["key"].numpy().astype(np.uint32)
+        np.random.set_state(("MT19937", key, kept["position"], kept["has_gauss"], kept["cached"]))
+    devices = state.get("devices")
+    if devices is None or not torch.accelerator.is_available():
+        return
+    here = torch.accelerator.current_accelerator()
+    if here is not None and here.type == devices["type"]:
+        module = torch.get_device_module(here)
+        states: list[Tensor] = devices["states"]
+        for kept_state, place in zip(states, _places(here), strict=False):
+            module.set_rng_state(kept_state, *place)
+
+
+def _accelerator() -> torch.device | None:
+    """Return the accelerator that this process uses; an unused one is not initialised."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
+        return None
+    module = torch.get_device_module(device)
+    in_use = getattr(module, "is_initialized", None)
+    return device if hasattr(module, "get_rng_state") and (in_use is None or in_use()) else None
+
+
+def _places(device: torch.device) -> list[tuple[int, ...]]:
+    """Return device arguments for its module: Apple's takes none."""
+    if device.type == "mps":
+        return [()]
+    return [(number,) for number in range(torch.get_device_module(device).device_count())]
+
+
+def scaler_state(scaler: Any) -> dict[str, Any]:
+    """Return the state of a loss scaler without waiting, unlike its own ``state_dict``."""
+    scale, tracker = scaler._scale, scaler._growth_tracker
+    return {
+        "scale": scaler._init_scale if scale is None else scale,
+        "growth_tracker": scaler._init_growth_tracker if tracker is None else tracker,
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+    }
+
+
+def restore_scaler(scaler: Any, saved: Mapping[str, Any], settings: bool) -> None:
+    """Restore the scale in place, as graphs may know its address; with `settings` also its growth settings."""
+    tracker: Any = saved["growth_tracker"]
+    if settings:
+        scaler.set_growth_factor(saved["growth_factor"])
+        scaler.set_backoff_factor(saved["backoff_factor"])
+        scaler.set_growth_interval(saved["growth_interval"])
+    elif scaler.get_growth_interval() != saved["growth_interval"]:
+        tracker = 0  # one beyond another interval would never meet it, and the scale never grow again
+    for live, initial, value in (
+        (scaler._scale, "_init_scale", saved["scale"]),
+        (scaler._growth_tracker, "_init_growth_tracker", tracker),
+    ):
+        if live is None:
+            setattr(scaler, initial, value.item() if isinstance(value, Tensor) else value)
+        elif isinstance(value, Tensor):
+            live.data.copy_(value)
+        else:
+            live.data.fill_(value)
+
+
 @dataclass(frozen=True, slots=True)
 class OptimizerCopy:
-    """What an optimizer knows, by the names of its parameters."""
+    """State of an optimizer, by names of parameters."""
 
     kind: str
-    """``AdamW``: the type's name."""
+    """Name of its type."""
     members: tuple[tuple[str, ...], ...]
-    """The parameters of each group."""
+    """Parameters of each group."""
     state: dict[str, Any]
-    """For each parameter that has one; what is kept under other keys stands under these keys as text."""
     shared: dict[str, Any]
     """State that belongs to no parameter."""
     on_host: dict[str, tuple[str, ...]]
-    """For parameters on a device: which entries of their state lie on the host, as step counters do."""
+    """For parameters on a device: entries of their state on the host, such as step counters."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the state, with a path to it."""
+        """Yield every tensor of the state with its path."""
         for name, entry in (*self.state.items(), *self.shared.items()):
-            found: list[Tensor] = []
-            replaced(entry, found.append)
-            for position, tensor in enumerate(found):
+            tensors: list[Tensor] = []
+            replaced(entry, tensors.append)
+            for position, tensor in enumerate(tensors):
                 yield f"{name}#{position}", tensor
 
     def with_tensors(self, copy_of: Callable[[Tensor], Tensor]) -> OptimizerCopy:
-        """The same with copies in the place of tensors."""
         return dataclasses.replace(self, state=replaced(self.state, copy_of), shared=replaced(self.shared, copy_of))
 
 
 def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerCopy:
-    """The optimizer's state as it lies in the training; `names` are by the identity of parameters."""
+    """Return the optimizer's live state; `names` by id of the parameters."""
     state: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     on_host: dict[str, tuple[str, ...]] = {}
@@ -70,10 +163,10 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> Optimizer
             continue
         state[name] = entry
         if not key.is_cpu and isinstance(entry, dict):
-            on_host[name] = tuple(k for k, each in entry.items() if isinstance(each, Tensor) and each.is_cpu)
+            on_host[name] = tuple(k for k, value in entry.items() if isinstance(value, Tensor) and value.is_cpu)
     return OptimizerCopy(
         kind=type(optimizer).__name__,
-        members=tuple(tuple(names[id(each)] for each in group["params"]) for group in optimizer.param_groups),
+        members=tuple(tuple(names[id(parameter)] for parameter in group["params"]) for group in optimizer.param_groups),
         state=state,
         shared=shared,
         on_host=on_host,
@@ -81,8 +174,8 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> Optimizer
 
 
 def groups_of(optimizer: Optimizer) -> tuple[dict[str, Any], ...]:
-    """The hyper-parameters of each group."""
-    return tuple({key: each for key, each in group.items() if key != "params"} for group in optimizer.param_groups)
+    """Return the hyper-parameters of each group."""
+    return tuple({key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,66 +192,63 @@ class LaterState:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """The state of a training after a step."""
+    """State of a training after a step."""
 
     step: int
     tensors: dict[str, Tensor]
     """Parameters and buffers by name."""
     caches: frozenset[str]
-    """Those that are tables and masks, which may have another shape tomorrow."""
+    """Non-persistent tables and masks, whose shape may change."""
     optimizers: tuple[OptimizerCopy, ...]
     later: LaterState
     rng: dict[str, Any]
     extra: dict[str, Any] = field(default_factory=dict)
-    """The states of the script's own objects, by name; only in what goes to the disk."""
+    """States of the script's own objects by name; only in checkpoints."""
     nbytes: int = 0
     blocked: float = 0.0
-    """For how many seconds the training waited for this copy."""
+    """Seconds for which the training waited."""
     checks: tuple[FiniteCheck, ...] = ()
     copies: tuple[HostCopies, ...] = ()
 
     def wait(self) -> None:
-        """Wait until it can be read."""
-        for each in self.copies:
-            each.wait()
+        for copies in self.copies:
+            copies.wait()
 
     def not_finite(self) -> frozenset[str]:
-        """The tensors with NaN or infinity in them."""
-        return frozenset().union(*(each.not_finite() for each in self.checks))
+        return frozenset().union(*(check.not_finite() for check in self.checks))
 
     def infinite_masks(self) -> frozenset[str]:
-        """Buffers and frozen parameters that hold infinities, as masks do."""
-        return frozenset().union(*(each.infinite_masks() for each in self.checks))
+        return frozenset().union(*(check.infinite_masks() for check in self.checks))
 
     def seconds(self) -> float:
-        """What it cost: the training's waiting, or the device's time where that is more."""
-        return max(self.blocked, sum(each.device_seconds() for each in self.copies))
+        """Return its cost: the training's waiting, or the device's time if that is more."""
+        return max(self.blocked, sum(copies.device_seconds() for copies in self.copies))
 
 
 def bytes_of_state(parts: TrainingParts) -> int:
-    """How much memory a copy would take, before it is made; what is shared counts as often as it is named."""
-    found = [each.tensor for each in named_tensors(parts)]
+    """Return the size of a copy before it is made."""
+    tensors = [named.tensor for named in named_tensors(parts)]
     for optimizer in parts.optimizers:
-        replaced(dict(state_of(optimizer)), lambda tensor: found.append(tensor))
-    return sum(bytes_of(each) for each in found)
+        replaced(dict(state_of(optimizer)), lambda tensor: tensors.append(tensor))
+    return sum(bytes_of(tensor) for tensor in tensors)
 
 
 def copy_state(parts: TrainingParts, step: int, device_budget: int | None = None) -> StateCopy:
-    """Copy everything as it is now; `device_budget`: how many bytes of a device this may take for a moment."""
+    """Copy everything; `device_budget`: bytes of device memory for a moment."""
     began = time.perf_counter()
-    named = [each for each in named_tensors(parts) if not each.is_average]
-    names = {id(each.tensor): each.name for each in named}
-    live = {each.name: each.tensor for each in named}
-    states = [optimizer_state(each, names) for each in parts.optimizers]
-    moments = {f"optimizer_{n}/{path}": tensor for n, each in enumerate(states) for path, tensor in each.tensors()}
+    named = [tensor for tensor in named_tensors(parts) if not tensor.is_average]
+    names = {id(tensor.tensor): tensor.name for tensor in named}
+    live = {tensor.name: tensor.tensor for tensor in named}
+    states = [optimizer_state(optimizer, names) for optimizer in parts.optimizers]
+    moments = {f"optimizer_{n}/{path}": tensor for n, state in enumerate(states) for path, tensor in state.tensors()}
     copies = HostCopies([*live.values(), *moments.values()], device_budget)
-    check = FiniteCheck({**live, **moments}, copies, [each.name for each in named if not each.is_trained])
+    check = FiniteCheck({**live, **moments}, copies, [tensor.name for tensor in named if not tensor.is_trained])
     later, averages, average_check = _later_state(parts)
     return StateCopy(
         step=step,
         tensors={name: copies.of(tensor) for name, tensor in live.items()},
-        caches=frozenset(each.name for each in named if each.is_cache),
-        optimizers=tuple(each.with_tensors(copies.of) for each in states),
+        caches=frozenset(tensor.name for tensor in named if tensor.is_cache),
+        optimizers=tuple(state.with_tensors(copies.of) for state in states),
         later=later,
         rng=rng_state(),
         nbytes=copies.nbytes + averages.nbytes,
@@ -169,15 +259,15 @@ def copy_state(parts: TrainingParts, step: int, device_budget: int | None = None
 
 
 def with_new_optimizer(copy: StateCopy, parts: TrainingParts) -> StateCopy | None:
-    """The copy for a training with one optimizer more, the last one, which has no state yet; None where it has one."""
+    """Add the last optimizer to a copy; None where that one already has state."""
     *others, new = parts.optimizers
-    names = {id(each.tensor): each.name for each in named_tensors(parts) if each.name in copy.tensors}
-    parameters = [id(each) for group in new.param_groups for each in group["params"]]
+    names = {id(named.tensor): named.name for named in named_tensors(parts) if named.name in copy.tensors}
+    parameters = [id(parameter) for group in new.param_groups for parameter in group["params"]]
     if state_of(new) or len(others) != len(copy.optimizers) or not names.keys() >= set(parameters):
         return None
-    found: list[Tensor] = []
-    replaced(groups_of(new), found.append)
-    groups = HostCopies(found, 0)
+    tensors: list[Tensor] = []
+    replaced(groups_of(new), tensors.append)
+    groups = HostCopies(tensors, 0)
     later = dataclasses.replace(
         copy.later, hyper_parameters=(*copy.later.hyper_parameters, replaced(groups_of(new), groups.of))
     )
@@ -186,7 +276,7 @@ def with_new_optimizer(copy: StateCopy, parts: TrainingParts) -> StateCopy | Non
 
 
 def with_what_followed(copy: StateCopy, parts: TrainingParts) -> StateCopy:
-    """The copy, with schedules, loss scale and averages as the loop has left them since."""
+    """Update schedules, loss scale and averages to what the loop has left."""
     began = time.perf_counter()
     later, averages, check = _later_state(parts)
     return dataclasses.replace(
@@ -200,18 +290,18 @@ def with_what_followed(copy: StateCopy, parts: TrainingParts) -> StateCopy:
 
 
 def _later_state(parts: TrainingParts) -> tuple[LaterState, HostCopies, FiniteCheck]:
-    named = [each for each in named_tensors(parts) if each.is_average]
-    live = {each.name: each.tensor for each in named}
-    groups = tuple(groups_of(each) for each in parts.optimizers)
-    schedulers = tuple((type(each).__name__, each.state_dict()) for each in parts.schedulers)
+    named = [tensor for tensor in named_tensors(parts) if tensor.is_average]
+    live = {tensor.name: tensor.tensor for tensor in named}
+    groups = tuple(groups_of(optimizer) for optimizer in parts.optimizers)
+    schedulers = tuple((type(scheduler).__name__, scheduler.state_dict()) for scheduler in parts.schedulers)
     scaler = None if parts.scaler is None or not parts.scaler.is_enabled() else scaler_state(parts.scaler)
-    found: list[Tensor] = list(live.values())
-    replaced((groups, schedulers, scaler), found.append)
-    copies = HostCopies(found, 0)  # the budget is the other tensors', which may still be on their way
+    tensors: list[Tensor] = list(live.values())
+    replaced((groups, schedulers, scaler), tensors.append)
+    copies = HostCopies(tensors, 0)  # the budget is the other tensors', which may still be on their way
     state = LaterState(
         averaged={name: copies.of(tensor) for name, tensor in live.items()},
         hyper_parameters=replaced(groups, copies.of),
         schedulers=replaced(schedulers, copies.of),
         scaler=replaced(scaler, copies.of),
     )
-    return state, copies, FiniteCheck(live, copies, [each.name for each in named if not each.is_trained])
+    return state, copies, FiniteCheck(live, copies, [tensor.name for tensor in named if not tensor.is_trained])

@@ -1,11 +1,9 @@
-"""The parts of one training: models, optimizers, schedulers, loss scaler, averaged copies, and their tensors by name.
+"""Parts of one training: models, optimizers, schedulers, loss scaler, averaged copies, and their tensors by name.
 
-In: the objects of a training, or its optimizers alone. Out: the same objects, for the duration of one call; what splits
-their state over processes; parameters and buffers under names that hold in the next process too. Guarantees: between
-calls parts are held weakly, so that a script that drops its model gets the memory back; other processes are not asked.
-One walk over Python's objects finds the parts, and calls nothing of the script; averaged copies are taken only where
-type, names and shapes leave no doubt. A tensor has one name, however often it is tied; names do not depend on wrappers
-(DDP, ``torch.compile``, FSDP, activation checkpoints), nor on the order of parameter groups.
+Guarantees: between calls parts are held weakly, so that a script that drops its model gets the memory back. One walk
+over Python's objects finds the parts, and calls nothing of the script; averaged copies are taken only where type, names
+and shapes leave no doubt. Names hold in the next process: a tensor has one name however often it is tied, independent
+of wrappers (DDP, ``torch.compile``, FSDP, activation checkpoints) and of the order of parameter groups.
 """
 
 from __future__ import annotations
@@ -45,31 +43,29 @@ from mlflow_stability.recovery.state.host_copy import local_part
 
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
-    """The objects whose state together is the state of a training."""
-
     optimizers: tuple[Optimizer, ...]
     models: tuple[Module, ...] = ()
-    """The outermost modules that own what the optimizers change, in the order of the optimizers' parameters."""
+    """Outermost modules that own the optimizers' parameters, in the order of these."""
     schedulers: tuple[LRScheduler, ...] = ()
     scaler: torch.amp.GradScaler | None = None
     averaged: tuple[Module, ...] = ()
-    """Averaged copies of the models: they follow the weights, and are restored with them."""
+    """Averaged copies of the models, restored with them."""
 
 
 class WeakTrainingParts:
-    """Remembers the parts of a training without keeping them alive."""
+    """Parts of a training, held weakly."""
 
     def __init__(self, parts: TrainingParts, on_end: Callable[[Any], None] | None = None) -> None:
         """`on_end` is called when a model or an optimizer is gone."""
         self._needed = _weakly((*parts.optimizers, *parts.models), on_end)
         self._optimizers = len(parts.optimizers)
-        """How many of them are optimizers; models are behind them."""
+        """How many of them are optimizers; models follow."""
         self._schedulers = _weakly(parts.schedulers)
         self._scaler = None if parts.scaler is None else weakref.ref(parts.scaler)
         self._averaged = _weakly(parts.averaged)
 
     def alive(self) -> TrainingParts | None:
-        """The parts; None once a model or an optimizer is gone, for then it is another training."""
+        """Return the parts; None once a model or an optimizer is gone."""
         needed = _living(self._needed)
         if len(needed) < len(self._needed):
             return None
@@ -82,24 +78,23 @@ class WeakTrainingParts:
         )
 
     def are_there(self) -> bool:
-        """Whether `alive` would give them."""
-        return not [each for each in self._needed if each() is None]
+        return not [reference for reference in self._needed if reference() is None]
 
 
 def _weakly(objects: Sequence[Any], on_end: Callable[[Any], None] | None = None) -> tuple[weakref.ref[Any], ...]:
-    return tuple(weakref.ref(each, on_end) for each in objects)
+    return tuple(weakref.ref(target, on_end) for target in objects)
 
 
 def _living(references: Sequence[weakref.ref[Any]]) -> tuple[Any, ...]:
-    return tuple(each for reference in references if (each := reference()) is not None)
+    return tuple(target for reference in references if (target := reference()) is not None)
 
 
 _SPLITTING = ("FullyShardedDataParallel", ZERO)
-"""Kinds of modules and optimizers that split what they hold without saying so of their tensors."""
+"""Modules and optimizers that split their state without marking tensors."""
 
 
 class SplitBy(Enum):
-    """What splits the state of a training over processes; the value is how it is said of a name."""
+    """What splits a state over ranks; the value is how it is described."""
 
     STAGE = "pipeline stage {name}"
     OPTIMIZER = "optimizer {name}"
@@ -110,50 +105,52 @@ class SplitBy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StateSplit:
-    """What splits the state of a training over processes."""
-
     by: SplitBy
     name: str
-    """The kind of stage, optimizer or module, or the parameter."""
+    """Type of the stage, optimizer or module, or name of the parameter."""
     kind: str = ""
-    """Of a sharded parameter: its type."""
+    """Type of a sharded parameter."""
 
     def __str__(self) -> str:
         return self.by.value.format(name=self.name, kind=self.kind)
 
 
 def _stage_of_pipeline(parts: TrainingParts) -> StateSplit | None:
-    """The pipeline stage that these models are; their parameters' names may be those of other stages too."""
+    """Return the pipeline stage of these models; parameters of other stages may have the same names."""
     stages = sys.modules.get("torch.distributed.pipelining.stage")
     if stages is None or not torch.distributed.is_initialized():
         return None
-    modules = {id(each) for model in parts.models for each in Module.modules(model)}
-    (found,) = living(stages.PipelineStage.__base__)  # also stages that are made from a traced model
-    stage = next((each for each in found if id(vars(each).get("submod")) in modules), None)
+    modules = {id(module) for model in parts.models for module in Module.modules(model)}
+    (stage_objects,) = living(stages.PipelineStage.__base__)  # also stages that are made from a traced model
+    stage = next((candidate for candidate in stage_objects if id(vars(candidate).get("submod")) in modules), None)
     return None if stage is None else StateSplit(SplitBy.STAGE, type(stage).__name__)
 
 
 def holds_shards(parts: TrainingParts) -> bool:
-    """Whether all that is split over processes are sharded parameters, each of which knows its part of the whole."""
-    modules = [each for model in parts.models for each in Module.modules(model)]
+    """Whether the state is split only by sharded parameters, which know their layout."""
+    modules = [module for model in parts.models for module in Module.modules(model)]
     if _stage_of_pipeline(parts) is not None or any(
-        type(each).__name__ in _SPLITTING for each in (*parts.optimizers, *modules)
+        type(part).__name__ in _SPLITTING for part in (*parts.optimizers, *modules)
     ):
         return False
-    if any(is_of_one_rank(each) for model in parts.models for each in Module.parameters(model)):
+    if any(is_of_one_rank(parameter) for model in parts.models for parameter in Module.parameters(model)):
         return False
-    return any(local_part(each) is not each for model in parts.models for each in Module.parameters(model))
+    return any(
+        local_part(parameter) is not parameter for model in parts.models for parameter in Module.parameters(model)
+    )
 
 
 def any_shards() -> bool:
-    """Whether an optimizer of this process trains parameters that are sharded."""
+    """Whether an optimizer of this process trains sharded parameters."""
     (optimizers,) = living(Optimizer)
-    parameters = (parameter for each in optimizers for group in each.param_groups for parameter in group["params"])
-    return any(local_part(each) is not each for each in parameters)
+    parameters = (
+        parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
+    )
+    return any(local_part(parameter) is not parameter for parameter in parameters)
 
 
 def what_splits(parts: TrainingParts) -> StateSplit | None:
-    """``FSDP``-like modules, sharded parameters, or optimizers that share their state out among processes."""
+    """Return what splits the state over ranks, if anything."""
     if (stage := _stage_of_pipeline(parts)) is not None:
         return stage
     for optimizer in parts.optimizers:
@@ -173,46 +170,45 @@ def what_splits(parts: TrainingParts) -> StateSplit | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """A parameter or buffer under its name."""
+    """A parameter or buffer with its name."""
 
     name: str
     tensor: Tensor
     is_buffer: bool = False
     is_cache: bool = False
-    """A buffer that is not part of the model's own ``state_dict``: masks, tables of positions."""
+    """A non-persistent buffer: masks, tables of positions."""
     is_average: bool = False
-    """It belongs to an averaged copy."""
+    """Part of an averaged copy."""
 
     @property
     def is_trained(self) -> bool:
-        """Whether it is a parameter that is not frozen."""
         return not self.is_buffer and self.tensor.requires_grad
 
 
 def named_tensors(parts: TrainingParts) -> list[NamedTensor]:
-    """Every parameter and buffer of the training, each once."""
-    found: dict[int, NamedTensor] = {}
+    """Return every parameter and buffer of the training, each once."""
+    by_id: dict[int, NamedTensor] = {}
     for averaged, models in ((False, parts.models), (True, parts.averaged)):
         for number, model in enumerate(models):
             before = f"average_{number}/" if averaged else "" if len(models) == 1 else f"model_{number}/"
-            for each in tensors_of_model(model):
-                named = dataclasses.replace(each, name=before + each.name, is_average=averaged)
-                found.setdefault(id(each.tensor), named)
+            for tensor in tensors_of_model(model):
+                named = dataclasses.replace(tensor, name=before + tensor.name, is_average=averaged)
+                by_id.setdefault(id(tensor.tensor), named)
     for number, optimizer in enumerate(parts.optimizers):
-        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         for position, parameter in enumerate(parameters):
             name = f"optimizer_{number}/parameter_{position}"
-            found.setdefault(id(parameter), NamedTensor(name, parameter))
-    return list(found.values())
+            by_id.setdefault(id(parameter), NamedTensor(name, parameter))
+    return list(by_id.values())
 
 
 def tensors_of_model(model: Module) -> list[NamedTensor]:
-    """The parameters and buffers of one model under plain names; under their own where two would be called alike."""
-    raw = [each for each in _raw_tensors(model) if not is_lazy(each.tensor)]
-    plain = [plain_name(each.name) for each in raw]
+    """Return the tensors of one model under plain names; under their own where two would be alike."""
+    raw = [named for named in _raw_tensors(model) if not is_lazy(named.tensor)]
+    plain = [plain_name(named.name) for named in raw]
     if len(set(plain)) < len(plain):
         return raw
-    return [dataclasses.replace(each, name=name) for name, each in zip(plain, raw, strict=True)]
+    return [dataclasses.replace(named, name=name) for name, named in zip(plain, raw, strict=True)]
 
 
 def _raw_tensors(model: Module) -> Iterator[NamedTensor]:
@@ -231,29 +227,29 @@ _Shape = dict[str, tuple[int, ...]]
 
 
 def find_parts(optimizers: Sequence[Optimizer], scaler: torch.amp.GradScaler | None = None) -> TrainingParts:
-    """The parts of the training that these optimizers drive."""
+    """Find the parts of the training that these optimizers drive."""
     modules, schedulers = remembered(Kind.MODULE, Kind.SCHEDULE)
     places, roots = places_of(optimizers), outermost(modules)
     models = covering(roots, places)
-    shapes = [_shape_of(each) for each in models]
-    strangers = [each for each in roots if first_place(each, places) == math.inf]
+    shapes = [_shape_of(model) for model in models]
+    strangers = [root for root in roots if first_place(root, places) == math.inf]
     return TrainingParts(
         optimizers=tuple(optimizers),
         models=tuple(models),
         schedulers=tuple(schedules_of(schedulers, optimizers)),
         scaler=scaler,
-        averaged=tuple(each for each in strangers if _is_average(each, shapes)),
+        averaged=tuple(model for model in strangers if _is_average(model, shapes)),
     )
 
 
 def _is_average(model: Module, shapes: Sequence[_Shape]) -> bool:
-    """Whether this is an averaged copy: torch's own kind, or a frozen twin such as EMA code keeps.
+    """Whether this is an averaged copy: an `AveragedModel`, or a frozen twin as in EMA code.
 
-    A twin that could be trained is left alone: it may be the best model so far, which the script keeps for itself.
+    A twin that could be trained may be the best model so far, which the script keeps for itself.
     """
-    frozen = not any(each.requires_grad for each in Module.parameters(model))
+    frozen = not any(parameter.requires_grad for parameter in Module.parameters(model))
     return (frozen or isinstance(model, AveragedModel)) and _shape_of(model) in shapes
 
 
 def _shape_of(model: Module) -> _Shape:
-    return {each.name: tuple(each.tensor.shape) for each in tensors_of_model(model) if not each.is_buffer}
+    return {named.name: tuple(named.tensor.shape) for named in tensors_of_model(model) if not named.is_buffer}

@@ -1,8 +1,7 @@
-"""Autopilot of one recording: judges each step before and after it, and carries out what was decided.
+"""The autopilot of one recording: judges each step before and after it, and carries out decisions.
 
-In: the places of the meter, and each step once it was read. Out: calls to those who know how, each as a part that can
-fail alone. Guarantees: states are copied and restored only between two steps, when nothing is hidden; a part that fails
-is switched off and the training goes on without it; only `TrainingDiverged` ever leaves here.
+Guarantees: states are copied and restored only between two steps, when nothing is hidden; a part that fails is switched
+off and the training continues without it; only `TrainingDiverged` is raised.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from mlflow_stability.recovery.rollback_state import HEALTHY, NOTHING, Decision
 from mlflow_stability.recovery.skipping import calm_loss_scaler, cap_loss_scale, cut_loss_scale
 from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
-from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.decider import Decider
 from mlflow_stability.session.autopilot.known_parts import ChangingPartsError, KnownParts, PartsChange
 from mlflow_stability.session.autopilot.states import BestValue, States
 from mlflow_stability.session.autopilot.step_modifier import BufferWatch, StepModifier
-from mlflow_stability.session.autopilot.step_record import StepRecord
+from mlflow_stability.session.autopilot.step_record import StepRecord, with_used_rate
 from mlflow_stability.session.autopilot.training_rollback import TrainingRollback
-from mlflow_stability.session.autopilot.used_rate import with_used_rate
-from mlflow_stability.session.recording import Recording, ScriptMetric
+from mlflow_stability.session.guard import AutopilotPart
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
 SAVE_SECONDS = 60.0
-"""For how long the end of a training waits for its last good state to be written."""
+"""How long the end of a training waits for its last good state to be written."""
 
 
 class Autopilot:
-    """The autopilot of one recording; of none, in a process that trains with others and does not record."""
+    """The autopilot of one recording; of None on a rank that does not record."""
 
     def __init__(self, config: AutopilotConfig, recording: Recording | None, context: AutopilotContext) -> None:
         self._config = config
@@ -54,15 +53,14 @@ class Autopilot:
         self._ranks = context.ranks
         self._ranks.begin(recording is not None)
         self.step = recording.step if recording is not None else 0
-        """The step of the newest capture; the captures of a GAN's halves are of one step."""
+        """Step of the newest capture; the captures of a GAN's halves share one."""
         self._captures = 0
-        """How many captures there were."""
         self._is_whole = self._was_rolled_back = self._has_halves = False
         self._delayed: Decision | None = None
         """A rollback that waits until both halves of an iteration have had their step."""
         self._parts = KnownParts()
         self._stops = bool(config.stop_on) and not (recording is None and self._ranks.is_alone)
-        """Whether there are conditions to look at before each step; several processes stop together."""
+        """Whether conditions are checked before each step; ranks stop together."""
         self._modifier = StepModifier(config.policy, config.adaptive_clip, self._emit, self._ranks.any_broken)
         self._states = States(
             config.policy,
@@ -97,14 +95,14 @@ class Autopilot:
             recording.listener = self.on_heard
         watch = BufferWatch(guard, self._modifier.guard)
         self._forward = None if recording is not None else ForwardWatch(guard, [watch])
-        """The forward passes of a process without a recording; those of a recording are watched anyway."""
+        """Observes forward passes on a rank without a recording; those of a recording are observed anyway."""
         if recording is not None:
             recording.before_forward = watch
         self._capture: StepCapture | None = None
         self._record: StepRecord | None = None
         self._pending: deque[StepRecord] = deque()
         self.has_eased = False
-        """Whether a step was taken at another learning rate than that of the script."""
+        """Whether a step was taken at a reduced learning rate."""
         self._rates: dict[int, tuple[float, ...]] = {}
         self._scaler: Any = None
         self._all_parts = guard(AutopilotPart.TRAINING_PARTS, lambda: self._parts_now(at_once=True))
@@ -133,19 +131,19 @@ class Autopilot:
                 self._guard.contain(BatchCapture.part, error)
 
     def before_closure(self, optimizer: Optimizer) -> None:
-        """Runs right before a step that was given a closure."""
+        """Runs right before a step with a closure."""
         if self._modifier.guards:
             self._before_closure(optimizer)
         if self._modifier.easing is not None:  # LBFGS reads its learning rate before it calls the closure
             self._ease(optimizer, self.step + 1)
 
     def closure_begins(self, optimizer: Optimizer) -> None:
-        """Runs before each evaluation of a closure, which sees the learning rate of the script."""
+        """Runs before each evaluation of a closure, which sees the script's own learning rate."""
         if self._modifier.easing is not None:
             self._show_rate(optimizer)
 
     def evaluated_again(self, optimizer: Optimizer) -> None:
-        """Runs after each further evaluation."""
+        """Runs after each further evaluation of a closure."""
         self._evaluated(optimizer)
         if self._modifier.easing is not None and self._record is not None and not self._record.skipped_by:
             self._ease(optimizer, self.step)
@@ -193,7 +191,7 @@ class Autopilot:
         record.rates[id(optimizer)] = self._rates[id(optimizer)] = rates
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture, place: str) -> None:
-        """Runs when a loss scaler threw a step away."""
+        """Runs when a loss scaler skipped a step."""
         record = self._record
         if record is None or capture is not self._capture:
             record = self._new_record(capture, place)
@@ -202,7 +200,7 @@ class Autopilot:
         self._swallow(optimizer, capture, record)
 
     def step_ending(self, optimizer: Optimizer) -> bool:
-        """Runs right after a step; whether it was skipped."""
+        """Runs right after a step; True where it was skipped."""
         modifier = self._modifier
         if modifier.easing is None and not modifier.guard.changes_step:
             modifier.guard.awaits_forward = modifier.has_buffers
@@ -214,7 +212,7 @@ class Autopilot:
         return skipped
 
     def step_over(self, capture_over: bool, is_whole: bool) -> None:
-        """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
+        """Runs after `step_ending`, when nothing is hidden any more; `is_whole`: no other training steps in it."""
         self._is_whole = is_whole
         if capture_over or self._captures == 1:
             pending, decider = self._ranks.pending, self._decider
@@ -227,13 +225,13 @@ class Autopilot:
             self._run(AutopilotPart.LOSS_SCALE, cap_loss_scale, self._scaler, self._largest_scale)
 
     def capture_ended(self) -> None:
-        """Runs before the reading of a capture is asked for."""
+        """Runs before the reading of a capture is requested."""
         if self._record is not None and not self._record.is_ended:
             self._record.is_ended = True
             self._pending.append(self._record)
 
     def with_used_rate(self, reading: ProbeReading) -> ProbeReading:
-        """The same with the learning rate that its step was really taken with, where we have reduced it."""
+        """Add the learning rate that the step was really taken with."""
         record = self._pending[0] if self._pending else None
         return reading if record is None or not record.eased else with_used_rate(reading, record)
 
@@ -254,30 +252,28 @@ class Autopilot:
             guard.contain(AutopilotPart.DECISIONS, error)
 
     def on_heard(self, heard: ScriptMetric) -> None:
-        """Runs when the script has logged the metric that was asked for, or a validation loss."""
+        """Runs when the script has logged the metric of `best_by`, or a validation loss."""
         if heard.signals:
             self._decider.hear(StepReading(self.step, heard.signals, heard.values))
         if self._best.is_new(heard) and not self._write_best(heard.values[0]):
             self._best.forget()
 
     def was_rolled_back(self) -> bool:
-        """Whether it set the training back since this was asked last."""
+        """Whether it rolled back since the last call."""
         was, self._was_rolled_back = self._was_rolled_back, False
         return was
 
     @property
     def good_steps(self) -> tuple[int, ...]:
-        """The steps whose state can be gone back to."""
-        return tuple(each.step for each in self._states.candidates(with_disk=True))
+        return tuple(state.step for state in self._states.candidates(with_disk=True))
 
     def skip_next(self) -> None:
-        """Skip the next step."""
         self._modifier.skip_next()
 
     def checkpoint_now(self) -> bool:
-        """Write the state as it is now, between two steps; False where the one before is still being written.
+        """Write the current state, between two steps; False while the one before is being written.
 
-        Of several processes the first one writes, or all of them after the next step where the state is sharded.
+        Rank 0 writes, or all ranks after the next step where the state is sharded.
         """
         parts = self._parts.alive()
         if parts is None or self._recording is None:
@@ -285,9 +281,9 @@ class Autopilot:
         return self._states.write_now(parts, self.step, self._decider.loss, self._rates)
 
     def roll_back(self) -> bool:
-        """Go back to the newest good state, between two steps; False where there is none.
+        """Restore the newest good state, between two steps; False without one.
 
-        Of several processes the word of the first one counts, and all go back together after the next step.
+        With several ranks, rank 0 decides and all restore after the next step.
         """
         decision = self._decider.by_hand(self.step)
         if decision is None:
@@ -298,12 +294,11 @@ class Autopilot:
         return self._roll_back(decision)
 
     def release(self) -> None:
-        """Put back whatever is hidden or written at the moment: nobody watches any more."""
+        """Restore whatever is hidden or written at the moment."""
         for optimizer in self._parts.optimizers():
             self._restore(optimizer)
 
     def close(self, seconds: float) -> None:
-        """The recording ends: what is being written may arrive."""
         self.release()
         if self._forward is not None:
             self._forward.remove()
@@ -315,7 +310,7 @@ class Autopilot:
             self._batches.stop()
 
     def _write_ahead(self) -> str:
-        """Have a checkpoint written, and say when; empty where it cannot be."""
+        """Write a checkpoint and say so; empty where it cannot be written."""
         if not self.checkpoint_now():
             return ""
         if self._states.writes_together and not self._ranks.is_alone:
@@ -323,16 +318,15 @@ class Autopilot:
         return f"Wrote a checkpoint of step {self.step}."
 
     def _best_written(self, value: float) -> bool:
-        """Write the state that the script has just found to be the best so far."""
         parts = self._parts_now()
         if parts is None:
             return False
         return self._states.write_now(parts, self.step, self._decider.loss, self._rates, value)
 
     def _ask_ranks(self, optimizer: Optimizer, capture: StepCapture, record: StepRecord, norm: Tensor | None) -> bool:
-        """Before a step is judged: say what is decided, and whether a condition to stop on is met.
+        """Send what was decided before a step is judged, and whether a condition to stop on is met.
 
-        Returns whether the answer is still to be received.
+        Return whether the answer is still to be received.
         """
         met = None
         if self._stops:
@@ -345,7 +339,7 @@ class Autopilot:
         return votes
 
     def _receive(self, record: StepRecord, *, ends_vote: bool) -> None:
-        """Take in what all processes have said, after the guard has voted, or instead of it."""
+        """Take the answer of all ranks, after the guard's vote or instead of it."""
         stops = self._ranks.receive(AutopilotPart.GUARD in self._guard.off, self.step, ends_vote)
         if stops:
             record.stopped_together = record.asked_for = True
@@ -388,7 +382,7 @@ class Autopilot:
         self._run(AutopilotPart.SNAPSHOTS, self._states.take_initial, parts, self.step - began)
 
     def _parts_now(self, *, at_once: bool = False) -> TrainingParts | None:
-        """The parts, with those that were made since they were searched last."""
+        """Return the parts, including those made since the last search."""
         change = self._parts.look_again(self._scaler, at_once=at_once)
         parts = self._parts.alive()
         if change is not PartsChange.NONE and parts is not None:
@@ -397,7 +391,7 @@ class Autopilot:
         return parts
 
     def _carry_out(self, late: bool) -> None:
-        """Do what was decided; `late`: the script has begun its next step, for the reading came no sooner."""
+        """Carry out a decision; `late`: the next step has begun already."""
         decision, self._ranks.pending = self._ranks.pending or NOTHING, None
         if not late and self._scaler is not None and (self._decider.cuts_scale or self._decider.calms_scaler):
             self._run(AutopilotPart.LOSS_SCALE, self._settle_scale, self._scaler)
@@ -432,7 +426,6 @@ class Autopilot:
             self._states.find_next_change(keeps=self._keeps)
 
     def _settle_scale(self, scaler: Any) -> None:
-        """Between the end of a step and the next `scale`: bring down a loss scale that is too high."""
         decider, policy = self._decider, self._config.policy
         if decider.cuts_scale:
             cut_loss_scale(scaler, policy.cut_factor, policy.smallest_scale)
@@ -468,7 +461,7 @@ class Autopilot:
         return gone
 
     def _run(self, part: AutopilotPart, body: Callable[..., Any], *args: Any) -> Any:
-        """Within a hook: run a part that can fail alone; None where it fails, or is switched off."""
+        """Run a part that can fail alone; None where it fails or is switched off."""
         if part in self._guard.off:
             return None
         try:

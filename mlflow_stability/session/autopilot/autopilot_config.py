@@ -17,7 +17,7 @@ from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stop_conditions import StopCondition, stop_conditions
 from mlflow_stability.session.autopilot.ranks import Ranks
 from mlflow_stability.session.autopilot.states import OpenDirectory
-from mlflow_stability.session.broken_batch.batch_report import BatchReport
+from mlflow_stability.session.broken_batches import BatchReport
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.argument import shown
 from mlflow_stability.vocabulary.presets import IN_POLICY

@@ -1,8 +1,7 @@
-"""Gives each recording an autopilot, and passes on what the script asks of it.
+"""Gives each recording an autopilot, and passes on calls of the script.
 
-In: recordings as they begin, steps as they are read, calls of the script. Out: the autopilot of the meter. Guarantees:
-one autopilot at a time; what it hid or wrote is put back before the next one takes over. A new run is another training:
-its autopilot begins with no state to go back to, for those of the run before belong to that one.
+Guarantees: one autopilot at a time; what it hid or wrote is restored before the next one takes over. A new run is
+another training: its autopilot starts without states.
 """
 
 from __future__ import annotations
@@ -16,30 +15,26 @@ from mlflow_stability.journal.launched_job import launched_job, mark_folder
 from mlflow_stability.journal.layout import make_root
 from mlflow_stability.probes.ranks import RankExchanges
 from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.recovery.checkpoints import listing
-from mlflow_stability.recovery.checkpoints.job_folder import folder_of_job
+from mlflow_stability.recovery.checkpoints import folder_of_job, listing
 from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
 from mlflow_stability.recovery.state import any_shards
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of
-from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.ranks import Ranks, ranks_of_training
-from mlflow_stability.session.broken_batch.batch_report import BatchReport
-from mlflow_stability.session.broken_batch.held_batches import report_of
-from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.ranks import rank_and_world_size
-from mlflow_stability.session.recording import Recording
+from mlflow_stability.session.broken_batches import BatchReport
+from mlflow_stability.session.guard import AutopilotPart, PartGuard
+from mlflow_stability.session.probe_plan import report_of
+from mlflow_stability.session.rank_comparison import rank_and_world_size
+from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
 CLOSE_SECONDS = 30.0
-"""For how long the end of a recording waits for the checkpoint that is being written."""
+"""How long the end of a recording waits for the checkpoint that is being written."""
 
 
 class AutopilotLifecycle:
-    """The pilots of one session."""
-
     def __init__(
         self,
         settings: Settings,
@@ -59,7 +54,7 @@ class AutopilotLifecycle:
         self._ranks: Ranks | None = None
         self._checkpoint_ranks: CheckpointRanks | None = None
         self._is_refused = False
-        """Whether there is no autopilot, because other processes of the training have none."""
+        """No autopilot, because other ranks have none."""
         self._control: Autopilot | None = None
         self._recording: Recording | None = None
         self._make = guard(AutopilotPart.AUTOPILOT, self._new_control)
@@ -67,7 +62,7 @@ class AutopilotLifecycle:
 
     @property
     def control(self) -> Autopilot:
-        """The autopilot of the present recording; StabilityError before the first step."""
+        """The autopilot of the current recording; StabilityError before the first step."""
         if self._control is None:
             raise StabilityError(
                 "No step was recorded yet, so this call has no effect on a training. Call it after "
@@ -76,7 +71,7 @@ class AutopilotLifecycle:
         return self._control
 
     def control_for(self, recording: Recording | None) -> Any:
-        """The autopilot of a recording that begins."""
+        """End the autopilot of the last recording, and make that of a new one."""
         self._end_control()
         control = self._make(recording)
         if control is None and not self._is_refused:
@@ -84,7 +79,7 @@ class AutopilotLifecycle:
         return control
 
     def on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
-        """Runs when a capture was read: record it, and let the autopilot know."""
+        """Record a reading, and pass it to the autopilot."""
         events: list[Finding] = []
         if recording is None:
             step = StepReading(0, reading.signals, reading.values, 0, reading.time)
@@ -96,28 +91,25 @@ class AutopilotLifecycle:
             self._control.on_reading(step, events)
 
     def offer_to_restore(self) -> str:
-        """What to call to go on from the checkpoints of an earlier attempt of this job; empty where there are none."""
+        """Return a sentence about the checkpoints of an earlier attempt of this job."""
         folder = folder_of_job(self._root())
-        steps = [each.step for each in listing(folder) if each.meta is not None] if folder is not None else []
+        steps = [stored.step for stored in listing(folder) if stored.meta is not None] if folder is not None else []
         if not steps:
             return " It left no checkpoint."
         where = "" if self._root() == Settings().journal_root() else f", directory={str(folder)!r}"
         return f" restore(model, optimizer{where}) on every rank continues from its checkpoint of step {max(steps)}."
 
     def release(self) -> None:
-        """Put back whatever is hidden or written at the moment, for nobody watches any more."""
         if self._control is not None:
             self._control.release()
 
     def close(self) -> None:
-        """Nothing is flown any more."""
         self._end_control()
         writers, self._ranks, self._checkpoint_ranks = self._checkpoint_ranks, None, None
         if writers is not None:
             self._guard(AutopilotPart.AUTOPILOT_END, writers.leave)()
 
     def _end_control(self) -> None:
-        """The recording is over."""
         self._close()
         self._control = self._recording = None
 
@@ -149,7 +141,7 @@ class AutopilotLifecycle:
             self._control.close(CLOSE_SECONDS)
 
     def _directory(self, recording: Recording | None) -> tuple[Path, str]:
-        """A folder named after the run; after the recording, while the courier has not started its run yet."""
+        """Return a folder named after the run, or after the recording while the run is not known yet."""
         name = (self._run_id() if recording is not None else None) or self._name(recording)
         make_root(self._root())
         directory = self._root() / CHECKPOINTS_FOLDER / name
@@ -161,7 +153,6 @@ class AutopilotLifecycle:
         return directory, name
 
     def _batches(self, recording: Recording | None) -> BatchReport | None:
-        """Only where a recording takes the report in."""
         if recording is None or not self._plan.capture_batch:
             return None
         return report_of(self._settings, self._guard, recording)

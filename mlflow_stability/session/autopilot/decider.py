@@ -1,7 +1,6 @@
-"""Takes in each step that was read, and decides what to do after it.
+"""Decides what to do after each step, from what was read of it.
 
-In: what was done before a step, its numbers, and what the panel found. Out: one decision. Guarantees: a step that the
-script asked to skip counts for nothing; a training that stands still is told of; nothing of it changes the training.
+A step that the script asked to skip counts for nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ from mlflow_stability.kinds.reported.autopilot import EarlyStopping
 from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.restored_losses import LossHistory
-from mlflow_stability.recovery.rollback_countdown import RollbackCountdown, countdown_of
 from mlflow_stability.recovery.rollback_decisions import carried_out, decide
 from mlflow_stability.recovery.rollback_events import (
     OF_SCALE,
+    RollbackCountdown,
+    countdown_of,
     data_changed_event,
     give_up_event,
     level_ignored_event,
@@ -45,27 +45,26 @@ from mlflow_stability.recovery.rollback_state import (
     StopPlace,
 )
 from mlflow_stability.recovery.rollback_target import next_older_target, preferred_state
-from mlflow_stability.recovery.skipping import SkipCount, values_before_step
+from mlflow_stability.recovery.skipping import SkipCount
 from mlflow_stability.recovery.state import TrainingParts, is_finite
-from mlflow_stability.recovery.stop_conditions import Stop, StopCondition, StopRules
+from mlflow_stability.recovery.stop_conditions import Stop, StopCondition, StopRules, values_before_step
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
 from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.autopilot.states import States
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.autopilot.step_record import StepRecord
-from mlflow_stability.session.broken_batch.batch_report import BatchReport
-from mlflow_stability.session.broken_batch.spike_batches import is_new_spike
+from mlflow_stability.session.broken_batches import BatchReport, is_new_spike
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 OR_GO_ON = 'To continue all the same: rollback=RollbackPolicy(on_give_up="continue").'
 HARMFUL = of_instability(Instability.HARMFUL)
-"""Findings after which a state that has not proved itself may carry what led to them; a slow step is none."""
+"""Findings after which a state that awaits healthy steps is dropped."""
 SPIKES = (LossSpike.kind, GradientExplosion.kind)
 
 
 class Decider:
-    """The decisions about one training, and what they are made from."""
+    """Decisions about one training, and their history."""
 
     def __init__(
         self,
@@ -80,18 +79,18 @@ class Decider:
         self._policy = policy = config.policy
         self._modifier, self._states, self._batches, self._emit = modifier, states, context.batches, emit
         self._decides = decides
-        """Whether this process decides; of several that train together only one does."""
+        """Whether this rank decides: only one does."""
         self._has_level, self._warn = has_level, context.warn
         self._countdown = countdown_of(policy)
         self._history = self._before = RollbackHistory()
-        """What was done so far, and what that was before the last decision to roll back."""
+        """The history, and what it was before the last rollback was decided."""
         self._losses = LossHistory()
         self._skips = SkipCount(policy)
         self._skipped_before: dict[str, float] = {}
         self._adjusts = bool(policy.reset_at_spike or policy.cut_learning_rate or policy.act_ahead)
         self._was_cut = False
         self.cuts_scale = self.calms_scaler = False
-        """Whether the loss scale is to be cut, and its scaler to be calmed, before the next step."""
+        """What is done to the loss scaler before the next step."""
         self.loss = math.nan
         """The last finite loss."""
         self._stop_on = config.stop_on
@@ -99,25 +98,24 @@ class Decider:
         self._stop: Stop | None = None
         """Why the training ends; no step is taken until its reading has come."""
         self._stop_heard: Stop | None = None
-        """What the script has logged that is a reason to stop."""
+        """A reason to stop among the metrics that the script logged."""
         self._stop_told = False
         self._origin: Finding | None = None
-        """Where the last number that is not finite was born, where that was found."""
+        """Where the last non-finite value was traced to."""
 
     @property
     def ends_training(self) -> bool:
-        """Whether the training is to be ended where it could not be rolled back for a reason of ours."""
+        """Whether a failed rollback ends the training."""
         return self._policy.on_give_up == "raise"
 
     @property
     def rollbacks(self) -> int:
-        """How many times the training was rolled back."""
         return len(self._history.rollbacks)
 
     def take(
-        self, record: StepRecord, reading: StepReading, findings: Sequence[Finding], known: KnownParts
+        self, record: StepRecord, reading: StepReading, findings: Sequence[Finding], parts: KnownParts
     ) -> Decision:
-        """Take in a step, and decide; `known`: what it was a step of, looked at only where something is wrong."""
+        """Decide after a step; `known`: its parts, used only where something is wrong."""
         if not self._decides:
             reading = replace(reading, step=record.step)
         record.read(reading, self._skipped_before)
@@ -146,8 +144,8 @@ class Decider:
         if not self._decides:
             return NOTHING
         if self._batches is not None and (findings or record.was_skipped_by):
-            self._report_batch(self._batches, record, known)
-        decision = self._decide(record, known)
+            self._report_batch(self._batches, record, parts)
+        decision = self._decide(record, parts)
         stop = record.stop or self._stop_heard
         if stop is None and self._stop_on:
             stop = self._stop_rules.after_step(reading, skipped=record.was_skipped_by == "scaler")
@@ -156,19 +154,19 @@ class Decider:
         return self._with_smaller_steps(decision, record) if self._adjusts else decision
 
     def hear(self, reading: StepReading) -> None:
-        """Take in what the script has logged; what it is a reason to stop for holds before the next step."""
+        """Judge what the script has logged; a reason to stop holds before the next step."""
         self._stop_heard = self._stop_heard or self._stop_rules.after_step(reading)
 
     def loss_of(self, step: int) -> float:
-        """The loss of a step, or of the next one that had a finite one; NaN where there is none."""
+        """Return the loss of a step, or the next finite one; NaN without one."""
         return self._losses.from_step(step)
 
     def look_for_stop(
         self, optimizer: Optimizer, capture: StepCapture, record: StepRecord, norm: Tensor | None, alone: bool
     ) -> int | None:
-        """Have the first step of a capture skipped, and the training ended behind it, where a condition is met.
+        """Skip the first step of a capture, and end the training after it, where a condition is met.
 
-        Returns which condition that is. `alone`: no other process has to end with this one.
+        Return the index of the condition. `alone`: no other rank has to end as well.
         """
         if record.stop is not None or capture.stepped[:1] != [id(optimizer)]:
             return None
@@ -186,26 +184,26 @@ class Decider:
         return self._stop_on.index(self._stop.condition)
 
     def stop_over(self) -> None:
-        """The training was ended; a script that trains on is judged anew."""
+        """Start over for a script that continues after the training was ended."""
         self._stop = self._stop_heard = None
         self._stop_told = False
 
     def stopped_together(self, place: StopPlace, step: int) -> TrainingDiverged:
-        """What all ranks end with; the reason is known where the condition was met."""
-        known = self._stop_on[place.condition] if place.condition < len(self._stop_on) else None
-        condition = StopCondition("a condition of another rank") if known is None else known
+        """Return the exception that all ranks end with; the reason is known on the rank where the condition was met."""
+        condition_here = self._stop_on[place.condition] if place.condition < len(self._stop_on) else None
+        condition = StopCondition("a condition of another rank") if condition_here is None else condition_here
         met = Stop(condition, step, f"the condition was met on rank {place.rank}", before_step=True)
         return self.stopped(self._stop or met)
 
     def stopped(self, stop: Stop) -> TrainingDiverged:
-        """What ends the training; tells of it once."""
+        """Return the exception that ends the training; report it once."""
         if not self._stop_told:
             self._stop_told = True
             self._emit(Finding.at(stop.facts, stop.step, Severity.INFO, remedies=EarlyStopping.remedies))
         return stop.error
 
     def by_hand(self, step: int) -> Decision | None:
-        """The decision of a script that asks for a rollback; None where there is no good state."""
+        """Return a rollback that the script asked for; None without a good state."""
         good: tuple[GoodState, ...] = self._states.candidates(with_disk=True)
         if not good:
             return None
@@ -220,11 +218,10 @@ class Decider:
         )
 
     def next_target(self, decision: Decision) -> int:
-        """The step of the next older state where the one of this decision does not fit; -1: none."""
+        """Return the step of the next older state, where that of the decision does not fit; -1: none."""
         return next_older_target(self._history, self._states.candidates(with_disk=True), decision.target)
 
     def retarget(self, decision: Decision, target: int) -> Decision:
-        """The decision for another state."""
         if decision.is_counted:
             *others, last = self._history.rollbacks
             # What the first state gave is no measure of what this one should give.
@@ -232,13 +229,12 @@ class Decider:
         return replace(decision, target=target)
 
     def nothing_fits(self, decision: Decision) -> None:
-        """No state fits the training as it is now; those that come will, and so this trouble alone is not answered."""
+        """No state fits the training: leave only this trouble unanswered, as later states will fit."""
         if decision.is_counted:
             before = self._before
             self._history = replace(before, waiting=None, unanswered=before.unanswered + 1)
 
     def rolled_back(self, decision: Decision, step: int) -> None:
-        """The training was rolled back after this step."""
         self._losses.rolled_back(step)
         if decision.is_counted:
             self._history = carried_out(self._history, step)
@@ -246,15 +242,12 @@ class Decider:
             self._countdown.restart()
 
     def not_restored(self) -> None:
-        """A rollback failed: there are no more."""
         self._history = replace(self._history, gave_up=True)
 
     def forget_skips(self) -> None:
-        """The training was rolled back, or should have been: what is skipped now is a new row."""
         self._skips.forget_row()
 
-    def _decide(self, record: StepRecord, known: KnownParts) -> Decision:
-        """Decide what to do after a step, and tell of it where rollbacks end."""
+    def _decide(self, record: StepRecord, known_parts: KnownParts) -> Decision:
         # The loss of a step that the script skips may be of weights that are no more, that of a broken batch is none.
         if not (record.asked_for or record.was_skipped_by):
             self._losses.take(record.step, record.loss, record.place)
@@ -264,8 +257,10 @@ class Decider:
         suspicious = record.findings or record.was_skipped_by or record.broken_taken or record.skips_in_a_row
         if not suspicious and before.waiting is None and before.limit is None and before.suspected is None:
             return NOTHING if record.asked_for else HEALTHY
-        parts, broken = known.alive(), record.is_broken
-        place = next((each.place for each in record.findings if each.severity >= Severity.CRITICAL), record.place)
+        parts, broken = known_parts.alive(), record.is_broken
+        place = next(
+            (finding.place for finding in record.findings if finding.severity >= Severity.CRITICAL), record.place
+        )
         situation = Situation(
             record.step,
             record.findings,
@@ -281,7 +276,9 @@ class Decider:
         )
         self._history, decision = decide(self._policy, before, situation)
         trouble = decision.action != "nothing" or broken
-        trouble = trouble or any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in record.findings)
+        trouble = trouble or any(
+            finding.kind in HARMFUL and finding.severity >= Severity.WARNING for finding in record.findings
+        )
         counted = decision.rolls_back
         if counted:
             self._before = before
@@ -295,21 +292,21 @@ class Decider:
         return replace(decision, trouble=trouble, healthy=healthy, is_counted=counted)
 
     def _count_down(self, countdown: RollbackCountdown, record: StepRecord) -> None:
-        """Write a line where a row of high losses begins that would lead to a rollback, or ends without one."""
+        """Print a line where a row of high losses starts that may lead to a rollback, or ends without one."""
         line = countdown.line(record.step, record.loss, record.place)
         if line and not self._history.gave_up and not self._history.ignores_level and self._has_level():
             self._warn(line)
 
     def _good_states(self, place: str) -> tuple[GoodState, ...]:
-        """The states that can be restored, with the losses that they gave."""
+        """Return the states that can be restored, with their losses."""
         proven_by = self._policy.healthy_after
         return tuple(
-            dataclasses.replace(each, around=self._losses.around(each.step, place, proven_by))
-            for each in self._states.candidates(with_disk=self._policy.rollback)
+            dataclasses.replace(state, around=self._losses.around(state.step, place, proven_by))
+            for state in self._states.candidates(with_disk=self._policy.rollback)
         )
 
     def _undo_rollback(self, decision: Decision, before: RollbackHistory, step: int) -> Decision:
-        """The weights were not to blame for the last rollback: undo it where those from before are wanted back."""
+        """Revert the last rollback where the weights from before it are wanted back: they were not to blame."""
         last = before.rollbacks[-1]
         self._losses.changed(last.at, last.to, self._losses.last(step, step - last.at, before.place))
         if decision.action == "data_changed":
@@ -327,11 +324,11 @@ class Decider:
         none_taken = not self._losses.has_taken
         remedies = what_to_change(origin, overflowed_in_half=overflowed_in_half, no_step_taken=none_taken)
         remedies = OF_SCALE if decision.is_no_better else remedies
-        self._emit(give_up_event(decision, step, attempt=0, rollbacks=self.rollbacks, ends=ends, remedies=remedies))
+        self._emit(give_up_event(decision, step, rollbacks=self.rollbacks, ends=ends, remedies=remedies))
         ending = None
         if ends:
-            said = " ".join((decision.reason, *map(str, remedies), OR_GO_ON))
-            ending = TrainingDiverged(f"Training stopped at step {step}: {said}", decision.reason.rstrip("."))
+            explanation = " ".join((decision.reason, *map(str, remedies), OR_GO_ON))
+            ending = TrainingDiverged(f"Training stopped at step {step}: {explanation}", decision.reason.rstrip("."))
         if self._states.step_set_aside != decision.target:
             return replace(decision, ending=ending)
         abandoned = self._history.rollbacks[-1].to
@@ -339,7 +336,7 @@ class Decider:
         return Decision("rollback", reason, decision.onset, decision.target, easing_steps=1, ending=ending)
 
     def _with_smaller_steps(self, decision: Decision, record: StepRecord) -> Decision:
-        """With what the options ask for at this step; a rollback does all of this better."""
+        """Add what the options ask for at this step; a rollback replaces all of it."""
         policy = self._policy
         if decision.rolls_back or decision.ending is not None:
             return decision
@@ -350,13 +347,15 @@ class Decider:
         self._was_cut = self._was_cut or cut
         return replace(decision, reset=reset, cut=cut, ahead=ahead) if reset or cut or ahead else decision
 
-    def _report_batch(self, batches: BatchReport, record: StepRecord, known: KnownParts) -> None:
+    def _report_batch(self, batches: BatchReport, record: StepRecord, known_parts: KnownParts) -> None:
         if record.was_skipped_by == "guard":
-            parts = known.alive()
+            parts = known_parts.alive()
             optimizers = () if parts is None else parts.optimizers
             batches.report(record.step, self._emit_batch_event, optimizers, record.batch_number)
             return
-        spike = next((each for each in record.findings if is_new_spike(each) and each.step == record.step), None)
+        spike = next(
+            (finding for finding in record.findings if is_new_spike(finding) and finding.step == record.step), None
+        )
         if spike is not None:
             batches.keep_spike(spike, self._emit, batches.inputs_of_step(record.batch_number))
 
@@ -367,22 +366,22 @@ class Decider:
 
 
 def _in_half(parts: TrainingParts | None) -> bool:
-    """Whether a training computes in fp16: its weights are, or its loss is scaled, which nothing else needs."""
+    """Whether a training computes in fp16: its weights are, or its loss is scaled."""
     if parts is None:
         return False
     if parts.scaler is not None and parts.scaler.is_enabled():
         return True
-    return any(each.dtype == torch.float16 for model in parts.models for each in Module.parameters(model))
+    return any(parameter.dtype == torch.float16 for model in parts.models for parameter in Module.parameters(model))
 
 
 def weights_finite(parts: TrainingParts) -> bool:
-    """Whether every weight is a finite number; waits for the device, so only where something is wrong already.
+    """Whether all weights are finite; waits for the device.
 
     A frozen one may be infinite, as masks are.
     """
     with torch.no_grad():
         return all(
-            is_finite(each, may_be_infinite=not each.requires_grad)
+            is_finite(parameter, may_be_infinite=not parameter.requires_grad)
             for model in parts.models
-            for each in Module.parameters(model)
+            for parameter in Module.parameters(model)
         )

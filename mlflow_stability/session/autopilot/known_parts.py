@@ -1,10 +1,8 @@
-"""The parts of one training, as far as they were met.
+"""The parts of one training, as far as they are known.
 
-In: optimizers before their steps, and states that are about to be copied. Out: the parts, and in what they have changed
-since. Guarantees: parts are held weakly; Python's objects are searched only where an optimizer brings parameters that
-no known model has, a part is gone, or modules of the models' types were made since the last search, which is looked
-for where a state is copied; an ordinary step looks its optimizer up in
-`settled`.
+Guarantees: parts are held weakly. Python's objects are searched only where an optimizer brings unknown parameters, a
+part is gone, or modules of the models' types were made since the last search, which is checked before a state is
+copied.
 """
 
 from __future__ import annotations
@@ -25,24 +23,24 @@ from mlflow_stability.probes.objects import parameters_in, places_of
 from mlflow_stability.recovery.state import TrainingParts, WeakTrainingParts, find_parts
 
 MOST_SEARCHES = 32
-"""A script that makes an optimizer for every sample is no training whose state could be kept."""
+"""A script that makes an optimizer for every sample has no state worth keeping."""
 FREE_SEARCHES = 4
-"""So many searches for modules that were made later are begun at once, whatever they cost."""
+"""Searches for new modules that are made whatever they cost."""
 SEARCH_SHARE = 0.005
-"""The largest share of the training's time that further ones take: a search takes 0.05 to 0.3 s."""
+"""Share of the training's time for further ones: a search takes 0.05 to 0.3 s."""
 _Item = TypeVar("_Item")
 
 
 class PartsChange(Enum):
-    """In what the parts differ from those of before."""
+    """How the parts differ from those before."""
 
     NONE = "none"
     OPTIMIZER = "optimizer"
     """Another optimizer of the same models is about to make its first step."""
     GROWN = "grown"
-    """The optimizers are the same, and change other models than before."""
+    """The same optimizers train other models than before."""
     ANOTHER = "another"
-    """It is another training, or the first one."""
+    """Another training, or the first one."""
 
 
 class ChangingPartsError(RuntimeError):
@@ -50,40 +48,38 @@ class ChangingPartsError(RuntimeError):
 
 
 class KnownParts:
-    """The parts of one training, as far as they were met."""
-
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._groups: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        """How many parameter groups each optimizer had when it was met."""
+        """Number of parameter groups of each known optimizer."""
         self.settled: dict[int, int] = {}
-        """The same by identity, as long as all parts are there: those optimizers need not be met again."""
+        """The same by id while all parts are alive: those optimizers need no `meet`."""
         self._order: list[weakref.ref[Optimizer]] = []
         self._parts: WeakTrainingParts | None = None
         self._searches = self._later_searches = 0
         self._types: tuple[weakref.ref[type], ...] = ()
-        """Weakly, for others count references to them as well."""
+        """Types of the models' modules; weak, as references to them are counted."""
         self._references: tuple[int, ...] = ()
-        """How many references to each of these types there were at the last search: every object holds one."""
+        """Their reference counts at the last search: every instance holds one."""
         self._searched_at = self._seconds = 0.0
 
     def meet(self, optimizer: Optimizer, scaler: Any) -> PartsChange:
-        """Take note of an optimizer before its step."""
+        """Note an optimizer before its step."""
         change = self._met(optimizer, scaler)
         if self.are_there():
             self.settled[id(optimizer)] = len(optimizer.param_groups)
         return change
 
     def _met(self, optimizer: Optimizer, scaler: Any) -> PartsChange:
-        groups, known = len(optimizer.param_groups), self._groups.get(optimizer)
-        if known == groups and self.are_there():
+        groups, known_groups = len(optimizer.param_groups), self._groups.get(optimizer)
+        if known_groups == groups and self.are_there():
             return PartsChange.NONE
         self._groups[optimizer] = groups
-        if known is None:
+        if known_groups is None:
             self._order.append(weakref.ref(optimizer))
         parts = self.alive()
         if parts is not None and _own(parts.models, optimizer):
-            if known is not None:
+            if known_groups is not None:
                 return PartsChange.NONE
             self._hold(dataclasses.replace(parts, optimizers=(*parts.optimizers, optimizer)))
             self._references = ()  # its schedules are still to be found
@@ -93,70 +89,66 @@ class KnownParts:
             self._parts = None
             self.settled.clear()
             raise ChangingPartsError(f"the training's optimizers changed {MOST_SEARCHES} times")
-        self._order = [each for each in self._order if each() is not None]
+        self._order = [reference for reference in self._order if reference() is not None]
         self._search(self.optimizers(), scaler)
-        return PartsChange.ANOTHER if known is None or parts is None else PartsChange.GROWN
+        return PartsChange.ANOTHER if known_groups is None or parts is None else PartsChange.GROWN
 
     def look_again(self, scaler: Any, *, at_once: bool = False) -> PartsChange:
-        """Search for what was made since the last search, where anything may have been.
-
-        `at_once`: whatever it costs.
-        """
-        known = self.alive()
-        if known is None or self._references == _references_to(self._types):
+        """Search for objects made since the last search; `at_once`: whatever it costs."""
+        before = self.alive()
+        if before is None or self._references == _references_to(self._types):
             return PartsChange.NONE
         spent = self._seconds > SEARCH_SHARE * (self._clock() - self._searched_at)
         if self._later_searches >= FREE_SEARCHES and spent and not at_once:
             return PartsChange.NONE
         self._later_searches += 1
-        found = self._search(known.optimizers, scaler, known)
-        same = [id(each) for each in known.models] == [id(each) for each in found.models]
+        after = self._search(before.optimizers, scaler, before)
+        same = [id(model) for model in before.models] == [id(model) for model in after.models]
         return PartsChange.NONE if same else PartsChange.GROWN
 
     def are_there(self) -> bool:
-        """Whether `alive` would give them."""
         return self._parts is not None and self._parts.are_there()
 
     def alive(self) -> TrainingParts | None:
-        """The parts; None where there are none yet, or one of them is gone."""
+        """Return the parts; None before they are known, or once one of them is gone."""
         return None if self._parts is None else self._parts.alive()
 
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers that are still there, in the order in which they first stepped."""
-        return [found for each in self._order if (found := each()) is not None]
+        """Return the living optimizers, in the order of their first steps."""
+        return [optimizer for reference in self._order if (optimizer := reference()) is not None]
 
     def _hold(self, parts: TrainingParts) -> None:
         settled = self.settled = {}  # its own, for parts that were replaced may go at any time
         self._parts = WeakTrainingParts(parts, lambda _: settled.clear())
 
     def _search(
-        self, optimizers: Sequence[Optimizer], scaler: Any, known: TrainingParts | None = None
+        self, optimizers: Sequence[Optimizer], scaler: Any, before: TrainingParts | None = None
     ) -> TrainingParts:
         began = self._clock()
-        found = find_parts(optimizers, scaler)
-        if known is not None:  # a copy of a state knows schedules and averages by their number
-            schedulers = _known_first(known.schedulers, found.schedulers)
-            averaged = _known_first(known.averaged, found.averaged)
-            found = dataclasses.replace(found, schedulers=schedulers, averaged=averaged)
-        self._hold(found)
-        modules = (each for model in found.models for each in Module.modules(model))
+        parts = find_parts(optimizers, scaler)
+        if before is not None:  # a copy of a state knows schedules and averages by their number
+            schedulers = _known_first(before.schedulers, parts.schedulers)
+            averaged = _known_first(before.averaged, parts.averaged)
+            parts = dataclasses.replace(parts, schedulers=schedulers, averaged=averaged)
+        self._hold(parts)
+        modules = (module for model in parts.models for module in Module.modules(model))
         self._types = tuple(map(weakref.ref, {AveragedModel, *map(type, modules)}))
         self._references = _references_to(self._types)
         self._searched_at = self._clock()
         self._seconds = self._searched_at - began
-        return found
+        return parts
 
 
 def _own(models: Sequence[Module], optimizer: Optimizer) -> bool:
     """Whether these models have all parameters of an optimizer."""
-    return places_of([optimizer]).keys() <= {id(each) for model in models for each in parameters_in(model)}
+    return places_of([optimizer]).keys() <= {id(parameter) for model in models for parameter in parameters_in(model)}
 
 
 def _references_to(types: Sequence[weakref.ref[type]]) -> tuple[int, ...]:
-    return tuple([sys.getrefcount(each()) for each in types])
+    return tuple([sys.getrefcount(reference()) for reference in types])
 
 
-def _known_first(known: Sequence[_Item], found: Sequence[_Item]) -> tuple[_Item, ...]:
-    ids = {id(each) for each in known}
-    there = {id(each) for each in found}
-    return (*(each for each in known if id(each) in there), *(each for each in found if id(each) not in ids))
+def _known_first(before: Sequence[_Item], now: Sequence[_Item]) -> tuple[_Item, ...]:
+    ids = {id(part) for part in before}
+    there = {id(part) for part in now}
+    return (*(part for part in before if id(part) in there), *(part for part in now if id(part) not in ids))

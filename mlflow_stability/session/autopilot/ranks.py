@@ -1,8 +1,7 @@
-"""Agreement of all processes of a training: is the step broken, and what to do after it.
+"""Agreement of all ranks: whether a step is broken, and what to do after it.
 
-In: the flag of each process, and the decision of the first one. Out: the flag of all, and the same decision everywhere
-after the same step. Guarantees: every process takes part once a capture, also when its step guard has failed, and then
-no process guards any more. Rows and their exchange are those of `probes.ranks`.
+Guarantees: every rank takes part once a capture, also when its guard has failed; then no rank guards any more. Rows and
+their exchange are those of `probes.ranks`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ NOT_ON_ALL = (
 
 
 def orders_of(decision: Decision, step: int) -> Orders:
-    """A decision on `step` as it is sent; its reason stays here, for only the process that decides records."""
+    """Encode a decision on `step`; its reason stays on the rank that decides."""
     orders = Orders(
         healthy=float(decision.healthy),
         trouble=float(decision.trouble),
@@ -58,7 +57,7 @@ def orders_of(decision: Decision, step: int) -> Orders:
 
 
 def decision_of(row: RankRow, step: int) -> Decision:
-    """The decision, where it arrives; `step`: the present one of this process."""
+    """Decode a decision; `step`: the current one of this rank."""
     orders = row.orders
     decision = Decision(
         healthy=orders.healthy > 0,
@@ -86,121 +85,114 @@ def decision_of(row: RankRow, step: int) -> Decision:
 
 
 class Ranks:
-    """The processes of a training, where there is but one: what is given is done, and every answer is its own."""
+    """Ranks of a training in one process: every decision is its own."""
 
     is_alone = True
     here = 1
-    """How many of the processes share this machine's memory."""
+    """Number of ranks that share this machine's memory."""
     somebody_off = False
-    """Whether the guard of a process has failed."""
+    """The guard of a rank has failed."""
     norm: float | None = None
-    """Of all gradients of a split model, as the last vote gave it; None where there was none."""
+    """Gradient norm of a sharded model from the last vote, if any."""
     loss: float | None = None
-    """Of the last stages of a pipeline, as the last vote gave it."""
+    """Loss of the last pipeline stages from the last vote, if any."""
     pending: Decision | None = None
-    """What is to be done when this step is over."""
+    """What to do when this step is over."""
     any_broken: Callable[[Tensor], Tensor] | None = None
-    """Takes the flag of this process and gives that of all processes; None where there is but one."""
+    """Combines the flags of all ranks; None with one rank."""
 
     @property
     def silence(self) -> Silence | None:
-        """Why other processes are not heard any more; None while they are."""
+        """Why other ranks are not heard any more; None while they are."""
         return None
 
     def begin(self, _decides: bool, /) -> None:
-        """Another recording begins. `_decides`: this process records, and so decides for all."""
+        """Start another recording; `_decides`: this rank records, and so decides for all."""
         self.pending = None
 
     def give(self, decision: Decision) -> None:
-        """Something was decided; of several processes only the first one decides."""
+        """Add a decision; only rank 0 decides."""
         self.pending = decision if self.pending is None else self.pending.joined(decision)
 
     def agree(self, done: bool) -> bool:
-        """Whether all processes have done it; each must come here, whatever its own result is."""
+        """Collective: whether all ranks are done."""
         return done
 
     def target_of_first(self, step: int) -> int:
-        """The step that the first process says, which decides; each must come here. -1: none."""
+        """Collective: return the step of rank 0; -1: none."""
         return step
 
     def forget(self) -> None:
-        """The training was rolled back: what was decided of its steps is void."""
+        """Drop pending decisions after a rollback."""
         self.pending = None
 
     def announce(
         self, _capture: StepCapture, _step: int, _due: Callable[[], tuple[bool, bool]], _stop: int | None = None, /
     ) -> bool:
-        """Runs before the vote of a capture; False where there is none, or it is over.
+        """Prepare the vote of a capture; False without one.
 
-        `_due`: what to keep. `_stop`: which condition to stop on is met here.
+        `_due`: what to keep. `_stop`: index of the condition that is met here.
         """
         return False
 
     def receive(self, _is_off: bool, _step: int, _ends_vote: bool = False, /) -> bool:
-        """Runs after it; returns whether a condition ends the training before this step.
+        """Take the decision of the vote; return whether a condition ends the training before this step.
 
-        `_ends_vote`: nobody is asked again about this capture.
+        `_ends_vote`: there is no further vote on this capture.
         """
         return False
 
 
 class SeveralRanks(Ranks):
-    """Several processes, as this one sees them."""
+    """Several ranks, as one of them sees them."""
 
     is_alone = False
 
     def __init__(self, exchange: RankExchange, settle: Callable[[], None]) -> None:
-        """`settle` waits for the readings that are on their way: all processes send theirs before they agree."""
+        """`settle` waits for pending readings: all ranks send theirs before they agree."""
         self._exchange, self._settle = exchange, settle
         self.here = exchange.hosts.count(exchange.hosts[exchange.rank])
         self.any_broken = self._any_broken
         self._decides = False
         self._to_send: Decision = NOTHING
-        """To be sent to all processes, this one among them, at the next step."""
+        """The decision to send with the next vote."""
         self._capture: StepCapture | None = None
         self._mine = RankRow()
-        """What this process says with the first vote on this capture."""
+        """What this rank sends with the first vote on this capture."""
         self._received: RankRow | None = None
         self._is_over = False
-        """Whether this capture was settled before anybody looked at its gradients: nobody guards."""
+        """This capture was settled before its gradients were checked: no rank guards."""
 
     @property
     def silence(self) -> Silence | None:
-        """Why other processes are not heard any more; None while they are."""
         return self._exchange.silence
 
     def begin(self, decides: bool) -> None:
-        """Another recording begins. `decides`: this process records, and so decides for all."""
         self._decides = decides
         self.forget()
 
     def give(self, decision: Decision) -> None:
-        """Send what was decided with the next vote; only the first process decides."""
         if self._decides:
             self._to_send = self._to_send.joined(decision)
 
     def agree(self, done: bool) -> bool:
-        """Whether all processes have done it; each must come here, whatever its own result is."""
         self._settle()
         row = self._ask(RankRow(Votes(agrees=1.0, done=float(done))))
         return row is not None and row.votes.done == self._exchange.size
 
     def target_of_first(self, step: int) -> int:
-        """The step that the first process says, which decides; each must come here. -1: none."""
         self._settle()
         orders = Orders(next_target=1.0 + step if self._decides else 0.0)
         row = self._ask(RankRow(Votes(agrees=1.0), orders))
         return -1 if row is None else round(row.orders.next_target) - 1
 
     def forget(self) -> None:
-        """The training was rolled back: what was decided of its steps is void."""
         super().forget()
         self._to_send = NOTHING
 
     def announce(
         self, capture: StepCapture, step: int, due: Callable[[], tuple[bool, bool]], stop: int | None = None
     ) -> bool:
-        """Put the decision of the first process, and the condition that is met here, into the vote that follows."""
         if capture is self._capture:
             return False
         self._capture, self._received, self._is_over = capture, None, False
@@ -214,7 +206,6 @@ class SeveralRanks(Ranks):
         return True
 
     def receive(self, is_off: bool, step: int, ends_vote: bool = False) -> bool:
-        """Take the decision of the vote, the same on all ranks; its reason is known only where it came from."""
         self._is_over = ends_vote
         if self._received is None and not self._exchange.is_paused:  # nothing was asked about its gradients
             self._vote(False, is_off=is_off)
@@ -232,7 +223,7 @@ class SeveralRanks(Ranks):
         return flag.new_full((), float(self._vote(flag.item() > 0, has_waited=True)))
 
     def _vote(self, broken: bool, *, is_off: bool = False, has_waited: bool = False) -> bool:
-        """Exchange the flag, and with the first one of a capture all that this process has to say of it."""
+        """Exchange the flag, and with the first vote of a capture everything else."""
         row = self._mine if self._received is None else RankRow()
         row.votes = Votes(steps=1.0, broken=float(broken), guard_off=float(is_off))
         is_first = self._received is None
@@ -265,7 +256,7 @@ def _sums_of(capture: StepCapture, with_squares: bool) -> Sums:
 
 
 def ranks_of_training(exchanges: RankExchanges, settle: Callable[[], None]) -> Ranks:
-    """The processes that train through torch.distributed; StabilityError where not all have the autopilot."""
+    """Return the ranks of torch.distributed; StabilityError where not all have the autopilot."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
         return Ranks()

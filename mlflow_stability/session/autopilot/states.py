@@ -1,8 +1,7 @@
-"""States of one training, in memory and on the disk, and how it is restored to one of them.
+"""States of one training, in memory and on disk, and the restore of one of them.
 
-In: the training at the end of steps and before backward passes, and whether steps were healthy. Out: good states.
-Guarantees: training waits for the copy and never for the disk, except in a rollback to a state that is being written;
-a state is good only if it is finite and healthy steps followed; an unwritable directory ends checkpoints and nothing
+Guarantees: training waits for copies and never for the disk, except for a rollback to a state that is being written; a
+state is good only if it is finite and healthy steps followed; an unwritable directory ends checkpoints and nothing
 else.
 """
 
@@ -46,24 +45,22 @@ from mlflow_stability.recovery.state import (
     with_new_optimizer,
     with_what_followed,
 )
-from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.known_parts import KnownParts
-from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.recording import ScriptMetric
+from mlflow_stability.session.guard import AutopilotPart, PartGuard
+from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.result import Finding
 
 ROOM = 2
-"""So many times the size of a state must be free for one to wait until another is written."""
+"""Multiple of a state's size that must be free for one to wait until another is written."""
 MOST_RATES = 64
-"""The learning rates of so many states are remembered: of more than are kept in memory and on the disk."""
+"""States whose learning rates are remembered: more than are kept."""
 WRITE_SECONDS = 60.0
-"""For how long going back waits for the state to be written, where it is on its way to the disk."""
+"""How long a rollback waits for its state to be written."""
 NEVER = 1 << 62
-"""A step that no training reaches."""
 Rates = Mapping[int, tuple[float, ...]]
-"""For each optimizer, by identity, the learning rates of its groups."""
+"""Learning rates of the groups of each optimizer, by its id."""
 OpenDirectory = Callable[[], tuple[Path, str]]
-"""Gives the directory for checkpoints, and the name of the run that they belong to."""
+"""Returns the directory for checkpoints, and the run that it belongs to."""
 
 
 class MissingStateError(LookupError):
@@ -71,7 +68,7 @@ class MissingStateError(LookupError):
 
 
 class BestValue:
-    """The best value so far of the metric that says which state is the best."""
+    """Best value so far of the metric `best_by`."""
 
     def __init__(self, metric: str | None, mode: str) -> None:
         self._metric = metric
@@ -79,7 +76,7 @@ class BestValue:
         self._best = self._before = math.inf
 
     def is_new(self, heard: ScriptMetric) -> bool:
-        """Whether this is that metric, at a better value than before."""
+        """Whether this is a better value of that metric."""
         if self._metric is None or heard.name != self._metric:
             return False
         value = self._sign * heard.values[0]
@@ -89,13 +86,13 @@ class BestValue:
         return True
 
     def forget(self) -> None:
-        """That state could not be written: the next one need only be better than the one before."""
+        """Its state could not be written: the next one need only be better than the one before."""
         self._best = self._before
 
 
 @dataclass(frozen=True, slots=True)
 class IncompleteState:
-    """A copy that waits for what follows its step."""
+    """A copy that waits for what the loop changes after the step."""
 
     copy: StateCopy
     loss: float
@@ -103,12 +100,9 @@ class IncompleteState:
     """The metric that makes it the best state."""
     ring: bool
     disk: bool
-    """Where it is to be kept."""
 
 
 class States:
-    """The states of one training."""
-
     def __init__(
         self,
         policy: RollbackPolicy,
@@ -124,35 +118,35 @@ class States:
         self._policy = policy
         self._device_budget = device_budget
         self._alone = alone
-        """Whether no other process trains with this one: only the first writes to the disk, and all must go back."""
+        """With several ranks only rank 0 writes to disk, and all must be able to restore."""
         self._open_directory = open_directory
         self._extra = extra
         self._ranks = ranks
         self._layouts: Layouts = MappingProxyType({})
         self.writes_together = False
-        """Whether each process writes its shards of a checkpoint."""
+        """Each rank writes its shards of a checkpoint."""
         self.ring = SnapshotRing(policy, ranks_here=ranks_here)
         self._ranks_here = ranks_here
-        """How many processes of the training share this machine's memory, and ask for it at once."""
+        """Ranks that share this machine's memory, and ask for it at once."""
         self.directory: Path | None = None
-        """Where the checkpoints are; None before the first is due."""
+        """Where checkpoints are; None before the first is due."""
         self.untracked: StateCopy | None = None
-        """What the training was before the rollback, until a step is healthy again."""
+        """The state before the last rollback, until a step is healthy again."""
         self._plan: RestorePlan | None = None
-        """The state that is being restored."""
+        """The restore in progress."""
         self._rates: dict[int, Rates] = {}
         self.incomplete: IncompleteState | None = None
-        """A copy that waits for what the script does after its step."""
+        """The copy that waits for what the script does after its step."""
         self.quiet_until = 0
         """Before this step, a healthy step changes nothing here, and no state is due."""
         self._nbytes: int | None = None
         self._split: StateSplit | None = None
-        """What splits the state over processes: of such a state only the others together have the rest."""
+        """What splits the state over ranks, so that it has no checkpoints."""
         self._wanted: float | None = None
-        """The metric of a checkpoint that is to be written as soon as none is on its way; NaN: without one."""
+        """Metric of a requested checkpoint that is not written yet; NaN: without one."""
         self._told: list[Finding] = []
         self._unfit: set[int] = set()
-        """The steps of states, on the disk too, that do not fit the training."""
+        """Steps of states, also on disk, that do not fit the training."""
         self._due_from = first_step - 1 + policy.checkpoint_every
         self._writer: CheckpointWriter | None = None
         self._cadence: CheckpointCadence | None = None
@@ -161,19 +155,17 @@ class States:
         self._begin_checkpoints = guard(AutopilotPart.CHECKPOINTS, self._begin)
 
     def parts_changed(self, parts: TrainingParts) -> None:
-        """It is another training: nothing of before fits."""
         self._look_what_splits(parts)
         self.forget()
 
     def forget(self) -> None:
-        """Keep no state of before."""
         self.ring.clear()
         self._rates.clear()
         self.incomplete = self._nbytes = self.untracked = None
         self.quiet_until = 0
 
     def parts_joined(self, parts: TrainingParts) -> None:
-        """The training has grown: states of before are kept where they fit."""
+        """Keep the states that fit a training that has grown."""
         self._look_what_splits(parts)
         self.ring.adapt(lambda copy: None if misfit(copy, parts) else copy)
         if self.untracked is not None and misfit(self.untracked, parts):
@@ -182,33 +174,33 @@ class States:
         self.quiet_until = 0
 
     def optimizer_joined(self, parts: TrainingParts) -> None:
-        """Another optimizer of the same models is about to make its first step: in states of before it has none."""
+        """Add an optimizer without state to the states."""
         self.ring.adapt(lambda copy: with_new_optimizer(copy, parts))
         self.incomplete = self._nbytes = self.untracked = None
         self.quiet_until = 0
 
     def drop(self, step: int) -> None:
-        """The state of this step does not fit the training as it is now."""
+        """Drop a state that does not fit the training."""
         self._unfit.add(step)
         self.quiet_until = 0
         self.ring.drop(step)
 
     def take_initial(self, parts: TrainingParts, step: int) -> None:
-        """Copy the state as it is before the first step: the last resort."""
+        """Copy the state before the first step, as a last resort."""
         if self._policy.rollback and self.ring.has_room_for_initial(bytes_of_state(parts)):
             self.ring.add_initial(copy_state(parts, step, self._device_budget))
 
     @property
     def step_set_aside(self) -> int | None:
-        """The step of the state from before the last rollback, where that is still there."""
+        """Step of the state from before the last rollback, if it is still there."""
         return None if self.untracked is None else self.untracked.step
 
-    def is_due(self, known: KnownParts, step: int) -> tuple[bool, bool]:
-        """Whether the ring and the disk want this step's state."""
+    def is_due(self, known_parts: KnownParts, step: int) -> tuple[bool, bool]:
+        """Whether memory and disk want this step's state."""
         if self.incomplete is not None:
             return False, False
         if self._nbytes is None:
-            parts = known.alive()
+            parts = known_parts.alive()
             if parts is None:
                 return False, False
             self._nbytes = bytes_of_state(parts)
@@ -236,7 +228,7 @@ class States:
         disk: bool,
         value: float | None = None,
     ) -> None:
-        """Copy the state as it is right after a step."""
+        """Copy the state right after a step."""
         copy = self._with_extra(copy_state(parts, step, self._device_budget))
         if disk and self.writes_together:  # now, for between a forward and a backward pass FSDP2 shows whole parameters
             self._layouts = layouts_of(parts)
@@ -250,7 +242,7 @@ class States:
             del self._rates[min(self._rates)]
 
     def complete(self, parts: TrainingParts | None) -> bool:
-        """Runs before the next backward pass: take in what the script did after the step. False: none was waiting."""
+        """Add what the script did after the step, before the next backward pass; False: nothing was waiting."""
         if self.incomplete is None or parts is None:
             return False
         waiting, self.incomplete = self.incomplete, None
@@ -265,11 +257,10 @@ class States:
         return True
 
     def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates, value: float | None = None) -> bool:
-        """Have the state written as it is between two steps; False where another is on its way.
+        """Write the state between two steps; False while another is being written.
 
-        `value`: the metric that makes it the best state. A checkpoint of this step that is there already, or on its
-        way, gets it; otherwise the state is written behind the one that is on its way, where there is room for both.
-        A state that several processes write together is written after the next step.
+        `value`: the metric that makes it the best state. A checkpoint of this step gets it; otherwise the state is
+        written after the one in progress, if there is memory for both. A sharded state is written after the next step.
         """
         if self._split is not None:
             self._told.append(no_checkpoints_event(self._split, step))
@@ -287,7 +278,7 @@ class States:
         return self.complete(parts)
 
     def _is_written_as_best(self, parts: TrainingParts, step: int, value: float) -> bool:
-        """Give the checkpoint of this step its metric; False where there is none, nor a copy that becomes one."""
+        """Give the checkpoint of this step its metric; False without one."""
         waiting = self.incomplete
         if waiting is not None and waiting.copy.step == step and waiting.disk:
             self.incomplete = dataclasses.replace(waiting, value=value)
@@ -298,25 +289,23 @@ class States:
         return True
 
     def _may_wait(self, parts: TrainingParts, value: float | None) -> bool:
-        """Whether one more state may wait until the disk is free: one of the best, where there is room for it."""
+        """Whether a state may wait for the disk: one of the best, where memory is free."""
         if self.writes_together and not self._alone:
             return True
         return value is not None and free_memory() > ROOM * bytes_of_state(parts)
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether any was written, or is about to be."""
         return self._cadence is not None
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a checkpoint was asked for that is written after the next step."""
         return self._wanted is not None
 
     def prove(self, decision: Decision, step: int, rejects: bool = True) -> None:
-        """Runs when a step is over: states prove themselves by healthy steps, and are dropped where trouble comes.
+        """Note the end of a step: healthy steps verify states, trouble drops them.
 
-        `rejects`: whether checkpoints are removed then.
+        `rejects`: whether checkpoints are deleted then.
         """
         if decision.trouble:
             self.incomplete = None
@@ -330,7 +319,7 @@ class States:
                 self._cadence.healthy(step)
 
     def find_next_change(self, keeps: bool) -> None:
-        """Set `quiet_until`, once all that this step changes is done; `keeps`: whether states are kept at all."""
+        """Update `quiet_until`; `keeps`: whether states are kept at all."""
         self.quiet_until = 0
         if self.incomplete is not None or self.untracked is not None or self._wanted is not None:
             return
@@ -342,30 +331,30 @@ class States:
             self.quiet_until = NEVER
 
     def candidates(self, with_disk: bool) -> tuple[GoodState, ...]:
-        """The states that can be gone back to, oldest first."""
+        """Return the states that can be restored, oldest first."""
         by_loss = self._policy.best_by is None
         near = [
-            GoodState(each.step, each.loss if by_loss else math.nan, each.step == self.ring.initial_step)
-            for each in self.ring.good
+            GoodState(snapshot.step, snapshot.loss if by_loss else math.nan, snapshot.step == self.ring.initial_step)
+            for snapshot in self.ring.good
         ]
         if not with_disk or self.directory is None or not self._alone:
             return tuple(near)
-        there = {each.step for each in near}
+        there = {state.step for state in near}
         far = [
-            GoodState(each.step, math.nan if each.meta is None else each.meta.rank)
-            for each in listing(self.directory)
-            if each.is_good and each.step not in there and each.step not in self._unfit
+            GoodState(stored.step, math.nan if stored.meta is None else stored.meta.rank)
+            for stored in listing(self.directory)
+            if stored.is_good and stored.step not in there and stored.step not in self._unfit
         ]
-        return tuple(sorted((*near, *far), key=lambda each: each.step))
+        return tuple(sorted((*near, *far), key=lambda state: state.step))
 
     def _look_what_splits(self, parts: TrainingParts) -> None:
         self.writes_together = holds_shards(parts) and (self._ranks is not None or self._alone)
         self._split = None if self.writes_together else what_splits(parts)
 
     def set_aside(self, parts: TrainingParts, step: int, target: int) -> StateCopy:
-        """Keep what the training is now, for going back may fail, or not help.
+        """Keep the current state, because a rollback may fail or not help.
 
-        Where memory is short, other states than the target leave; MemoryError where even that is too little.
+        Where memory is short, all states but the target are dropped; MemoryError where that is not enough.
         """
         self.untracked, self.quiet_until = None, 0
         needed = bytes_of_state(parts) * self._ranks_here
@@ -377,9 +366,9 @@ class States:
         return self.untracked
 
     def stage(self, target: int, parts: TrainingParts, step: int) -> None:
-        """Find the state of step `target`, compare it with the training, and copy that aside; nothing is changed yet.
+        """Compare the state of step `target` with the training and copy the training aside, without changing anything.
 
-        RestoreRefused: it does not fit. MissingStateError: it is not there. MemoryError: there is no room for the copy.
+        Raises RestoreRefused, MissingStateError, or MemoryError.
         """
         copy = self.state_of(target, parts)
         schedule = self._policy.restore_schedule
@@ -392,11 +381,11 @@ class States:
         self._plan.apply()
 
     def undo(self) -> bool:
-        """Another process could not restore: copy back; whether the training is what it was before."""
+        """Undo a restore that failed on another rank; whether the training is as before."""
         return self._plan is None or not self._plan.undo()
 
     def finish(self, target: int) -> int:
-        """All processes have restored; returns how many frozen copies of the model the state knows nothing of."""
+        """Finish the restore; return the number of frozen copies of the model that the state does not have."""
         assert self._plan is not None
         plan, self._plan = self._plan, None
         self.rolled_back(target)
@@ -404,19 +393,19 @@ class States:
         return plan.copies_left
 
     def abandon(self) -> TornState | None:
-        """Forget the staged state; returns what could not be copied back, if anything could not."""
+        """Drop the staged state; return what could not be undone."""
         plan, self._plan = self._plan, None
         return None if plan is None else plan.torn
 
     def state_of(self, step: int, parts: TrainingParts) -> StateCopy:
-        """The state of a step, from memory or else from the disk; nobody else reads it now."""
+        """Return the state of a step, from memory or disk."""
         if self.untracked is not None and self.untracked.step == step:
             return self.untracked
         if self._writer is not None and self._writer.holds(step) and not self._writer.drain(WRITE_SECONDS):
             raise TimeoutError(f"the state of step {step} is still being written after {WRITE_SECONDS:g} s")
-        for each in self.ring.good:
-            if each.step == step:
-                return each.copy
+        for snapshot in self.ring.good:
+            if snapshot.step == step:
+                return snapshot.copy
         if self.directory is None:
             raise MissingStateError(f"there is no state of step {step}")
         try:
@@ -427,11 +416,10 @@ class States:
         return read_sharded(folder, copy, parts) if self.writes_together else copy
 
     def rates_at(self, step: int) -> Rates:
-        """At which learning rates the state of a step was trained."""
+        """Return the learning rates of a state."""
         return self._rates.get(step, {})
 
     def rolled_back(self, step: int) -> None:
-        """The training was rolled back to this step."""
         self.incomplete = None
         self.quiet_until = 0
         self.ring.rolled_back(step)
@@ -440,20 +428,19 @@ class States:
 
     @property
     def may_tell(self) -> bool:
-        """Whether there may be events of the writing of checkpoints."""
         return bool(self._told) or self._writer is not None
 
     def events(self) -> list[Finding]:
-        """What the writing of checkpoints has to tell."""
-        told, self._told = self._told, []
-        return told if self._writer is None else told + self._writer.events()
+        """Return findings about checkpoints since the last call."""
+        findings, self._told = self._told, []
+        return findings if self._writer is None else findings + self._writer.events()
 
     def save_last_good(self, seconds: float, loss_of: Callable[[int], float]) -> Path | None:
-        """Make sure that the newest good state is on the disk; gives the directory.
+        """Write the newest good state to disk; return the directory.
 
-        `loss_of` gives the loss of its step, which was not read yet when the state of the first step was copied.
+        `loss_of` gives its loss where that was not read yet when it was copied.
         """
-        good = [each for each in self.ring.good if each.step != self.ring.initial_step]
+        good = [snapshot for snapshot in self.ring.good if snapshot.step != self.ring.initial_step]
         if good and self._split is None:
             self._begin()
             if self._writer is not None and self._writer.drain(seconds):
@@ -464,15 +451,13 @@ class States:
         return self.directory
 
     def close(self, seconds: float) -> None:
-        """Let what is on its way arrive."""
         if self._writer is not None:
             self._writer.close(seconds)
 
     def _with_extra(self, copy: StateCopy) -> StateCopy:
-        """With the state of the script's own objects."""
         if not self._extra:
             return copy
-        states = {name: replaced(each.state_dict(), on_host) for name, each in self._extra.items()}
+        states = {name: replaced(item.state_dict(), on_host) for name, item in self._extra.items()}
         return dataclasses.replace(copy, extra=states)
 
     def _begin(self) -> None:
@@ -492,5 +477,4 @@ class States:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """A copy of a tensor on the host."""
     return tensor.detach().to("cpu", copy=True)

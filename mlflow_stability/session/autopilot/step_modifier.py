@@ -1,6 +1,5 @@
 """Changes to single steps: skip, clip, or reduce the learning rate.
 
-In: optimizers before and after their steps, and the norms of recorded steps. Out: what happened to each capture.
 Guarantees: what is hidden or written before a step is restored after it, whatever else is switched off meanwhile;
 healthy steps are bit-identical.
 """
@@ -25,16 +24,16 @@ from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
 from mlflow_stability.recovery.state import TrainingParts
-from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.step_record import StepRecord
+from mlflow_stability.session.guard import AutopilotPart
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 WARM_UP_FROM = 0.01
-"""The share of the learning rate at which the warm-up after a reset begins, as published (arXiv 2501.06842)."""
+"""Learning rate factor at which the warm-up after a reset starts, as published (arXiv 2501.06842)."""
 
 
 class BufferWatch(ForwardObserver):
-    """Tells the guard when a capture runs forward first: what is in buffers until then is the script's own."""
+    """Tells the guard when a forward pass starts: until then, buffers are changed by the script."""
 
     def __init__(self, guard: Guard, step_guard: StepGuard) -> None:
         self._step_guard = step_guard
@@ -42,7 +41,7 @@ class BufferWatch(ForwardObserver):
 
     @property
     def observes(self) -> bool:  # type: ignore[override] # there it never changes
-        """Whether a step was taken since the last forward pass, of a model that has buffers."""
+        """Whether a step was taken since the last forward pass of a model with buffers."""
         return self._step_guard.awaits_forward
 
     def _began(self, *_: Any) -> bool:
@@ -51,23 +50,19 @@ class BufferWatch(ForwardObserver):
 
 
 class StepModifier:
-    """Skips, clips or slows the optimizer steps of one training."""
-
     def __init__(
         self, policy: RollbackPolicy, adaptive_clip: bool, emit: Callable[[Finding], None], vote: Vote | None = None
     ) -> None:
         self._policy, self._emit = policy, emit
         self.guards = policy.guard is True
-        """Whether broken steps are skipped."""
         self.guard = StepGuard(None, vote)
         self._adaptive = AdaptiveClip() if adaptive_clip else None
         self.clips = adaptive_clip
-        """Whether gradients are clipped by the training's own statistics."""
         self._limits: dict[str, GradientLimit] = {}
         self._easing_clips: dict[str, EasingClip] = {}
         self.easing: Easing | None = None
         self._skip_next = self.is_asked_to_skip = False
-        """Whether the next capture is to be skipped, and whether the present one may be."""
+        """Whether the next capture is to be skipped, and whether the current one may be."""
         self._skipping: StepCapture | None = None
 
     def skip_next(self) -> None:
@@ -76,12 +71,11 @@ class StepModifier:
         self.guard.skip_next()
 
     def parts_changed(self, parts: TrainingParts) -> None:
-        """Other modules train now."""
         self.guard.buffers = BufferUndo(parts.models) if self.guards else None
 
     @property
     def has_buffers(self) -> bool:
-        """Whether the models have buffers that a skipped step is to leave as they were."""
+        """Whether the models have buffers that a skipped step must not change."""
         return self.guard.buffers is not None and self.guard.buffers.has_buffers
 
     def judge(
@@ -92,7 +86,7 @@ class StepModifier:
         norm: Tensor | None,
         companions: Sequence[Optimizer],
     ) -> None:
-        """Skip this step if it is broken, or if it is to be skipped."""
+        """Skip this step if it is broken, or if asked to."""
         limits = self._limits
         if self.guards and record.place in limits and not capture.unsure:
             largest = limits[record.place].largest
@@ -123,29 +117,29 @@ class StepModifier:
             record.eased = True
 
     def ease(self, optimizer: Optimizer, step: int) -> None:
-        """Reduce the learning rate outside of a closure, where the optimizer reads it."""
+        """Reduce the learning rate outside of a closure."""
         if self.easing is not None:
             self.easing.before_step(optimizer, step)
 
     def show_rate(self, optimizer: Optimizer) -> None:
-        """Put back the script's learning rate while its closure runs."""
+        """Restore the script's learning rate while its closure runs."""
         if self.easing is not None:
             self.easing.step_ended(optimizer)
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture, record: StepRecord) -> None:
-        """A loss scaler threw the step away: the others of the capture are stopped too."""
+        """Stop the other optimizers of a capture after a loss scaler skipped a step."""
         if self.guards:
             self.guard.swallowed(optimizer, capture)
             record.buffers_lost = self.guard.buffers_lost
 
     def step_ending(self, optimizer: Optimizer) -> bool:
-        """Put everything back; True where the step was taken back only now."""
+        """Restore everything; True where the step is undone only now."""
         if self.easing is not None:
             self.easing.step_ended(optimizer)
         return self.guard.step_ended(optimizer)
 
     def read(self, record: StepRecord) -> None:
-        """Learn from a step that was read: its norm, and the one that its optimizers were given."""
+        """Learn the gradient norms of a recorded step, and end an easing that is over."""
         skipped_by, place = record.was_skipped_by, record.place
         if place not in self._limits:
             self._limits[place] = GradientLimit(self._policy.skip_gradients_above)
@@ -161,11 +155,11 @@ class StepModifier:
 
     @property
     def lasting(self) -> float:
-        """The share of the learning rate that the training is held at for its rest."""
+        """Learning rate factor for the rest of the training."""
         return 1.0 if self.easing is None else self.easing.plan.lasting
 
     def ease_in(self, start: int, factor: float, steps: int, *, linear: bool = False) -> bool:
-        """Reduce the learning rate for some steps, gradients as they are; False where it is reduced already."""
+        """Reduce the learning rate for some steps; False where it is reduced already."""
         old = self.easing
         if old is not None and start < old.plan.start + old.plan.steps:
             return False
@@ -174,9 +168,9 @@ class StepModifier:
         return True
 
     def adjust(self, decision: Decision, step: int, parts: TrainingParts | None, write: Callable[[], str]) -> None:
-        """Make the smaller steps that were decided, and tell of them.
+        """Make the decided changes of the learning rate, and report them.
 
-        `write` has a checkpoint written, and returns the sentence about it; empty where it could not.
+        `write` writes a checkpoint and returns a sentence about it; empty where it could not.
         """
         policy = self._policy
         if decision.cut:
@@ -186,7 +180,7 @@ class StepModifier:
         if decision.reset and parts is not None:
             steps = policy.reset_warm_up
             if self.ease_in(step + 1, WARM_UP_FROM, steps, linear=True):  # else it is reduced already
-                count = sum(reset_moments(each) for each in parts.optimizers)
+                count = sum(reset_moments(optimizer) for optimizer in parts.optimizers)
                 self._tell(step, SmallerStepsFacts(Smaller.RESET, WARM_UP_FROM, steps, count))
         if decision.ahead:
             facts = SmallerStepsFacts(Smaller.AHEAD, checkpoint=write(), value=str(policy.act_ahead))
@@ -200,19 +194,19 @@ class StepModifier:
         self._emit(Finding.at(facts, step, Severity.INFO, remedies=SmallerSteps.remedies))
 
     def cut(self, start: int, share: float) -> None:
-        """Hold the learning rate at a share for the rest of the training."""
+        """Reduce the learning rate for the rest of the training."""
         old, lasting = self.easing, min(share, self.lasting)
         plan = EasingPlan(start, 1.0, 1, clips=False) if old is None else replace(old.plan, held=old.held)
         self.easing = Easing(replace(plan, lasting=lasting))
 
     def end_easing(self) -> None:
-        """Give the script its learning rate back, but for what is held down for the rest of the training."""
+        """End the reduction of the learning rate, except a lasting one."""
         if self.easing is not None:
             lasting = self.lasting
             self.easing = None if lasting >= 1 else Easing(EasingPlan(0, 1.0, 1, lasting, clips=False))
 
     def rolled_back(self, plan: EasingPlan) -> None:
-        """The training was rolled back: norms are learnt anew, and it is eased back in."""
+        """Forget the norms after a rollback, and start easing."""
         for limit in self._limits.values():
             limit.forget()
         if self._adaptive is not None:
@@ -222,11 +216,10 @@ class StepModifier:
         self.easing = Easing(plan) if plan.factor < 1 or plan.held or plan.lasting < 1 else None
 
     def _is_clipping(self, step: int) -> bool:
-        """Whether gradients may be clipped because the training is eased back in."""
         return self.easing is not None and self.easing.plan.clips and not self.easing.is_over(step)
 
     def _take_note(self, verdict: Verdict, optimizer: Optimizer, capture: StepCapture, record: StepRecord) -> None:
-        """The capture carries the guard's flag beside the loss scaler's, so that skipped steps are counted."""
+        """Give the capture the guard's flag beside that of the loss scaler, so that skipped steps are counted."""
         flag = verdict.flag
         if verdict.broken:
             record.asked_for, record.buffers_lost = verdict.asked_for, self.guard.buffers_lost

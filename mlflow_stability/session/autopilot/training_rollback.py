@@ -1,8 +1,7 @@
-"""Restores an earlier state, in all processes of a training or in none.
+"""Restore an earlier state on all ranks or on none.
 
-In: the decision to roll back, between two steps. Out: the training at that state, eased back in, with an event; another
-attempt in the curves. Guarantees: processes agree before anything is changed and again after it. Where one process
-fails, all keep or restore the state that they had, rollbacks end, and an event says so.
+Guarantees: ranks agree before anything is changed, and again after it. Where one rank fails, all keep or restore the
+state that they had, rollbacks end, and a finding says so.
 """
 
 from __future__ import annotations
@@ -11,31 +10,85 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.errors import RestoreRefused, TrainingDiverged
 from mlflow_stability.kinds.reported.rollback import HeldRate
+from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.recovery.easing import EasingPlan, held_rates, rates_of, reset_momentum
 from mlflow_stability.recovery.rollback_events import give_up_event, not_restored_event, rollback_event
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision
-from mlflow_stability.recovery.state import StaleGraphs, TrainingParts
+from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
-from mlflow_stability.session.autopilot.autopilot_part import AutopilotPart
 from mlflow_stability.session.autopilot.decider import Decider
 from mlflow_stability.session.autopilot.ranks import Ranks
 from mlflow_stability.session.autopilot.states import MissingStateError, States
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
-from mlflow_stability.session.recording import Recording
+from mlflow_stability.session.guard import AutopilotPart
+from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.result import Finding
+
+MAX_CHECKED = 16
+"""Backward passes after a restore that are checked, and steps before it that graphs may be from: older graphs are used
+up by then, or never."""
+
+
+class StaleGraphs:
+    """Detects backward passes through graphs from before the last restore, such as a GAN's generator.
+
+    The walk through a graph is paid only for the first passes after a restore. Autograd counts the nodes of each thread
+    by itself: forward passes in other threads have low numbers, so only those of the last steps before the restore
+    count as old.
+    """
+
+    def __init__(self) -> None:
+        self._began = get_ident(), int(torch_api.get_sequence_nr())
+        self._oldest = self._first_new = 0
+        self.first_step = 0
+        """Last step before the training started."""
+        self.left = 0
+        """Backward passes still to be checked."""
+
+    def restored(self, step: int | None = None) -> None:
+        """Note a restore, in the training thread, after this step if known."""
+        self._first_new = now = int(torch_api.get_sequence_nr())
+        self.left, self._oldest = MAX_CHECKED, 0
+        thread, began = self._began
+        steps = 0 if step is None else step - self.first_step
+        if steps > 0 and thread == get_ident():
+            self._oldest = now - math.ceil((now - began) / steps) * MAX_CHECKED
+
+    def is_stale(self, losses: Any) -> bool:
+        """Whether a part of this graph is older than the restore."""
+        if not self.left:
+            return False
+        self.left -= 1
+        tensors = [losses] if isinstance(losses, Tensor) else losses
+        waiting = [tensor.grad_fn for tensor in tensors if isinstance(tensor, Tensor) and tensor.grad_fn is not None]
+        seen = set(waiting)
+        while waiting:
+            node = waiting.pop()
+            # Leaves, where gradients are accumulated, are numbered beyond all others.
+            if self._oldest <= int(node._sequence_nr()) < self._first_new:
+                return True
+            for inner, _ in node.next_functions:
+                if inner is not None and inner not in seen:
+                    seen.add(inner)
+                    waiting.append(inner)
+        return False
+
 
 ELSEWHERE = "Another process of this training could not restore its previous state."
 
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """What is known of a rollback before anything is changed."""
+    """A rollback before anything is changed."""
 
     began: float
     parts: TrainingParts
@@ -43,8 +96,6 @@ class _Staged:
 
 
 class TrainingRollback:
-    """The rollbacks of one training."""
-
     def __init__(
         self,
         policy: RollbackPolicy,
@@ -61,7 +112,7 @@ class TrainingRollback:
         self._ranks, self._recording, self._emit = ranks, recording, emit
         self._off, self._settle = guard.off, context.settle
         self.is_running = False
-        """What is decided meanwhile is void."""
+        """Decisions made meanwhile are void."""
         self.stale = StaleGraphs()
         self._staged: _Staged | None = None
         self._misfit = "it is refused in another process"
@@ -74,9 +125,9 @@ class TrainingRollback:
         self._give_up = guard(AutopilotPart.DECISIONS, self._without_state)
 
     def run(self, decision: Decision, step: int, parts: TrainingParts | None) -> bool:
-        """Roll back; False where nothing came of it. `parts`: None where they are gone, which is no reason not to vote.
+        """Roll back; False where that failed. `parts`: None where they are gone, but this rank must vote.
 
-        Raises `TrainingDiverged` where that is what the user wants when we can do no more.
+        Raises `TrainingDiverged` where the policy asks for it.
         """
         self.is_running = True
         try:
@@ -100,7 +151,6 @@ class TrainingRollback:
             self.is_running = False
 
     def _stage_state(self, decision: Decision, step: int, parts: TrainingParts | None) -> bool:
-        """Find the state, compare it with the training, and copy that aside; nothing is changed."""
         if parts is None:
             raise LookupError("the model or the optimizer no longer exists")
         self._settle()
@@ -113,9 +163,9 @@ class TrainingRollback:
         policy, lasting = self._policy, min(decision.lasting_share, self._modifier.lasting)
         rates, times = self._states.rates_at(decision.target), policy.hold_learning_rate_above
         held = {
-            id(each): held_rates(each, rates[id(each)], times, lasting)
-            for each in parts.optimizers
-            if times is not None and id(each) in rates
+            id(optimizer): held_rates(optimizer, rates[id(optimizer)], times, lasting)
+            for optimizer in parts.optimizers
+            if times is not None and id(optimizer) in rates
         }
         easing = EasingPlan(
             step + 1, decision.easing_factor, decision.easing_steps, lasting, held, policy.hold_doubles_in
@@ -128,7 +178,7 @@ class TrainingRollback:
         return True
 
     def _after_restore(self, decision: Decision, step: int) -> None:
-        """It worked, in every process."""
+        """Finish after all ranks have restored."""
         assert self._staged is not None
         staged, self._staged = self._staged, None
         optimizers, easing = staged.parts.optimizers, staged.easing
@@ -144,12 +194,11 @@ class TrainingRollback:
         if recording is None:
             return
         # Of several, the one whose learning rate had jumped is named.
-        number = next((at for at, each in enumerate(optimizers) if _held_rate(easing, each) is not None), 0)
+        number = next((at for at, optimizer in enumerate(optimizers) if _held_rate(easing, optimizer) is not None), 0)
         event = rollback_event(
             decision,
             step,
             seconds=time.perf_counter() - staged.began,
-            attempt=recording.attempt + 1,
             rollbacks=max(self._decider.rollbacks, recording.attempt + 1),
             learning_rate=easing.first_rate(optimizers[number]) if optimizers else math.nan,
             copies_left=copies_left,
@@ -160,15 +209,15 @@ class TrainingRollback:
         recording.rolled_back(decision.reason)
 
     def _without_state(self, decision: Decision, step: int) -> None:
-        """No state fits the training as it is now."""
+        """Report that no state fits the training."""
         self._decider.nothing_fits(decision)
         reason = f"{decision.reason} No good state fits the training as it is now ({self._misfit})."
-        told = Decision("give_up", reason, decision.onset)
-        self._emit(give_up_event(told, step, attempt=0, rollbacks=self._decider.rollbacks))
+        give_up = Decision("give_up", reason, decision.onset)
+        self._emit(give_up_event(give_up, step, rollbacks=self._decider.rollbacks))
         self._ranks.forget()
 
     def _after_failure(self, decision: Decision, step: int, all_whole: bool) -> None:
-        """It failed: there are no more rollbacks. `all_whole`: every process has its training as it was before."""
+        """Report a failure: no more rollbacks. `all_whole`: every rank has its training as before."""
         torn = self._states.abandon()
         why = self._off.get(AutopilotPart.ROLLBACK, "it failed in another process of this training")
         left = str(torn) if torn is not None else "" if all_whole else ELSEWHERE
@@ -176,11 +225,11 @@ class TrainingRollback:
         self._emit(not_restored_event(decision, step, why, rollbacks=self._decider.rollbacks, not_restored=left))
         self._ranks.forget()
         if self._decider.ends_training:
-            said = f"the rollback failed ({why})"
-            raise TrainingDiverged(f"Training stopped at step {step}: {said}.", said)
+            reason = f"the rollback failed ({why})"
+            raise TrainingDiverged(f"Training stopped at step {step}: {reason}.", reason)
 
 
 def _held_rate(easing: EasingPlan, optimizer: Optimizer) -> HeldRate | None:
-    """What the first group of an optimizer is held down to, if it is."""
+    """Return the limit of the first group of an optimizer, if any."""
     limit, scheduled = (easing.held.get(id(optimizer)) or (None,))[0], (rates_of(optimizer) or (math.nan,))[0]
     return None if limit is None else HeldRate(scheduled, limit, easing.hold_doubles_in)

@@ -1,7 +1,7 @@
-"""Decides which findings are said while a training runs: each trouble once.
+"""Decide which findings are reported while a training runs: each trouble once.
 
-A trouble is a series of findings with less than `GAP` steps between two of them: the learning rate jumps, the gradient
-explodes, the loss spikes, the training diverges. Said are its first finding, and later ones that are worse.
+A trouble is a series of findings less than `GAP_STEPS` apart: the learning rate jumps, the gradient
+explodes, the loss spikes, the training diverges. Its first finding is reported, and later ones that are worse.
 """
 
 from __future__ import annotations
@@ -12,42 +12,39 @@ from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.kinds.catalog import of_instability
 from mlflow_stability.vocabulary.result import Finding, Severity
 
-GAP = 100
-"""Steps: as many as between two measurements by layer, which see the same trouble later."""
-AS_BEFORE = 4
-"""So often a finding of one type is said each time it begins anew; later each time that its number has doubled."""
+GAP_STEPS = 100
+"""Steps between two measurements by layer, which see the same trouble later."""
+ALWAYS_REPORTED = 4
+"""Times a kind of finding is reported when it starts again; later each time that its number has doubled."""
 ACTIONS = frozenset({"rollback", "data_changed", "give_up", "checkpoint_failed", "checkpoint_not_finite"})
-"""Findings that say what was done; nothing else says it."""
+"""Findings that say what was done."""
 _SAME_TROUBLE = of_instability(Instability.SIGN, Instability.HARMFUL)
-"""Types of findings that come together: one of them leads to the others."""
+"""Kinds of findings that come together: one leads to the others."""
 _NON_FINITE = frozenset({"activation_nonfinite", "inf_detected", "nan_detected"})
 _JUMPS = frozenset({"gradient_explosion", "layer_explosion", "loss_spike", "update_ratio_high", "weight_spike"})
-"""One jump is seen in several numbers; how far each of them jumps makes no other trouble of it."""
+"""One jump is seen in several signals."""
 
 
 @dataclass(slots=True)
 class _Trouble:
-    """One that goes on."""
+    """A trouble in progress."""
 
     last: int
-    """The step of its last finding."""
+    """Step of its last finding."""
     rank: int
-    """How bad the worst is that was said of it."""
+    """Severity of the worst one reported."""
     types: set[str]
-    """What was said of it."""
+    """Kinds that were reported."""
     said: Finding | None = None
-    """The last finding that was said of it; None after a rollback."""
+    """The last finding reported; None after a rollback."""
 
 
 class Troubles:
-    """The troubles of one recording."""
-
     def __init__(self) -> None:
         self._open: dict[str, _Trouble] = {}
         self._begun: dict[str, int] = {}
 
     def is_news(self, event: Finding) -> bool:
-        """Whether to say this finding."""
         if event.severity < Severity.WARNING:
             return False
         if event.kind in ACTIONS:
@@ -55,8 +52,9 @@ class Troubles:
         family = "" if event.kind in _SAME_TROUBLE else f"{event.kind}@{event.place}"
         rank = _rank(event)
         trouble = self._open.get(family)
-        if trouble is None or abs(event.step - trouble.last) > GAP:
-            is_said = self._is_said_again(event.kind)
+        if trouble is None or abs(event.step - trouble.last) > GAP_STEPS:
+            times = self._begun[event.kind] = self._begun.get(event.kind, 0) + 1
+            is_said = times <= ALWAYS_REPORTED or times & (times - 1) == 0
             self._open[family] = _Trouble(event.step, rank, {event.kind}, event if is_said else None)
             return is_said
         trouble.last = max(trouble.last, event.step)
@@ -68,28 +66,24 @@ class Troubles:
         return True
 
     def said_before(self, step: int) -> Finding | None:
-        """What was said of the instability that goes on at this step, if anything was."""
+        """Return what was reported of the instability at this step, if anything."""
         trouble = self._open.get("")
-        return trouble.said if trouble is not None and abs(step - trouble.last) <= GAP else None
+        return trouble.said if trouble is not None and abs(step - trouble.last) <= GAP_STEPS else None
 
     def answered(self, step: int) -> None:
-        """The training was rolled back: what is found in the next steps still belongs to the same trouble."""
+        """Note a rollback: findings in the next steps belong to the same trouble."""
         self._open[""] = _Trouble(step, 2, {"divergence"})
 
     @staticmethod
     def is_instability(event: Finding) -> bool:
-        """Whether the training became unstable, so that skipping a step or a rollback may answer it."""
+        """Whether skipping a step or a rollback may answer it."""
         return event.kind in _SAME_TROUBLE
 
     @staticmethod
     def is_traced(event: Finding, origin: Finding) -> bool:
-        """Whether a finding is the NaN whose origin was found, or what came of it."""
+        """Whether a finding is the NaN whose origin was found, or its consequence."""
         late = event.step - origin.step
-        return late == 0 if event.kind == "step_skipped" else event.kind in _NON_FINITE and 0 <= late <= GAP
-
-    def _is_said_again(self, kind: str) -> bool:
-        begun = self._begun[kind] = self._begun.get(kind, 0) + 1
-        return begun <= AS_BEFORE or begun & (begun - 1) == 0
+        return late == 0 if event.kind == "step_skipped" else event.kind in _NON_FINITE and 0 <= late <= GAP_STEPS
 
 
 def _rank(event: Finding) -> int:

@@ -1,9 +1,7 @@
-"""Starts the courier process, watches it, and waits for it at the end of the training.
+"""Start and watch the courier process, and wait for it at the end of the training.
 
-In: the folder of this training process. Out: a process that delivers what lies there. Guarantees: never a fork of
-this process; no wait except at the very end; one warning when the tracking server does not answer, not hundreds.
-
-The wait at the end is needed: the end of a container's first process, or of a job, kills everything beside it.
+Guarantees: never a fork of this process; no wait except at the end; one warning when the tracking server does not
+answer. The wait is needed: the end of a container's first process, or of a job, kills everything beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 import orjson
 
@@ -29,7 +28,9 @@ from mlflow_stability.journal.layout import (
     ask_to_flush,
     recording_folders,
 )
-from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, delivered_run
+from mlflow_stability.session.output.terminal_lines import ProgressLine
+from mlflow_stability.session.output.training_output import DeliveredRun, TrainingOutput, delivered_run
+from mlflow_stability.tracking.in_process import DeliveredState
 
 LOOK_EVERY = 5.0
 RESTART_PAUSE = 2.0
@@ -38,56 +39,55 @@ _LAUNCH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:]
 
 
 LONGEST_WAIT = 4
-"""So many times as long as it may take without progress, waiting lasts where there is progress."""
+"""Longest wait with progress, as a multiple of that without."""
 
 
 class DeliveryWait:
-    """Decides how long to wait for a courier: longer where it gets on."""
+    """Decides how long to wait for a courier: longer while it makes progress."""
 
     def __init__(self, seconds: float, longest: float | None = None) -> None:
         self._seconds = seconds
-        """For how long there may be no progress."""
+        """Longest time without progress."""
         self._longest = LONGEST_WAIT * seconds if longest is None else longest
         self._began = self._moved = time.monotonic()
         self._said: tuple[Any, ...] = ()
 
     @property
     def waited(self) -> float:
-        """For how many seconds by now."""
         return time.monotonic() - self._began
 
     def is_over(self, status: dict[str, Any]) -> bool:
-        """Whether to wait no longer, after a look at the courier's page."""
+        """Whether to stop waiting, after a look at the courier's status."""
         now = time.monotonic()
-        said = tuple(str(status.get(each)) for each in ("state", "waiting_records", "left", "runs"))
-        if said != self._said and not status.get("error"):
-            self._said, self._moved = said, now
+        progress = tuple(str(status.get(key)) for key in ("state", "waiting_records", "left", "runs"))
+        if progress != self._said and not status.get("error"):
+            self._said, self._moved = progress, now
         return now - self._moved >= self._seconds or now - self._began >= self._longest
 
 
 class CourierLink:
-    """One courier, for one folder."""
+    """The courier of one session folder."""
 
     def __init__(
         self, folder: Path, tracking_uri: str | None, warn: Say, offline: bool = False, outlets: str = ""
     ) -> None:
         self.folder = folder
         self.offline = offline
-        """Whether nobody delivers before `mlflow-stability sync`."""
+        """Nothing is delivered before `mlflow-stability sync`."""
         self._tracking_uri = tracking_uri
         self._outlets = outlets
-        """Alerts and the like, for the courier's environment alone: it holds addresses with passwords."""
+        """Outlets for the courier's environment alone: addresses contain passwords."""
         self._notices: set[str] = set()
-        """What the courier wanted to have said, and was."""
+        """Notices of the courier that were printed."""
         self.warn = warn
         self._launcher: subprocess.Popen[bytes] | None = None
         self._alive = -1
-        """A pipe that nobody writes to: it ends with the courier, which alone holds its other end."""
+        """Read end of a pipe whose write end only the courier holds: it ends with the courier."""
         self._directory = Path.cwd()
-        """Where MLflow's own defaults are seen from, whatever the script changes to later."""
+        """MLflow's relative defaults refer to it, whatever the script changes to later."""
         self._runs: dict[str, DeliveredRun] = {}
         self._flushes = 0
-        """How many times everything recorded so far was asked for."""
+        """Number of requests to deliver everything."""
         self._look_at = 0.0
         self._start_after = 0.0
         self._away_said = False
@@ -95,7 +95,7 @@ class CourierLink:
         self._start_failure_said = False
 
     def start(self) -> None:
-        """Start the courier as a process in a session of its own, so that Ctrl-C is not for it."""
+        """Start the courier in a session of its own, so that Ctrl-C does not reach it."""
         if self.offline:
             return
         package = Path(mlflow_stability.__file__).parent
@@ -128,7 +128,7 @@ class CourierLink:
         self._start_after = time.monotonic() + RESTART_PAUSE
 
     def _spawn(self, environment: dict[str, str]) -> None:
-        """Start it as nobody's child: who ends this process and its children, as Ray does, leaves it alone."""
+        """Start it without a parent: whoever kills this process and its children, as Ray does, leaves it alone."""
         self._hang_up()
         courier = [sys.executable, "-m", "mlflow_stability.courier", str(self.folder)]
         log = os.open(self.folder / COURIER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -153,7 +153,7 @@ class CourierLink:
             os.close(log)
 
     def _is_running(self) -> bool:
-        """Whether the courier lives, asked without its pid: that may be another process's by now."""
+        """Whether the courier lives, asked without its pid: that may be reused."""
         if self._launcher is None or self._alive < 0:
             return False
         self._launcher.poll()
@@ -172,16 +172,14 @@ class CourierLink:
 
     @property
     def was_started(self) -> bool:
-        """Whether there is anybody to wait for."""
         return self._launcher is not None
 
     def ensure_started(self) -> None:
-        """Start the courier, if it was not started before."""
         if self._launcher is None:
             self.start()
 
     def look_after(self) -> None:
-        """Every few seconds: is it alive, and what does it say?"""
+        """Check every few seconds that the courier lives, and print its notices."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
@@ -198,7 +196,7 @@ class CourierLink:
             self._pass_on()
 
     def run_id(self, recording: Path, wait: float = 0.0) -> str | None:
-        """The run that the courier started for a recording, if it has."""
+        """Return the run that the courier started for a recording, if known."""
         until = time.monotonic() + wait
         while True:
             run_id = self.run(recording).run_id
@@ -207,27 +205,26 @@ class CourierLink:
             time.sleep(0.05)
 
     def run(self, recording: Path) -> DeliveredRun:
-        """What is known of the run of a recording."""
-        said = _read(recording / DELIVERED)
-        if said.get("run_id"):
-            return delivered_run({**said, "name": said.get("run_name")})
+        """Return what is known of the run of a recording."""
+        delivered = _read(recording / DELIVERED)
+        if delivered.get("run_id"):
+            return delivered_run({**delivered, "name": delivered.get("run_name")})
         return self.runs().get(recording.name, DeliveredRun())
 
     def wait(self, patience: DeliveryWait, progress: Callable[[str], None]) -> bool:
         """Wait until everything has arrived; False if that takes too long.
 
-        The courier may have one thing left to do then that it can do only when this process is gone: to correct the
-        run's status.
+        Only the run's status may still be corrected, once this process is gone.
         """
         asked = self._ask_to_flush()
         while not self.all_arrived():
             self._revive()
-            said = _read(self.folder / STATUS)
-            self._pass_on_notices(said)
+            page = _read(self.folder / STATUS)
+            self._pass_on_notices(page)
             self.runs()
-            if asked and int(said.get("flushed") or 0) >= asked:
+            if asked and int(page.get("flushed") or 0) >= asked:
                 return True
-            if not self.was_started or patience.is_over(said):
+            if not self.was_started or patience.is_over(page):
                 return False
             progress(self.left())
             time.sleep(0.05)
@@ -236,7 +233,7 @@ class CourierLink:
         return True
 
     def _ask_to_flush(self) -> int:
-        """Have everything that was recorded so far delivered, also of what is still being recorded; 0: nobody asked."""
+        """Request delivery of everything recorded so far; return the request's number, 0 without one."""
         if not self.was_started or not self.folder.is_dir():
             return 0
         try:
@@ -247,21 +244,21 @@ class CourierLink:
         return self._flushes
 
     def runs(self) -> dict[str, DeliveredRun]:
-        """The run of each recording, as far as the courier has said it; its page goes with the journal."""
-        said = _read(self.folder / STATUS).get("runs")
-        for name, run in said.items() if isinstance(said, dict) else ():
+        """Return the run of each recording, remembered: the status goes with the journal."""
+        runs = _read(self.folder / STATUS).get("runs")
+        for name, run in runs.items() if isinstance(runs, dict) else ():
             self._runs[name] = delivered_run(run)
         return self._runs
 
     def left(self) -> str:
-        """What is still on its way, in words."""
-        said = _read(self.folder / STATUS)
-        waiting = float(said.get("waiting_records") or 0)
+        """Describe what is still on its way."""
+        page = _read(self.folder / STATUS)
+        waiting = float(page.get("waiting_records") or 0)
         size = f", {waiting / 1e6:.1f} MB" if waiting >= 50_000 else ""
-        return ", ".join(said.get("left") or ["everything"]) + size
+        return ", ".join(page.get("left") or ["everything"]) + size
 
     def trouble(self) -> str:
-        """Why it does not get on, in one sentence; empty while it does."""
+        """Return why delivery is stuck; empty while it is not."""
         return str(_read(self.folder / STATUS).get("error") or "")
 
     def release(self) -> None:
@@ -270,18 +267,17 @@ class CourierLink:
             (self.folder / RELEASED).touch(mode=0o600)
 
     def detach(self) -> None:
-        """Make sure that it is nobody's child: a few hundredths of a second after its start it is."""
+        """Wait until it has no parent: a few hundredths of a second after its start."""
         if self._launcher is not None:
             self._launcher.wait()
 
     def let_go(self) -> None:
-        """Leave it to itself: it goes on delivering when this process has ended."""
+        """Leave it running when this process ends."""
         self.detach()
         self._hang_up()
 
     def all_arrived(self) -> bool:
-        """Whether everything recorded here has been delivered."""
-        return all(_read(each / DELIVERED).get("complete") for each in recording_folders(self.folder))
+        return all(_read(folder / DELIVERED).get("complete") for folder in recording_folders(self.folder))
 
     def _revive(self) -> None:
         if not self._is_running() and self.folder.exists() and time.monotonic() >= self._start_after:
@@ -310,10 +306,10 @@ class CourierLink:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        said = orjson.loads(path.read_bytes())
+        page = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return page if isinstance(page, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,27 +318,28 @@ class DeliveringCourier:
 
     link: CourierLink
     seconds: float
-    """For how long to wait where it makes no progress."""
+    """Longest wait without progress."""
     output: TrainingOutput
-    """Who tells of it."""
     longest: float | None = None
-    """For how long to wait at most; None: for a multiple of `seconds`."""
+    """Longest wait; None: a multiple of `seconds`."""
 
 
 def wait_for_delivery(awaited: Sequence[DeliveringCourier]) -> list[DeliveringCourier]:
-    """Wait for every courier, for all at once; gives those that take longer, of which it was said."""
-    line = ProgressLine(all(each.output.silent for each in awaited))
-    waited = [(each, DeliveryWait(each.seconds, each.longest)) for each in awaited]
+    """Wait for all couriers at once; return those that take longer, after a warning."""
+    line = ProgressLine(all(courier.output.silent for courier in awaited))
+    waited = [(courier, DeliveryWait(courier.seconds, courier.longest)) for courier in awaited]
     try:
-        late = [(each, patience) for each, patience in waited if not each.link.wait(patience, line)]
+        late = [(courier, patience) for courier, patience in waited if not courier.link.wait(patience, line)]
     except KeyboardInterrupt:  # somebody does not want to wait
-        late = [(each, patience) for each, patience in waited if not each.link.all_arrived()]
+        late = [(courier, patience) for courier, patience in waited if not courier.link.all_arrived()]
     line.clear()
-    for each, patience in late:
-        link = each.link
+    for courier, patience in late:
+        link = courier.link
         if link.offline:
             journals = link.folder.parent
-            each.output.info("Recorded offline in %s. Deliver it with `mlflow-stability sync %s`.", journals, journals)
+            courier.output.info(
+                "Recorded offline in %s. Deliver it with `mlflow-stability sync %s`.", journals, journals
+            )
         if not link.was_started:
             continue  # which was said when it happened
         runs = [run.run_id for run in link.runs().values() if run.run_id]
@@ -369,4 +366,27 @@ def wait_for_delivery(awaited: Sequence[DeliveringCourier]) -> list[DeliveringCo
                 verdict,
             )
         link.let_go()
-    return [each for each, _ in late]
+    return [courier for courier, _ in late]
+
+
+class RecordedRun:
+    """A recording that outlives its session, and holds nothing of the training."""
+
+    def __init__(
+        self, link: CourierLink, folder: Path, address: str, output: TrainingOutput, settle: Callable[[], None]
+    ) -> None:
+        """`settle`: a method that brings the last readings into the journal."""
+        self._link = link
+        self._folder = folder
+        self._address = address
+        self._output = output
+        self._settle = WeakMethod(settle)
+
+    def delivered(self, seconds: float) -> DeliveredState | None:
+        """Wait until everything recorded so far is in the run; None where the run is not known by then."""
+        settle = self._settle()
+        if settle is not None:
+            settle()
+        late = wait_for_delivery([DeliveringCourier(self._link, seconds, self._output, seconds)])
+        run_id = self._link.run(self._folder).run_id
+        return DeliveredState(run_id, self._address, self._link.left() if late else "") if run_id else None

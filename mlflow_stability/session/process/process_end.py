@@ -1,21 +1,22 @@
-"""The end of the process for all its sessions: how it ended, and one wait for pending delivery.
+"""The end of the process, of a training thread, and of a notebook's cell; one wait for pending delivery.
 
 Outcomes: an uncaught exception in any thread, `TrainingDiverged` among them, Ctrl-C, ``sys.exit(3)`` or ``exit(3)``,
-also after an exception that the script or a trainer caught and exits for, the normal end; a killed process is reported
-by the courier. Children of `multiprocessing` run no exit functions; their own end calls the same code.
+also after a caught exception, or the normal end; a killed process is reported by the courier. Children of
+`multiprocessing` run no exit functions; their own end calls the same code.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import gc
 import multiprocessing
 import multiprocessing.util
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from mlflow_stability.errors import TrainingDiverged
@@ -27,17 +28,16 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 class EndingWatch:
-    """Listens at ``sys.excepthook``, ``sys.exit`` and ``exit`` without changing what they do."""
+    """Observes ``sys.excepthook``, ``sys.exit`` and ``exit`` without changing what they do."""
 
     def __init__(self) -> None:
         self.closing = Closing("finished")
-        """How it would end if it ended now."""
+        """How the process would end now."""
         self.uncaught: tuple[int, Closing] | None = None
-        """The last thread beside the main one that an exception has ended, and how."""
+        """The last other thread that an exception has ended, and how."""
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Begin to listen; once more does nothing."""
         if self._undo:
             return
         excepthook, leave, thread_hook = sys.excepthook, sys.exit, threading.excepthook
@@ -53,8 +53,8 @@ class EndingWatch:
         def exits(name: str, code: Any = None, *_: Any) -> None:
             if code not in (None, 0):
                 handled = sys.exc_info()[1]  # Lightning catches Ctrl-C, and scripts catch `TrainingDiverged`, to exit
-                told = isinstance(handled, TrainingDiverged | KeyboardInterrupt)
-                self.closing = closing_of(handled) if handled and told else Closing("exited", f"{name}({code!r})")
+                explains = isinstance(handled, TrainingDiverged | KeyboardInterrupt)
+                self.closing = closing_of(handled) if handled and explains else Closing("exited", f"{name}({code!r})")
 
         def watched_exit(*status: Any) -> NoReturn:
             exits("sys.exit", *status)
@@ -65,10 +65,10 @@ class EndingWatch:
             if leave_by_builtin is not None:
                 leave_by_builtin(builtin, *status)
 
-        def watched_thread_hook(said: threading.ExceptHookArgs) -> None:
-            if said.exc_value is not None:
-                self.uncaught = threading.get_ident(), closing_of(said.exc_value)
-            thread_hook(said)
+        def watched_thread_hook(args: threading.ExceptHookArgs) -> None:
+            if args.exc_value is not None:
+                self.uncaught = threading.get_ident(), closing_of(args.exc_value)
+            thread_hook(args)
 
         def undo() -> None:
             if threading.excepthook is watched_thread_hook:
@@ -86,42 +86,41 @@ class EndingWatch:
         self._undo.append(undo)
 
     def of_thread(self, error: BaseException | None) -> Closing:
-        """How the thread that calls has ended; `error`: what its outermost function has caught."""
+        """Return how the calling thread has ended; `error`: what its outermost function has caught."""
         if self.uncaught is not None and self.uncaught[0] == threading.get_ident():
             return self.uncaught[1]
         return Closing("finished") if error is None else closing_of(error)
 
     def still_running(self) -> None:
-        """Training goes on, so a ``sys.exit`` that somebody caught was not the end."""
+        """Training continues, so a ``sys.exit`` was caught."""
         if self.closing.outcome != "finished":
             self.closing = Closing("finished")
 
     def remove(self) -> None:
-        """Leave ``sys`` as it was."""
         while self._undo:
             self._undo.pop()()
 
 
 def closing_of(error: BaseException) -> Closing:
-    """How an exception that nobody caught ends a training."""
-    said = f"{type(error).__name__}: {error}"[:500]
+    """Return how an uncaught exception ends a training."""
+    text = f"{type(error).__name__}: {error}"[:500]
     if isinstance(error, TrainingDiverged):
         return Closing("stopped", error.reason[:500])
     if isinstance(error, KeyboardInterrupt):
         return Closing("interrupted", "Ctrl-C")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Closing("out_of_memory", said)
+        return Closing("out_of_memory", text)
     if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
-        return Closing("out_of_memory", said)
-    return Closing("crashed", said)
+        return Closing("out_of_memory", text)
+    return Closing("crashed", text)
 
 
 End = Callable[[Closing | None], Callable[[], None]]
-"""Ends a session, where an exception is known to end the process with that; gives what is left to do after the wait."""
+"""Ends a session, with the closing if an exception ends the process; returns what is left to do after the wait."""
 
 
 class ProcessExit:
-    """What has to be done when this process ends."""
+    """What to do when this process ends."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -130,7 +129,7 @@ class ProcessExit:
         self._count = 0
 
     def begin(self, end: End) -> int:
-        """A session trains from now on; gives the number by which it is called off again."""
+        """Register a session; return its number for `over`."""
         if self._pid != os.getpid():  # a fork has what belongs to its parent
             self.__init__()  # type: ignore[misc]
         atexit.unregister(self._run)  # anew: before whatever was registered since, MLflow's end of the run among it
@@ -142,15 +141,15 @@ class ProcessExit:
         return self._count
 
     def over(self, number: int, left: Sequence[DeliveringCourier]) -> None:
-        """A session has ended; the end of the process waits for what of it has not arrived by then."""
+        """End a session; the end of the process waits for what has not arrived by then."""
         self._open.pop(number, None)
         awaited, self._awaited = [*self._awaited, *left], []
-        for each in awaited:
-            if each.link.all_arrived():
-                each.link.let_go()
-                _tell([each])
+        for courier in awaited:
+            if courier.link.all_arrived():
+                courier.link.let_go()
+                _tell([courier])
             else:
-                self._awaited.append(each)
+                self._awaited.append(courier)
 
     def _run(self) -> None:
         if self._pid != os.getpid():
@@ -160,15 +159,109 @@ class ProcessExit:
         afterwards = [end(closing) for end in list(self._open.values())]
         awaited, self._awaited = self._awaited, []
         late = wait_for_delivery(awaited)
-        _tell([each for each in awaited if each not in late])
+        _tell([courier for courier in awaited if courier not in late])
         for act in afterwards:
             act()
 
 
 def _tell(arrived: Sequence[DeliveringCourier]) -> None:
-    """Say how the trainings went of which everything has arrived."""
-    for each in arrived:
-        each.output.ended([run for run in each.link.runs().values() if run.run_id])
+    """Print the outcome of trainings that are delivered."""
+    for courier in arrived:
+        courier.output.ended([run for run in courier.link.runs().values() if run.run_id])
 
 
 process_exit = ProcessExit()
+
+
+OnEnd = Callable[[BaseException | None], None]
+
+
+class ThreadEnd:
+    """Calls back when a thread ends in which `watch` was called, in the thread itself.
+
+    Ray Train and others train in a thread of a worker process, and kill the worker as soon as `is_alive()` is False: no
+    exit function runs there.
+    """
+
+    def __init__(self, on_end: OnEnd) -> None:
+        self._on_end = on_end
+        self.ident = 0
+        """The watched thread; 0: none."""
+        self._local = threading.local()
+
+    def watch(self) -> None:
+        """Watch the calling thread; 200 ns where it is watched already."""
+        ident = threading.get_ident()
+        if ident == self.ident:
+            return
+        self.ident = ident
+        if ident != threading.main_thread().ident:
+            self._local.last = _Last(ident, _outermost_frame(sys._getframe()), self._ended)
+
+    def _ended(self, error: BaseException | None) -> None:
+        self.ident = 0
+        self._on_end(error)
+
+
+class _Last:
+    """Destroyed with the thread's local variables."""
+
+    def __init__(self, ident: int, frame: FrameType, on_end: OnEnd) -> None:
+        self._ident = ident
+        self._frame = frame
+        self._on_end = on_end
+
+    def __del__(self) -> None:
+        if threading.get_ident() == self._ident:  # else the watch was taken off, and the thread lives on
+            self._on_end(_escaped_into(self._frame))
+
+
+def _outermost_frame(frame: FrameType) -> FrameType:
+    """Return the thread's first function outside of `threading`."""
+    while frame.f_back is not None and frame.f_back.f_globals.get("__name__") != threading.__name__:
+        frame = frame.f_back
+    return frame
+
+
+def _escaped_into(frame: FrameType) -> BaseException | None:
+    """Return the exception that reached this frame from below, and that something still holds."""
+    tracebacks = [
+        referrer
+        for referrer in gc.get_referrers(frame)
+        if isinstance(referrer, TracebackType) and referrer.tb_frame is frame and referrer.tb_next is not None
+    ]
+    for referrer in gc.get_referrers(*tracebacks) if tracebacks else ():
+        if isinstance(referrer, BaseException) and any(referrer.__traceback__ is traceback for traceback in tracebacks):
+            return _told(referrer)
+    return None
+
+
+def _told(error: BaseException) -> BaseException:
+    """Return the first exception with words: frameworks wrap exceptions in others without."""
+    while not str(error) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+class CellEnd:
+    """Calls back at the end of each cell of a notebook; does nothing outside of IPython."""
+
+    def __init__(self, on_end: Callable[[Closing], None]) -> None:
+        self._on_end = on_end
+        self._events: Any = None
+
+    def install(self) -> None:
+        get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+        shell = None if get_shell is None else get_shell()
+        if shell is not None and self._events is None:
+            self._events = shell.events
+            self._events.register("post_run_cell", self._ended)
+
+    def remove(self) -> None:
+        events, self._events = self._events, None
+        if events is not None:
+            events.unregister("post_run_cell", self._ended)
+
+    def _ended(self, result: Any) -> None:
+        error = result.error_in_exec or result.error_before_exec
+        self._on_end(Closing("finished") if error is None else closing_of(error))

@@ -1,11 +1,10 @@
-"""Has steps judged a little after they were kept, several at a time: one by one that takes three times as long.
+"""Run detectors in batches of steps: three times cheaper than step by step.
 
-In: steps as they are kept, in their order. Out: calls of whoever judges. Guarantees: every step is judged once, in
-order. Where nothing of the training depends on it, at the latest a second after it was kept, also while the training
-stands still: then a thread of ours does it; what is not finite is judged at once, with all that came before it. There
-is no such thread while the process forks, nor in the forked process, and none once `stop` was called. An error in that
-thread is raised where the training comes next. Where the autopilot acts on findings, only steps whose loss and gradient
-norm are usual wait, by their number and not by the clock: the same training is rolled back at the same steps again.
+Guarantees: every step is judged once, in order. Where nothing acts on findings, within a second, also while the
+training stands still: a thread of ours judges then; non-finite values are judged at once, with all steps before. The
+thread does not run while the process forks, nor in the forked process, nor after `stop`. Its error is raised in the
+next call of the training. Where the autopilot acts on findings, only normal steps wait, by their number and not by the
+clock: the same training is rolled back at the same steps again.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
 MOST = 64
-"""So many steps wait at most (in groups of 32 each costs a twentieth more, in larger ones nothing less), ..."""
+"""Steps that wait at most; in groups of 32 each costs 5 % more, in larger ones nothing less."""
 SECONDS = 0.25
-"""... and none once so long has passed from the last step that was judged: slow steps are judged each at once."""
+"""None waits once so long has passed since the last step that was judged: slow steps are judged at once."""
 IDLE_SECONDS = 0.5
-"""What waits at two looks of the thread, so far apart, is judged by it."""
+"""Interval of the thread's checks; what waits at two of them is judged."""
 GROUP = 8
-"""So many usual steps are judged together where the autopilot acts on what is found."""
+"""Normal steps judged together where the autopilot acts on findings."""
 
 
 class Judging(Enum):
@@ -41,22 +40,22 @@ class Judging(Enum):
 
 
 class Detection(Protocol):
-    """Has the steps of one recording judged."""
+    """Judges the steps of one recording."""
 
     def take(self, step: StepReading) -> list[Finding]:
-        """Judge this step now or soon; gives what was found now, in this step and in those before it."""
+        """Judge this step now or later; return what was found now, also in earlier steps."""
 
     def settle(self) -> list[Finding]:
-        """Judge all that waits."""
+        """Judge all steps that wait."""
 
     def stop(self) -> None:
-        """Nothing more is judged but by `take` and `settle`."""
+        """Judge nothing more but in `take` and `settle`."""
 
 
 class GroupedDetection:
-    """Judges usual steps in groups, and any other step at once, after those that wait.
+    """Judges normal steps in groups, and any other step at once, after those that wait.
 
-    A sudden rise from a level that stood is therefore found at its own step, all else at most seven steps later.
+    A sudden rise from a steady level is found at its own step, everything else at most seven steps later.
     """
 
     def __init__(self, judge: Callable[[StepReading], list[Finding]], is_usual: Callable[[StepReading], bool]) -> None:
@@ -64,38 +63,35 @@ class GroupedDetection:
         self._waiting: deque[StepReading] = deque()
 
     def take(self, step: StepReading) -> list[Finding]:
-        """Judge this step, and those before it, unless it can wait."""
         self._waiting.append(step)
         if len(self._waiting) < GROUP and self._is_usual(step):
             return []
         return self.settle()
 
     def settle(self) -> list[Finding]:
-        """Judge all that waits."""
         findings: list[Finding] = []
         while self._waiting:
             findings += self._judge(self._waiting.popleft())
         return findings
 
     def stop(self) -> None:
-        """Nothing runs beside the training."""
+        """Do nothing: no thread is running."""
 
 
 class DeferredDetection:
-    """The steps of one recording that wait to be judged."""
+    """Judges steps within a second."""
 
     def __init__(self, judge: Callable[[StepReading], list[Finding]]) -> None:
         self._judge = judge
         self._waiting: deque[StepReading] = deque()
         self._judged_at = 0.0
-        """When the last step that was judged had ended."""
+        """Time of the last step that was judged."""
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._failure: Exception | None = None
 
     def take(self, step: StepReading) -> list[Finding]:
-        """Judge this step now or soon; gives what was found now, in this step and in those before it."""
         with self._lock:
             self._waiting.append(step)
             late = step.time - self._judged_at
@@ -106,8 +102,7 @@ class DeferredDetection:
         return []
 
     def settle(self) -> list[Finding]:
-        """Judge all that waits."""
-        found: list[Finding] = []
+        findings: list[Finding] = []
         with self._lock:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
@@ -115,23 +110,22 @@ class DeferredDetection:
             while self._waiting:
                 step = self._waiting.popleft()
                 self._judged_at = step.time
-                found += self._judge(step)
-        return found
+                findings += self._judge(step)
+        return findings
 
     def stop(self) -> None:
-        """End the thread; it begins anew with the next step that waits."""
+        """End the thread; it starts again with the next step that waits."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._over.set()
             thread.join(2 * IDLE_SECONDS)
 
     def resume(self) -> None:
-        """Begin the thread again where steps wait for it."""
         if self._waiting:
             self._start()
 
     def _start(self) -> bool:
-        """Begin the thread; False where there can be none: at the exit of the process, or under its limit."""
+        """Start the thread; False where that is impossible: at the exit of the process, or at its limit."""
         with self._lock:  # the training, and whoever has just forked
             if self._thread is not None:
                 return True
@@ -172,13 +166,13 @@ _live: WeakSet[DeferredDetection] = WeakSet()
 
 
 def _before_fork() -> None:
-    for each in list(_live):
-        each.stop()
+    for detection in list(_live):
+        detection.stop()
 
 
 def _after_fork() -> None:
-    for each in list(_live):
-        each.resume()
+    for detection in list(_live):
+        detection.resume()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

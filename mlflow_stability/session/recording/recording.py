@@ -1,9 +1,7 @@
 """The recording of one run in this process: journal, detectors, loss checks.
 
-In: readings of captures. Out: one journal line for each, judged by the detectors; the halves of a GAN have lines of
-the same step. Events where no step has a loss, or where the script discarded losses. Guarantees: detectors see what
-the journal holds, in the same order; where nothing acts on findings, they are found within a second, many steps at a
-time; a missing loss is reported once, discarded losses at most once in `TELL_EVERY` steps.
+Each capture gets a journal line; the halves of a GAN have lines of the same step. Guarantees: detectors see what the
+journal holds, in the same order; a missing loss is reported once, discarded losses at most once in `TELL_EVERY` steps.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ from mlflow_stability.probes.forward import ForwardObserver
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.step import WINDOW, RollingStatistics
 from mlflow_stability.probes.step.reading import COPIED, ProbeReading
-from mlflow_stability.session.broken_batch.batch_report import BatchReport
-from mlflow_stability.session.broken_batch.spike_batches import SpikeBatches
+from mlflow_stability.session.broken_batches import BatchReport, SpikeBatches
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import (
     DeferredDetection,
@@ -69,26 +66,26 @@ NO_LOSS = (
 
 
 class LossCount:
-    """The losses of one recording."""
+    """Reports a training without losses, and discarded losses."""
 
     def __init__(self) -> None:
         self.seen = self._told = False
-        """Whether any step had one."""
+        """Whether any step had a loss, and whether it was reported that none had."""
         self._steps = 0
         self._discarded = 0
         self._last_told: int | None = None
 
     def take(self, step: int, reading: ProbeReading) -> list[Finding]:
-        """Runs with each step; gives what is to be said now."""
+        """Note a step; return findings."""
         self._steps += 1
-        self.seen = self.seen or any(each.quantity == "loss" for each in reading.signals)
-        found = self.missing(step) if self._steps >= STEPS_WITHOUT_LOSS else []
+        self.seen = self.seen or any(signal.quantity == "loss" for signal in reading.signals)
+        findings = self.missing(step) if self._steps >= STEPS_WITHOUT_LOSS else []
         if reading.discarded:
-            found += self._of_discarded(step, reading)
-        return found
+            findings += self._of_discarded(step, reading)
+        return findings
 
     def missing(self, step: int) -> list[Finding]:
-        """What is to be said of a training without a loss; asked at the end, too: it may be a short one."""
+        """Return the finding of a training without a loss; also called at the end of a short one."""
         if self.seen or self._told or not self._steps:
             return []
         self._told = True
@@ -112,7 +109,7 @@ _ROLLBACKS = Signal("rollbacks")
 
 
 class Recording:
-    """The journal and the panel of one run."""
+    """Journal and detectors of one run."""
 
     def __init__(
         self,
@@ -129,22 +126,21 @@ class Recording:
         self.step = opening.first_step - 1
         """The last step that was recorded."""
         self.attempt = 0
-        """How many times the training was rolled back."""
+        """Number of rollbacks."""
         self.closed = False
         self.failure = ""
-        """Why steps are not being kept at the moment; empty while all is well."""
+        """Why steps are not being written; empty while they are."""
         self.say = say
-        """Tells a person who looks at the training's output, unless it is to be silent."""
+        """Prints a line for the user, unless silent."""
         self.listener: Callable[[ScriptMetric], None] | None = None
-        """Who wants to know what the script has logged."""
+        """Called with metrics that the script has logged."""
         self.before_forward: ForwardObserver | None = None
-        """Who else wants to know when its forward passes begin."""
+        """Also observes the forward passes."""
         self.batches: BatchReport | None = None
-        """Who holds its batches, where somebody does."""
+        """Report of its batches, if any."""
         self.spikes: SpikeBatches | None = None
-        """Who keeps those of spikes, where that is not the autopilot."""
+        """Holds batches of spikes where the autopilot does not."""
         self.last: StepReading | None = None
-        """What was recorded last."""
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel(detectors)
         self._representations = RepresentationTotals()
@@ -152,7 +148,7 @@ class Recording:
         self._running = RollingStatistics(opening.log_every_n_steps)
         self._guard = guard
         self._late: Detection | None = None
-        """Holds the steps that are judged later; None where each is judged at once."""
+        """Judges steps later; None where each is judged at once."""
         if judging is Judging.GROUPED:
             self._late = GroupedDetection(self._panel_judges, self._panel.is_usual)
         elif judging is Judging.DEFERRED:
@@ -162,32 +158,32 @@ class Recording:
         self._settle = guard(DETECTORS, self._nothing_waits if self._late is None else self._late.settle)
         self._keep_table = guard("layer tables", self._table)
         self._tell_sums = guard("summary of representations", self._emit_representation_events)
-        self._account = guard("losses", self._account_for_losses)
+        self._account = guard("losses", lambda reading: self._emit_loss_events(self._losses.take(self.step, reading)))
         self._account_at_end = guard("losses", self._emit_loss_events)
         self._on_event = on_event
         self._cost_since: tuple[float, float] | None = None
         self._norm_bases: dict[str, list[str]] = {}
-        """What gradient norms stood for, by place."""
+        """Meanings of the gradient norm, by place."""
         self._basis_of: tuple[tuple[Signal, ...], str] = ((), "")
-        """Of which signals that was noted last, and what it was."""
+        """The last signals and meaning noted."""
 
     def slow_writes(self) -> SlowWrites | None:
-        """What slow writes of the journal cost, the first time that it is much."""
+        """Return the cost of slow journal writes, the first time that it is high."""
         return self._journal.slow_writes()
 
     @property
     def no_level(self) -> NoLevel | None:
-        """Why the level of the losses does not measure progress; None where it does, as far as is known."""
+        """Why the level of the loss does not measure progress; None if it does."""
         return self._panel.no_level
 
     @property
     def micro_batches(self) -> int:
-        """How many backward passes the last step had; 0 where none was counted."""
+        """Backward passes of the last step; 0 if unknown."""
         read = () if self.last is None else zip(self.last.signals, self.last.values, strict=True)
         return int(next((value for signal, value in read if signal.quantity == "micro_batches"), 0))
 
     def record(self, reading: ProbeReading) -> tuple[StepReading, list[Finding]]:
-        """Judge and keep one capture; gives what was kept, and what was found."""
+        """Write and judge one capture; return the step and the findings."""
         self.step += reading.begins_step
         signals, values = reading.signals, reading.values
         running = self._running
@@ -200,8 +196,8 @@ class Recording:
             if share is not None:
                 more.append((_OVERHEAD, share))
         if more:
-            signals = one_layout((*signals, *(each for each, _ in more)))
-            values = (*values, *(each for _, each in more))
+            signals = one_layout((*signals, *(signal for signal, _ in more)))
+            values = (*values, *(value for _, value in more))
         step = StepReading(self.step, signals, values, self.attempt, reading.time)
         self._journal.append(step)
         self.failure = self._journal.failure
@@ -224,14 +220,14 @@ class Recording:
         return step, events
 
     def emit(self, event: Finding) -> None:
-        """Keep what was said by one who acts: judging the record again does not find it, and so it is marked."""
+        """Write a reported finding: judging the record again does not find it."""
         where = replace(event.where, attempt=self.attempt)
-        said = replace(event, source=Source.REPORTED, where=where, time=event.time or time.time())
-        self._journal.append(said)
-        self._on_event(said)
+        finding = replace(event, source=Source.REPORTED, where=where, time=event.time or time.time())
+        self._journal.append(finding)
+        self._on_event(finding)
 
     def rolled_back(self, reason: str) -> None:
-        """The training was rolled back: from the next step on it is another attempt, and the detectors begin afresh."""
+        """Start another attempt after a rollback; detectors start anew."""
         self.settle()
         self.attempt += 1
         self._panel.reset()
@@ -239,45 +235,44 @@ class Recording:
         self._journal.append(Reset(self.step + 1, self.attempt, reason, time.time()))
 
     def note(self, key: str, value: str) -> None:
-        """Keep a fact that becomes a tag of the run."""
+        """Write a fact that becomes a tag of the run."""
         self._journal.append(Note(key, value, self.step, time.time()))
 
     def know(self, facts: Sequence[Fact]) -> None:
-        """Keep what tells this training from others; each becomes a parameter of the run."""
+        """Write facts that become parameters of the run."""
         for fact in facts:
             self._journal.append(replace(fact, step=self.step, time=fact.time or time.time()))
 
     def hear(self, heard: Sequence[ScriptMetric]) -> None:
-        """Judge and keep what the script has measured itself and logged, as of the step that was recorded last."""
+        """Write and judge metrics that the script has logged, at the last recorded step."""
         self.settle()
-        for each in heard:
+        for metric in heard:
             if self.listener is not None:
-                self.listener(each)
-            if not each.signals:
+                self.listener(metric)
+            if not metric.signals:
                 continue
             # A record knows one time for each step, and what is judged again must be what was judged.
-            when = each.time if self.last is None else self.last.time
-            step = StepReading(self.step, each.signals, each.values, self.attempt, when)
+            when = metric.time if self.last is None else self.last.time
+            step = StepReading(self.step, metric.signals, metric.values, self.attempt, when)
             self._journal.append(step)
             self._judge_heard(step)
         self.settle()
 
     def settle(self) -> None:
-        """Have judged what was kept."""
+        """Judge the steps that wait."""
         self._settle()
 
     def keep_attention(self, attention: AttentionMap) -> None:
-        """Keep a map of attention beside the journal."""
         write_attention_map(self.folder, replace(attention, attempt=self.attempt))
 
     def returned(self, closing: Closing) -> None:
-        """The thread that trained has ended; if another step comes, it was not the end."""
+        """Note the end of the training thread; a later step takes it back."""
         if not self.closed:
             self.settle()
             self._journal.append(Returned(**asdict(replace(closing, step=self.step, time=time.time()))))
 
     def close(self, closing: Closing) -> None:
-        """End it; what comes later belongs to another recording. Its end is recorded whatever fails before it."""
+        """End the recording; its end is written whatever fails before it."""
         if self.closed:
             return
         try:
@@ -307,7 +302,7 @@ class Recording:
             self._journal.append(event)
             self._representations.count(event)
         # A jump of the learning rate is known one step late, together with what came of it: it is told first.
-        for event in sorted(events, key=lambda each: each.step):
+        for event in sorted(events, key=lambda event: event.step):
             self._on_event(event)
         return events
 
@@ -319,9 +314,6 @@ class Recording:
         for event in self._representations.events(self.step):
             self.emit(event)
 
-    def _account_for_losses(self, reading: ProbeReading) -> None:
-        self._emit_loss_events(self._losses.take(self.step, reading))
-
     def _emit_loss_events(self, events: Sequence[Finding]) -> None:
         for event in events:
             self.emit(event)
@@ -330,18 +322,18 @@ class Recording:
                 self.say(f"{event.message} {event.remedies[0]}")
 
     def _note_basis(self, reading: ProbeReading) -> None:
-        """Once for each meaning: clipping may come and go from step to step, and from track to track."""
+        """Note each meaning once: clipping may come and go from step to step."""
         self._basis_of = reading.signals, reading.norm_basis
-        place = next(each.place for each in reading.signals if each.quantity == "grad_norm")
-        known = self._norm_bases.setdefault(place, [])
-        if reading.norm_basis not in known:
-            if reading.norm_basis == COPIED and UNCLIPPED in known:  # at the first steps that was not known
-                known.remove(UNCLIPPED)
-            known.append(reading.norm_basis)
-            self.note(f"grad_norm.{place}" if place else "grad_norm", ", ".join(known))
+        place = next(signal.place for signal in reading.signals if signal.quantity == "grad_norm")
+        bases = self._norm_bases.setdefault(place, [])
+        if reading.norm_basis not in bases:
+            if reading.norm_basis == COPIED and UNCLIPPED in bases:  # at the first steps that was not known
+                bases.remove(UNCLIPPED)
+            bases.append(reading.norm_basis)
+            self.note(f"grad_norm.{place}" if place else "grad_norm", ", ".join(bases))
 
     def _own_share(self) -> float | None:
-        """Our part of the time since it was last asked."""
+        """Return our share of the time since the last call."""
         now, own = time.perf_counter(), self._guard.seconds
         before, self._cost_since = self._cost_since, (now, own)
         return None if before is None else (own - before[1]) / (now - before[0])

@@ -1,9 +1,7 @@
-"""Says once that a training is not recorded because no hook sees its steps.
+"""Say once that a training is not recorded because no hook sees its steps.
 
-In: what `TorchWatch` counts. Out: one sentence with the remedy: at 200 backward passes, at the end of the script's
-MLflow run, or at the end of the process, whichever comes first. Guarantees: nothing is said of a process that made no
-graph, of one whose steps were seen, of one that computed no gradients, or of one that an exception, Ctrl-C or an exit
-with an error has ended.
+At 200 backward passes, at the end of the script's MLflow run, or of the process, whichever comes first. Not for a
+process that made no graph, whose steps were seen, that computed no gradients, or that an error has ended.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from mlflow_stability.tracking.in_process import RunEndWatch
 FEWEST_BACKWARDS = 2
 """A single backward pass may be a picture of gradients, or a training that has just begun."""
 WARM_UP = 16
-"""So many steps are trained at most before a whole step is captured in a CUDA graph; torch's manual says 3."""
+"""Most steps before a whole step is captured in a CUDA graph; torch's manual says 3."""
 FEWEST_NODES = 1000
-"""So many nodes of graphs are a sign of training where no backward pass was seen, but gradients were computed."""
+"""Graph nodes that are a sign of training where gradients were computed without a backward pass."""
 GRAPHS = (
     "not recorded where they train: what a CUDA graph computes runs no hooks. Capture the forward and backward pass "
     "alone and call optimizer.step() after the replay, or use `with mlflow_stability.attach(model, optimizer) as "
@@ -38,36 +36,33 @@ WHY_AND_REMEDY = (
 
 
 class UnseenTraining:
-    """What was seen of a training in one session."""
-
     def __init__(
         self,
         warn: Callable[[str], None],
         signs_seen: Callable[[], None] = lambda: None,
         failed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`signs_seen`: runs at the first signs of a training; `failed`: whether the process ends by an error."""
+        """`signs_seen`: runs at the first signs of a training; `failed`: whether an error ends the process."""
         self.counts = Counts()
         self._warn = warn
         self._signs_seen = signs_seen
         self._failed = failed
         self._said = self._installed = False
         self._recorded = False
-        """Whether any step was ever recorded: then gradients may be computed for other reasons than training."""
+        """Any step was recorded: later gradients may not be those of a training."""
         self._pid = os.getpid()
         self._nodes = torch_api.get_sequence_nr()
         self._gradients = 0
-        """How many times gradients were computed in this process, when that was counted last."""
+        """Number of gradient computations in this process at the last count."""
         self._run_end = RunEndWatch(self._run_ends)
 
     def install(self) -> None:
-        """The session begins to watch."""
         if not self._installed:
             self._installed = True
             atexit.register(self.process_ends)
 
     def remove(self) -> None:
-        """The session is over; what it has not seen is said now."""
+        """End watching, and report what was not seen."""
         if self._installed:
             self._installed = False
             atexit.unregister(self.process_ends)
@@ -76,7 +71,7 @@ class UnseenTraining:
             self._begin_anew()
 
     def look(self) -> None:
-        """Runs at the first signs of a training, and when backward passes are so many that a step is overdue."""
+        """Runs at the first signs of a training, and when a step is overdue after many backward passes."""
         self._run_end.install()
         self._signs_seen()
         if self.counts.backwards >= BACKWARDS_WITHOUT_STEP:
@@ -84,16 +79,13 @@ class UnseenTraining:
         self._say_of_graphs()
 
     def recorded_by_hand(self) -> None:
-        """The script records its steps itself."""
         self._said = self._recorded = True
 
     def process_ends(self) -> None:
-        """Runs at the exit of the process."""
         if os.getpid() == self._pid:
             self._say_at_end()
 
     def _run_ends(self) -> None:
-        """The script ends its run; what comes later belongs to another."""
         self._say_at_end()
         self._begin_anew()
 
@@ -112,7 +104,7 @@ class UnseenTraining:
             self._warn(f"{signs} and no optimizer step, so {WHY_AND_REMEDY}")
 
     def _signs(self) -> str:
-        """The signs of a training; empty where there are too few."""
+        """Return the signs of a training; empty where there are too few."""
         counts, nodes = self.counts, torch_api.get_sequence_nr() - self._nodes
         if counts.backwards >= FEWEST_BACKWARDS and not self._recorded:
             return f"autolog() saw {counts.backwards} backward passes"
@@ -124,7 +116,7 @@ class UnseenTraining:
         return "autolog() saw forward passes with gradients" if self._gradients - before > FEWEST_BACKWARDS else ""
 
     def _say_of_graphs(self) -> None:
-        """A training that was captured as a whole, after a few steps that warm it up, has no more steps to be seen."""
+        """Report a training captured in a CUDA graph after a few warm-up steps: it has no further steps to be seen."""
         counts = self.counts
         trains = counts.optimizers or counts.backwards or counts.steps
         if counts.replays >= BACKWARDS_WITHOUT_STEP and trains and counts.steps <= WARM_UP and not self._said:
@@ -134,9 +126,9 @@ class UnseenTraining:
 
 
 def _gradients_computed() -> int:
-    """How many times autograd has computed gradients in this process, for whomever; 0 where torch does not tell.
+    """Return how often autograd has computed gradients in this process; 0 where torch does not tell.
 
-    The number of a computation is known only within one: here it is that of a number alone.
+    The number of a computation is known only inside one: here that of a scalar.
     """
     computations: list[int] = []
     with torch.inference_mode(False), torch.enable_grad():

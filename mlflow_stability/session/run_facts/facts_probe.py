@@ -1,15 +1,14 @@
-"""Looks at a training before its steps, and lets its recording know what a run should know about itself.
+"""Describe a training before its steps, for its recording.
 
-In: optimizer steps and forward passes, as a survey and a watch on forward passes show them. Out: facts and events, in
-the recording. Guarantees: all that costs more than a microsecond happens at the first optimizer step, at that of a new
-optimizer, and every ten steps; nothing of the training is kept alive, and of a batch only words.
+Guarantees: all that costs more than a microsecond happens at the first step of each optimizer, and every ten steps;
+nothing of the training is kept alive, and of a batch only words.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.amp import GradScaler
@@ -32,36 +31,32 @@ from mlflow_stability.probes.performance import FlopTotals, batch_shape, batch_w
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.probes.run_facts import autocast_now
 from mlflow_stability.probes.tensors import parameters_of
-from mlflow_stability.session.recording import Recording
+from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 FIRST_STEPS = 32
-"""For so many steps every step is looked at for an optimizer that is new; then one in ten, ..."""
+"""Steps in which every step is checked for a new optimizer; then one in ten."""
 OTHERS_EVERY = 100
-"""... and one in so many that is odd: optimizers may take turns."""
+"""One odd step in so many is checked, too: optimizers may take turns."""
 MOST_SEARCHES = 8
-"""A script that makes an optimizer for every sample has told enough by then."""
-Found: TypeAlias = tuple[list[Module], list[LRScheduler], list[GradScaler]]
+"""A script that makes an optimizer for every sample has said enough by then."""
 
 
-def parts_of(optimizers: Sequence[Optimizer]) -> Found:
-    """What belongs to these optimizers, in one walk over Python's objects: models, schedulers, scalers at work."""
+def parts_of(optimizers: Sequence[Optimizer]) -> tuple[list[Module], list[LRScheduler], list[GradScaler]]:
+    """Find models, schedulers and used scalers of these optimizers in one walk over Python's objects."""
     modules, schedulers, scalers = remembered(Kind.MODULE, Kind.SCHEDULE, Kind.SCALER)
     # A scaler has its scale on a device from its first use on.
-    used = [each for each in scalers if vars(each).get("_scale") is not None]
+    used = [scaler for scaler in scalers if vars(scaler).get("_scale") is not None]
     return covering(outermost(modules), places_of(optimizers)), schedulers, used
 
 
 class FactsProbe(ForwardObserver, BaseProbe):
-    """A probe that measures nothing and knows a training by its parts."""
-
     part = "facts about the run"
 
-    def __init__(self, recording: Recording, find: Callable[[Sequence[Optimizer]], Found] = parts_of) -> None:
+    def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._find = find
         self._facts = TrainingFacts(recording.opening.world_size)
         self._watch = SettingChanges()
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -72,36 +67,33 @@ class FactsProbe(ForwardObserver, BaseProbe):
         self._modifier = 0
         self._looked_at = 0
         self.observes = True
-        """Whether the batches of the next step are to be noted: the last one is that which is trained on."""
+        """Whether to describe the batches of the next step; the last one is trained on."""
         self._trained: set[int] | None = set()
-        """Until the first look, the parameters that steps have changed, by identity."""
+        """Until the first look, ids of the parameters that steps have changed."""
         self.flops: FlopTotals | None = None
-        """Who counts operations, where somebody does."""
         self._batch = self._autocast = ""
         self._rows = 0
         self._kept: dict[int, int] = {}
-        """Since which step nobody clears the gradients of an optimizer, by its identity, where that was told."""
+        """Step since which gradients of an optimizer are not cleared, by its id, where reported."""
         self._plain: tuple[Any, ...] | None = None
-        """What tells that batch from others, where it is made of tensors alone."""
+        """Identifies the described batch, if it is made of tensors alone."""
         self._limits: dict[str, str] = {}
         self._noted: tuple[Callable[[], Optimizer | None], Mapping[str, float]] = (lambda: None), {}
-        """Whose limits were noted last, and what they were."""
+        """The optimizer whose limits were noted last, and what they were."""
         self._read: weakref.ref[Module] | None = None
-        """The model whose batches are noted: those of a GAN's halves differ at every step."""
+        """The model whose batches are described: those of a GAN's halves differ at every step."""
 
     def due(self, step: int) -> bool:
-        """Whether to look at the steps of this capture."""
         self._modifier += 1
         first = self._modifier <= FIRST_STEPS
         return first or self.observes or self._watch.due(step) or step % OTHERS_EVERY == 1
 
     def next_due(self, step: int) -> int:
-        """The next step that may be due."""
         following = self._modifier <= FIRST_STEPS or self.observes or step % OTHERS_EVERY == 0
         return step + 1 if following else next_multiple(step, LOOK_EVERY)
 
     def before_step(self, view: StepView) -> None:
-        """Take note of a new optimizer; every ten steps, look at the whole training."""
+        """Note a new optimizer; every ten steps, look at the whole training."""
         look = self._watch.due(view.step) and view.step != self._looked_at
         self._tell_of_kept(view)
         is_new = self._is_new(view.optimizer)
@@ -109,7 +101,9 @@ class FactsProbe(ForwardObserver, BaseProbe):
         if self._batch or self._modifier > FIRST_STEPS:
             self.observes = False
         if self._trained is not None:
-            self._trained.update(id(each) for each in parameters_of(view.optimizer) if each.requires_grad)
+            self._trained.update(
+                id(parameter) for parameter in parameters_of(view.optimizer) if parameter.requires_grad
+            )
         if is_new:
             self._search()
         elif not look:
@@ -126,7 +120,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
             self.observes = True
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the batches of the step after a look are like, and in which type they are computed; of one model.
+        """Describe the batches of the step after a look, and their autocast type, for one model.
 
         A model that acts, as in reinforcement learning, has passes of other shapes before the one that is trained on.
         """
@@ -141,7 +135,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
                 self._batch, self._rows = batch_words(args, kwargs), 0 if shape is None else shape.samples
 
     def _tell_of_kept(self, view: StepView) -> None:
-        """Tell once that nobody clears the gradients of an optimizer, and again when it was cleared in between."""
+        """Report once that gradients of an optimizer are not cleared, and again after they were cleared in between."""
         optimizer, kept_for = id(view.optimizer), view.kept_for
         if not kept_for:
             first = self._kept.pop(optimizer, None)
@@ -157,19 +151,19 @@ class FactsProbe(ForwardObserver, BaseProbe):
         self._recording.emit(Finding.at(facts, cleared, Severity.INFO, remedies=ConfigurationChanged.remedies))
 
     def _is_new(self, optimizer: Optimizer) -> bool:
-        if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:
+        if any(reference() is optimizer for reference in self._optimizers) or self._searches >= MOST_SEARCHES:
             return False
-        self._optimizers = [each for each in self._optimizers if each() is not None]
+        self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
         return True
 
     def _note_limits(self, view: StepView) -> None:
-        """Those of the first optimizer as they are; of another one only where it has others."""
+        """Note the limits of the first optimizer; of others only where they differ."""
         if self._noted[0]() is view.optimizer and self._noted[1] == view.limits:
             return
         self._noted = weakref.ref(view.optimizer), view.limits
         living = _living(self._optimizers) if view.limits else []
-        number = next((at for at, each in enumerate(living) if each is view.optimizer), None)
+        number = next((at for at, optimizer in enumerate(living) if optimizer is view.optimizer), None)
         if number is None:
             return
         for name, value in view.limits.items():
@@ -181,10 +175,10 @@ class FactsProbe(ForwardObserver, BaseProbe):
 
     def _search(self) -> None:
         self._searches += 1
-        models, schedulers, scalers = self._find(_living(self._optimizers))
-        self._models = [weakref.ref(each) for each in models]
-        self._schedulers = [weakref.ref(each) for each in schedulers]
-        self._scalers = [weakref.ref(each) for each in scalers]
+        models, schedulers, scalers = parts_of(_living(self._optimizers))
+        self._models = [weakref.ref(model) for model in models]
+        self._schedulers = [weakref.ref(scheduler) for scheduler in schedulers]
+        self._scalers = [weakref.ref(scaler) for scaler in scalers]
 
     def _training(self) -> TrainingView:
         return TrainingView(
@@ -204,4 +198,4 @@ class FactsProbe(ForwardObserver, BaseProbe):
 
 
 def _living(references: Sequence[weakref.ref[Any]]) -> list[Any]:
-    return [found for each in references if (found := each()) is not None]
+    return [target for reference in references if (target := reference()) is not None]

@@ -1,7 +1,6 @@
-"""Writes down how a program was called, without the secrets that stand in the call.
+"""Write down a command line without its secrets.
 
-In: words of a command line. Out: the same in one line, where `***` stands for what an option, a variable, a field or an
-address says in secret. Guarantees: rather too much is hidden than too little.
+`***` replaces what an option, a variable, a field or an address contains. Rather too much is hidden than too little.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ _INNOCENT_KEYS = frozenset(
     {"batch", "column", "data", "field", "group", "image", "input", "label", "metric", "monitor"}
 )
 _INNOCENT_KEYS |= {"index", "output", "partition", "primary", "sort", "target", "text", "value"}
-"""What keys are of that open nothing; every other one is taken for a secret."""
+"""Keys of these are no secrets; every other key is."""
 _ADDRESSES = ["alerts"]
-"""``--alerts`` of ``mlflow-stability run``: its URLs hold tokens anywhere."""
+"""``--alerts`` of ``mlflow-stability run``: its URLs contain tokens anywhere."""
 _SHORT = frozenset({"-p"})  # of a password as often as of a port, which is a number
 _NAME = r"[\w.\-+/\[\]]*[A-Za-z][\w.\-\]]*"
 _ASSIGNED = re.compile(rf"(?P<name>{_NAME})(?P<mark>\s*[=:]\s*)(?P<value>.+)", re.DOTALL)
@@ -43,29 +42,29 @@ _FORMS = re.compile(
 
 
 def command_line(words: Sequence[str]) -> str:
-    """One line, as it could be typed again, but for what is secret."""
+    """Return one line that could be typed again, except for secrets."""
     return shlex.join(without_secrets(words))
 
 
 def without_secrets(words: Iterable[str]) -> list[str]:
-    """The words, with secrets hidden; the value of an option may be the word behind it."""
-    found: list[str] = []
+    """Hide secrets in words; the value of an option may be the next word."""
+    hidden: list[str] = []
     hides_next = short = False
     for word in words:
         is_option = word.startswith("--") or (word.startswith("-") and (len(word) == 2 or not hides_next))
         if hides_next and not is_option:
-            found.append(word if short and _NUMBER.fullmatch(word) else HIDDEN)
+            hidden.append(word if short and _NUMBER.fullmatch(word) else HIDDEN)
             hides_next = False
             continue
-        found.append(_without(word))
+        hidden.append(_without(word))
         short = word in _SHORT
         hides_next = is_option and "=" not in word and (short or is_secret(word))
-    return found
+    return hidden
 
 
 def is_secret(name: str) -> bool:
-    """Whether a name is one under which secrets are given; ``max_tokens`` and ``tokenizer`` are none."""
-    words = [each.lower() for each in _WORD.findall(name)]
+    """Whether a name is one of a secret; ``max_tokens`` and ``tokenizer`` are not."""
+    words = [word.lower() for word in _WORD.findall(name)]
     return (
         words == _ADDRESSES
         or any(_SECRET.search(word) for word in words)
@@ -80,15 +79,15 @@ def _without(word: str) -> str:
     word = _FIELD.sub(_hide_field, word)
     word = _USERINFO.sub(f"{HIDDEN}@", word)
     word = _OPTION_OF_URL.sub(_hide_option, word)
-    word = _HEADER.sub(lambda found: f"{found[1]} {HIDDEN}", word)
+    word = _HEADER.sub(lambda match: f"{match[1]} {HIDDEN}", word)
     return _FORMS.sub(HIDDEN, word)
 
 
-def _hide_field(found: re.Match[str]) -> str:
-    if not is_secret(found["name"]):
-        return found[0]
-    return f"{found['quote']}{found['name']}{found['quote']}{found['mark']}{found['quote']}{HIDDEN}{found['quote']}"
+def _hide_field(match: re.Match[str]) -> str:
+    if not is_secret(match["name"]):
+        return match[0]
+    return f"{match['quote']}{match['name']}{match['quote']}{match['mark']}{match['quote']}{HIDDEN}{match['quote']}"
 
 
-def _hide_option(found: re.Match[str]) -> str:
-    return f"{found['name']}={HIDDEN}" if is_secret(found["name"]) else found[0]
+def _hide_option(match: re.Match[str]) -> str:
+    return f"{match['name']}={HIDDEN}" if is_secret(match["name"]) else match[0]

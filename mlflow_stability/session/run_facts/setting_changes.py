@@ -1,8 +1,7 @@
-"""Notices what is changed about a training while it runs, and what is odd about it when it begins.
+"""Detect settings that change during a training, and mistakes in its set-up.
 
-In: a training as it is seen every few steps. Out: events. Guarantees: a setting is told of once it was the same
-at two looks in a row, so that the small batch at the end of an epoch and a schedule that turns a number at every step
-are not; what changes again and again is told `MOST_TOLD` times; the learning rate is left to its own series.
+A change is reported once it was the same at two looks in a row, so not the small batch at the end of an epoch; at most
+`MOST_TOLD` times. The learning rate is a series of its own.
 """
 
 from __future__ import annotations
@@ -25,44 +24,40 @@ MOST_TOLD = 3
 # Learning rates are series; what schedulers write into groups for themselves follows them.
 _PASSED_OVER = frozenset({"learning_rate", "max_lr", "min_lr"})
 _OF_CYCLES = frozenset({"betas", "momentum", "base_momentum", "max_momentum"})
-"""What a schedule turns as well that goes in cycles."""
+"""Also changed by cyclic schedules."""
 _BATCHES = SettingName(Setting.BATCH_SHAPE)
 _FIXED = frozenset({bool, int, float, str, type(None)})
-"""Types of values that cannot change within themselves."""
+"""Types of immutable values."""
 
 
 @dataclass(slots=True)
 class _Setting:
-    """What is known of one setting."""
+    """History of one setting."""
 
     value: str
-    """As it was last told."""
+    """As last reported."""
     other: str = ""
-    """What it was at the last look, where that is something else."""
+    """Value at the last look, if different."""
     since: int = 0
     told: int = 0
     varies: bool = False
-    """Whether it was something else again at the look after a change, as the length of sequences is."""
+    """It was different again at the look after a change, as sequence lengths are."""
 
 
 class SettingChanges:
-    """Detects changed settings of one recording's training."""
-
     def __init__(self) -> None:
         self._settings: dict[SettingName, _Setting] = {}
         self._values: list[object] | None = None
-        """What all settings were made from at the last look, where nothing was about to be told."""
+        """What all settings were made from at the last look, if nothing was about to be reported."""
         self._linted = False
         self._evaluating: Finding | None = None
-        """The last look, where the model was in evaluation mode."""
+        """The finding of the last look, where the model was in evaluation mode."""
         self._mode_told = False
 
     def due(self, step: int) -> bool:
-        """Whether this step is one to look at."""
         return step % LOOK_EVERY == 0
 
     def look(self, step: int, view: TrainingView) -> list[Finding]:
-        """Look at the training as it is at this step."""
         events = [] if self._linted else _once(view, step)
         self._linted = True
         events += self._mode(step, view)
@@ -70,14 +65,14 @@ class SettingChanges:
         if values is not None and values == self._values:
             return events
         for name, value in _settings(view).items():
-            told = self._changed(name, value, step)
-            if told is not None:
-                events.append(told)
-        self._values = None if any(each.other for each in self._settings.values()) else values
+            finding = self._changed(name, value, step)
+            if finding is not None:
+                events.append(finding)
+        self._values = None if any(setting.other for setting in self._settings.values()) else values
         return events
 
     def _mode(self, step: int, view: TrainingView) -> list[Finding]:
-        """Tell once that the model was in evaluation mode at this look and at the one before."""
+        """Report once that the model was in evaluation mode at two looks in a row."""
         if self._mode_told:
             return []
         before, self._evaluating = self._evaluating, evaluation_mode(view.models, view.optimizers, step)
@@ -87,29 +82,29 @@ class SettingChanges:
         return [before]
 
     def _changed(self, name: SettingName, value: str, step: int) -> Finding | None:
-        known = self._settings.get(name)
-        if known is None:
+        setting = self._settings.get(name)
+        if setting is None:
             self._settings[name] = _Setting(value)
             return None
-        if value == known.value:
-            known.other = ""
+        if value == setting.value:
+            setting.other = ""
             return None
-        if value != known.other:
-            known.varies = known.varies or known.other != ""
-            known.other, known.since = value, step
+        if value != setting.other:
+            setting.varies = setting.varies or setting.other != ""
+            setting.other, setting.since = value, step
             return None
-        if known.varies and name == _BATCHES:
+        if setting.varies and name == _BATCHES:
             return None
-        before, known.value, known.other = known.value, value, ""
-        known.told += 1
-        if known.told > MOST_TOLD:
+        before, setting.value, setting.other = setting.value, value, ""
+        setting.told += 1
+        if setting.told > MOST_TOLD:
             return None
-        facts = ConfigurationFacts(name, before, value, last_report=known.told == MOST_TOLD)
-        return Finding.at(facts, known.since, Severity.INFO, remedies=ConfigurationChanged.remedies)
+        facts = ConfigurationFacts(name, before, value, last_report=setting.told == MOST_TOLD)
+        return Finding.at(facts, setting.since, Severity.INFO, remedies=ConfigurationChanged.remedies)
 
 
 def _once(view: TrainingView, step: int) -> list[Finding]:
-    """What is said of a training when it begins."""
+    """Check the set-up once."""
     over_few = few_rows(view.models, view.rows, step)
     return [
         *model_lint(view.models, view.optimizers, step, trained=view.trained),
@@ -119,48 +114,47 @@ def _once(view: TrainingView, step: int) -> list[Finding]:
 
 
 def _values(view: TrainingView) -> list[object] | None:
-    """What `_settings` is made from: where it is the same, so are they; None where it may change within itself."""
-    found: list[object] = [view.batch, view.micro_batches, dict(view.limits), *map(id, view.schedulers)]
+    """Return what `_settings` is made from, for comparison; None where a value is mutable."""
+    values: list[object] = [view.batch, view.micro_batches, dict(view.limits), *map(id, view.schedulers)]
     for optimizer in view.optimizers:
-        found += (type(optimizer), len(optimizer.param_groups))
+        values += (type(optimizer), len(optimizer.param_groups))
         for group in optimizer.param_groups:
             for name, value in group.items():
                 if name == "params":
-                    found += [each.requires_grad for each in value]
+                    values += [parameter.requires_grad for parameter in value]
                 elif name != "lr":
                     parts = value if type(value) is tuple else (value,)
                     if not _FIXED.issuperset(map(type, parts)):
                         return None
-                    found.append(value)
-    return found
+                    values.append(value)
+    return values
 
 
 def _settings(view: TrainingView) -> dict[SettingName, str]:
-    """What is compared: names and values."""
-    found: dict[SettingName, str] = {}
+    settings: dict[SettingName, str] = {}
     if view.batch:
-        found[_BATCHES] = view.batch
+        settings[_BATCHES] = view.batch
     if view.micro_batches:
-        found[SettingName(Setting.MICRO_BATCHES)] = str(view.micro_batches)
+        settings[SettingName(Setting.MICRO_BATCHES)] = str(view.micro_batches)
     if "max_norm" in view.limits:
-        found[SettingName(Setting.CLIPPING_NORM)] = view.limits["max_norm"]
+        settings[SettingName(Setting.CLIPPING_NORM)] = view.limits["max_norm"]
     if "clip_value" in view.limits:
-        found[SettingName(Setting.CLIPPING_VALUE)] = view.limits["clip_value"]
-    captures = any(vars(each).get("cycle_momentum") for each in view.schedulers)
+        settings[SettingName(Setting.CLIPPING_VALUE)] = view.limits["clip_value"]
+    captures = any(vars(scheduler).get("cycle_momentum") for scheduler in view.schedulers)
     passed_over = _PASSED_OVER | _OF_CYCLES if captures else _PASSED_OVER
     for number, optimizer in enumerate(view.optimizers[:MOST_OPTIMIZERS]):
         title = type(optimizer).__name__ + (f" (optimizer_{number})" if number else "")
-        found |= _of_optimizer(optimizer, passed_over, title)
-    trained = [each.requires_grad for one in view.optimizers for each in parameters_of(one)]
-    found[SettingName(Setting.TRAINED_PARAMETERS)] = f"{sum(trained)} of {len(trained)}"
-    return found
+        settings |= _of_optimizer(optimizer, passed_over, title)
+    trained = [parameter.requires_grad for optimizer in view.optimizers for parameter in parameters_of(optimizer)]
+    settings[SettingName(Setting.TRAINED_PARAMETERS)] = f"{sum(trained)} of {len(trained)}"
+    return settings
 
 
 def _of_optimizer(optimizer: Optimizer, passed_over: Set[str], title: str) -> dict[SettingName, str]:
-    found = {SettingName(Setting.PARAMETER_GROUPS, owner=title): str(len(optimizer.param_groups))}
+    settings = {SettingName(Setting.PARAMETER_GROUPS, owner=title): str(len(optimizer.param_groups))}
     for number, group in enumerate(optimizer.param_groups[:MOST_GROUPS]):
         where = f"group {number} of {title}" if len(optimizer.param_groups) > 1 else title
         for name, value in group_settings(group).items():
             if name not in passed_over:
-                found[SettingName(Setting.GROUP_OPTION, name, where)] = value
-    return found
+                settings[SettingName(Setting.GROUP_OPTION, name, where)] = value
+    return settings

@@ -1,9 +1,7 @@
-"""Facts that describe a training and are needed to repeat it.
+"""Facts that describe a training and are needed to repeat it; parameters ``stability.<key>`` of the run.
 
-In: a training, seen before its steps; this process. Out: facts, each once; they become the parameters
-``stability.<key>`` of the run, such as ``python``, ``system``, ``argv`` and library versions. Guarantees: the first
-value of a key holds, later changes are events; nothing is imported; secrets on the command line are hidden; without
-news a call costs microseconds.
+Guarantees: the first value of a key holds, later changes are findings; nothing is imported; secrets on the command line
+are hidden; without news a call costs microseconds.
 """
 
 from __future__ import annotations
@@ -23,11 +21,10 @@ from mlflow_stability.session.run_facts.secret_arguments import command_line
 from mlflow_stability.vocabulary.run import Fact
 
 LIBRARIES = ("accelerate", "datasets", "deepspeed", "lightning", "mlflow", "numpy", "pytorch_lightning", "transformers")
-"""Those whose versions are told where the script has loaded them."""
+"""Libraries whose versions are recorded where the script has loaded them."""
 
 
 def environment_facts(world_size: int) -> dict[str, str]:
-    """What is known of this process."""
     system = os.uname()
     facts = {
         "python": sys.version.split()[0],
@@ -44,9 +41,9 @@ def environment_facts(world_size: int) -> dict[str, str]:
 
 
 def _words() -> list[str]:
-    """The command line as it was typed, with options of the interpreter such as ``-m``, but without its own path.
+    """Return the command line as typed, including options of the interpreter such as ``-m``.
 
-    A whole program behind ``-c`` is left out: no rule could find the secrets in it.
+    A program after ``-c`` is left out: no rule could find the secrets in it.
     """
     words = list(sys.orig_argv[1:]) or list(sys.argv)
     if "-c" in words[:-1] and sys.argv[:1] == ["-c"]:
@@ -56,48 +53,45 @@ def _words() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingView:
-    """The objects of a training, for the time of one call; nobody keeps them."""
+    """The objects of a training for one call."""
 
     optimizers: Sequence[Optimizer]
-    """In the order in which they first stepped."""
+    """In the order of their first steps."""
     models: Sequence[Module] = ()
-    """The outermost modules that own what the optimizers change."""
+    """Outermost modules that own the optimizers' parameters."""
     schedulers: Sequence[LRScheduler] = ()
-    """All that were found; those of other optimizers are passed over."""
+    """All that exist; those of other optimizers are ignored."""
     scaler: Any = None
     batch: str = ""
-    """The last batch, in the words of `batch_words`; empty where none was seen."""
+    """The last batch in the words of `batch_words`, if known."""
     rows: int = 0
-    """How many rows it has; 0 where none was seen."""
+    """Its number of rows; 0 if unknown."""
     autocast: str = ""
-    """In which type the forward pass was computed, in the words of `autocast_now`; empty: in that of the weights."""
+    """Autocast type in the words of `autocast_now`; empty: that of the weights."""
     micro_batches: int = 0
-    """How many backward passes the last capture had; 0 where none was counted."""
+    """Backward passes of the last capture; 0 if unknown."""
     trained: Set[int] = frozenset()
-    """The parameters that an optimizer has changed in the first steps, by identity: GANs freeze their halves in turns.
-    """
+    """Ids of the parameters changed in the first steps: GANs freeze their halves in turns."""
     limits: Mapping[str, str] = field(default_factory=dict)
-    """With which limits gradients are clipped: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
+    """Clipping limits: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
     uncounted: str = ""
-    """Why the operations of the model are not counted; empty while they are, or while nobody knows."""
+    """Why operations of the model are not counted, if known."""
     unknown_kernels: Sequence[str] = ()
-    """Kernels whose operations are in no number, for no formula is known for them."""
+    """Kernels without a formula, so not counted."""
 
 
 MOST_FACTS = 1_000
-"""More than a person reads or a store likes: a script that makes new optimizers without end."""
+"""Limit for a script that makes new optimizers without end."""
 
 
 class TrainingFacts:
-    """The facts of one recording."""
-
     def __init__(self, world_size: int = 1) -> None:
         self._world_size = world_size
         self._known: set[str] = set()
         self._seen: tuple[object, ...] = ()
 
     def collect(self, view: TrainingView) -> tuple[Fact, ...]:
-        """What is new since the last time; everything, the first time."""
+        """Return new facts; all of them the first time."""
         seen = _what_there_is(view)
         if seen == self._seen:
             return ()
@@ -112,9 +106,9 @@ class TrainingFacts:
 
 
 def _what_there_is(view: TrainingView) -> tuple[object, ...]:
-    """Where this is as it was, there is nothing new to be said: a second optimizer may take its first step later."""
+    """Return what facts depend on, for comparison: a second optimizer may take its first step later."""
     return (
-        *((id(each), len(each.param_groups)) for each in view.optimizers),
+        *((id(optimizer), len(optimizer.param_groups)) for optimizer in view.optimizers),
         *map(id, view.models),
         len(view.schedulers),
         view.scaler is not None,
@@ -143,6 +137,6 @@ def _of_training(view: TrainingView) -> dict[str, str]:
 
 
 def _clipping(name: str) -> str:
-    """``clipping.max_norm``; where an optimizer has another one, ``optimizer_1.clipping.max_norm``."""
+    """``clipping.max_norm``, or ``optimizer_1.clipping.max_norm`` where that one differs."""
     before, _, limit = name.rpartition(".")
     return f"{before}.clipping.{limit}" if before else f"clipping.{limit}"

@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from mlflow_stability.cli.main import run
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import CheckpointMeta
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
 
 

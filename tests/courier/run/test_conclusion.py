@@ -16,7 +16,7 @@ from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.run import run_tags
 from mlflow_stability.courier.run.conclusion import best_checkpoint, conclusion_of
 from mlflow_stability.courier.run.run_tags import live_description
-from mlflow_stability.courier.sinks.run_summary import RunSummary
+from mlflow_stability.courier.sinks.event_sink import RunSummary
 from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.recovery.checkpoints import CheckpointMeta
 from mlflow_stability.recovery.rollback_events import give_up_event
@@ -82,7 +82,7 @@ def test_a_broken_run_says_what_when_and_what_next_though_its_process_finished(r
 def test_a_run_that_the_autopilot_ended_says_so_first(root: Path, sqlite_uri: str) -> None:
     training = broken_training(root, sqlite_uri)
     decision = Decision("give_up", "100 consecutive steps skipped since step 50.", 50, final=True, nothing_left=True)
-    training.journal.append(give_up_event(decision, 60, attempt=0, rollbacks=0, ends=True))
+    training.journal.append(give_up_event(decision, 60, rollbacks=0, ends=True))
     training.end(Closing("stopped", "100 consecutive steps skipped since step 50", 60))
     (run_id,) = deliver_session(training.folder).run_ids
     run = MlflowClient(sqlite_uri).get_run(run_id)

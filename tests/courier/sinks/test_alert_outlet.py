@@ -15,7 +15,7 @@ from waiting import wait_until
 from mlflow_stability.alerts import Alert
 from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings, outlet_settings
 from mlflow_stability.analysis.load import load_run
-from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.courier.sinks import alert_outlet

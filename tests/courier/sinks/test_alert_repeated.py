@@ -15,7 +15,7 @@ from servers.alert_services import ChatServer
 import mlflow_stability
 from mlflow_stability.alerts import Alert
 from mlflow_stability.alerts.outlet_settings import VARIABLE, outlet_settings
-from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.vocabulary import Closing, Severity
 

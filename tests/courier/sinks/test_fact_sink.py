@@ -16,8 +16,7 @@ from courier.staging import Training
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session
 from mlflow_stability.courier.sinks.fact_sink import MOST_LINES, git_state
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader

@@ -25,7 +25,7 @@ from waiting import wait_until
 from mlflow_stability.alerts.metrics.mirrors import Mirror
 from mlflow_stability.alerts.metrics.signal_names import EVERYTHING
 from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings
-from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.vocabulary import Closing, Fact, Severity, Signal, StepReading

@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from mlflow_stability.alerts.metrics.mirrors import Mirror, mirrors_of
 from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings
-from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.errors import SettingsError

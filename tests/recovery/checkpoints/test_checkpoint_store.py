@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 from recovery.restorable import OPTIMIZERS, Training, bits
 
 from mlflow_stability.errors import CheckpointsRefused, SettingsError
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta, read_meta, step_of_name
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import damage_of, find, listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore, to_delete
 from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
+    CheckpointMeta,
+    damage_of,
+    find,
+    listing,
+    read_meta,
+    step_of_name,
+)
 from mlflow_stability.recovery.state.restore import EVERYTHING, restore_state
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
 
@@ -212,7 +218,7 @@ def other_process(directory: Path, run: str, wait: bool) -> subprocess.Popen[str
     script = f"""
         import sys
         from pathlib import Path
-        from mlflow_stability.recovery.checkpoints.directory_owner import DirectoryOwner
+        from mlflow_stability.recovery.checkpoints.checkpoint_store import DirectoryOwner
         DirectoryOwner(Path({str(directory)!r}), {run!r}).take(True)
         print("taken", flush=True)
         {"sys.stdin.read()" if wait else ""}
@@ -276,7 +282,7 @@ def test_what_a_killed_process_left_behind_is_cleared_away(tmp_path: Path) -> No
 
 
 def test_checkpoints_are_listed_and_verified_without_torch() -> None:
-    code = "import sys, mlflow_stability.recovery.checkpoints.checkpoint_reader; assert 'torch' not in sys.modules"
+    code = "import sys, mlflow_stability.recovery.checkpoints.stored_checkpoints; assert 'torch' not in sys.modules"
     root = Path(sys.modules["mlflow_stability"].__file__ or "").parent.parent
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(root)}, check=True)
 

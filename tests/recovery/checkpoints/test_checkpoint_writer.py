@@ -12,9 +12,9 @@ import torch
 from recovery.restorable import OPTIMIZERS, Training
 from waiting import wait_until
 
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import listing
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import find, listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointWriter
 from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import find, listing
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 

@@ -13,10 +13,9 @@ from recovery.listening import listening
 from torch import Tensor, nn
 
 from mlflow_stability.kinds.reported.nan_origin import TensorFacts
-from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch
+from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch, tensors_in
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of, save_batch
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_batch
-from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
 
 NAN, INF = float("nan"), float("inf")
 

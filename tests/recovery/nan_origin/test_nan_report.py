@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
-from mlflow_stability.recovery.nan_origin.nan_report import origin_event
+from mlflow_stability.recovery.nan_origin.origin_checks import origin_event
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 

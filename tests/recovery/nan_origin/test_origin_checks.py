@@ -9,9 +9,8 @@ from torch import Tensor
 
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
-from mlflow_stability.recovery.nan_origin.nan_report import origin_event
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, Source
-from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
+from mlflow_stability.recovery.nan_origin.origin_checks import origin_event, overflowed
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 SMALL, ZERO = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recovery.guarded_training import differences, guarding, picture
 from torch import nn
 
-from mlflow_stability.recovery.skipping.gradient_limit import FORGOTTEN_AFTER, MOST_SKIPPED, GradientLimit
+from mlflow_stability.recovery.skipping.broken_step import FORGET_AFTER_STEPS, MAX_SKIPPED, GradientLimit
 
 
 def after(norms: list[float], times: float | None = 100.0) -> GradientLimit:
@@ -63,7 +63,7 @@ def test_absurd_norms_that_keep_coming_are_let_through_and_are_usual_then() -> N
         skipped = largest is not None and largest < 1000.0
         taken += not skipped
         limit.step(1000.0, skipped=skipped, loss=1e9)
-    assert taken == 20 - MOST_SKIPPED
+    assert taken == 20 - MAX_SKIPPED
 
 
 def taken_of(norms: Iterable[float]) -> list[bool]:
@@ -88,11 +88,11 @@ def test_a_training_whose_gradient_is_mostly_zero_is_not_limited_by_its_zeros() 
 def test_large_gradients_that_come_rarely_and_again_are_the_trainings_own() -> None:
     norms = rare(5.0, 300)
     skipped = [each for each, taken in zip(norms, taken_of(norms), strict=True) if not taken]
-    assert skipped == [5.0] * MOST_SKIPPED
+    assert skipped == [5.0] * MAX_SKIPPED
 
 
 def test_large_gradients_that_come_more_rarely_than_that_are_always_skipped() -> None:
-    norms = rare(5.0, FORGOTTEN_AFTER + 1)
+    norms = rare(5.0, FORGET_AFTER_STEPS + 1)
     assert taken_of(norms) == [each < 1.0 for each in norms]
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ from torch import nn
 
 from mlflow_stability.errors import RestoreRefused
 from mlflow_stability.recovery.checkpoints.state_file import read_state, write_state
-from mlflow_stability.recovery.skipping.skip_count import calm_loss_scaler
+from mlflow_stability.recovery.skipping.loss_scale import calm_loss_scaler
 from mlflow_stability.recovery.state.restore import EVERYTHING, RestoreChoice, restore_state
-from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
 from mlflow_stability.recovery.state.state_copy import copy_state, with_what_followed
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 
@@ -155,31 +153,6 @@ def test_the_schedule_stays_where_it_is_unless_asked() -> None:
     assert (schedule.last_epoch, schedule.get_last_lr()) == (2, rate)
     restore_state(copy, parts, RestoreChoice(hyper_parameters=True, schedule=True))
     assert schedule.last_epoch == 1
-
-
-@pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw foreach"])
-def test_a_gan_lives_when_one_half_is_set_back_between_its_two_backward_passes(optimizer: str) -> None:
-    maker, critic = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    halves = [OPTIMIZERS[optimizer](each)[0] for each in (maker, critic)]
-    parts = TrainingParts(tuple(halves), (maker, critic))
-    stale = StaleGraphs()
-    for step in range(3):
-        made = maker(torch.randn(8, 4))
-        halves[1].zero_grad()
-        loss = critic(made.detach()).mean() - critic(torch.randn(8, 4)).mean()
-        assert not stale.is_stale(loss)
-        loss.backward()
-        halves[1].step()
-        if step == 0:
-            copy = copy_state(parts, 0)
-        other = critic(made).mean()  # built on the critic as it is now
-        if step == 1:
-            restore_state(copy, parts)
-            stale.restored()
-        halves[0].zero_grad()
-        assert stale.is_stale(other) == (step == 1)
-        other.backward()
-        halves[0].step()
 
 
 def test_gradients_from_before_are_zero_and_still_there() -> None:
@@ -333,30 +306,6 @@ def test_buffers_of_every_layout_are_set_back() -> None:
     assert torch.equal(model.rows.to_dense(), torch.eye(3))
     assert torch.equal(model.wide, torch.full((5,), 2.0))
     assert torch.equal(model.turned, torch.arange(6.0).view(2, 3).t())
-
-
-def test_an_old_graph_is_known_only_for_a_while_and_a_new_one_never_is() -> None:
-    weight, stale = nn.Parameter(torch.ones(2)), StaleGraphs()
-    old = (weight * 2).sum()
-    assert not stale.is_stale(old)
-    stale.restored()
-    assert stale.is_stale(old + weight.sum())
-    assert not stale.is_stale((weight * 2).sum())
-    assert not stale.is_stale(weight.sum())
-    gc.collect()
-
-
-def test_a_graph_of_another_thread_is_not_old_and_one_of_the_last_steps_is() -> None:
-    weight, stale = nn.Parameter(torch.ones(2)), StaleGraphs()
-    old = [(weight * 2).sum() for _ in range(100)]  # one for each step
-    stale.restored(100)
-    found: list[torch.Tensor] = []
-    other = threading.Thread(target=lambda: found.append(weight * 2))
-    other.start()
-    other.join()
-    assert not stale.is_stale(found[0].sum())
-    assert stale.is_stale(old[-1])
-    assert stale.is_stale(found[0].sum() + old[-5])
 
 
 def test_the_parts_of_a_training_that_is_gone_are_gone() -> None:

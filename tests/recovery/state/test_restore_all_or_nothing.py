@@ -117,7 +117,7 @@ def test_an_error_at_any_line_of_ours_changes_nothing(name: str) -> None:
     ours = (
         "recovery/state/restore.py",
         "optimizer_restore.py",
-        "other_state.py",
+        "state_copy.py",
     )
     tried = 0
     for number in range(0, 100_000, 11):

@@ -14,10 +14,9 @@ from recovery.restorable import OPTIMIZERS, Training, bits
 from torch import Tensor, nn
 
 from mlflow_stability.recovery.checkpoints.state_file import read_state, write_state
-from mlflow_stability.recovery.state.finite_check import is_finite
-from mlflow_stability.recovery.state.other_state import rng_state, set_rng_state
+from mlflow_stability.recovery.state.host_copy import is_finite
 from mlflow_stability.recovery.state.restore import restore_state
-from mlflow_stability.recovery.state.state_copy import bytes_of_state, copy_state
+from mlflow_stability.recovery.state.state_copy import bytes_of_state, copy_state, rng_state, set_rng_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 
 TYPES = [

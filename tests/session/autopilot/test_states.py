@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
+from mlflow_stability.recovery.checkpoints.stored_checkpoints import listing
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot import states

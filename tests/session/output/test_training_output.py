@@ -15,8 +15,9 @@ from waiting import wait_until
 
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad, Setting, SettingName
-from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, training_output
-from mlflow_stability.session.output.training_output import HELD_SECONDS, MOST_ENDS
+from mlflow_stability.session.output import training_output
+from mlflow_stability.session.output.terminal_lines import ProgressLine
+from mlflow_stability.session.output.training_output import HELD_SECONDS, MOST_ENDS, DeliveredRun, TrainingOutput
 from mlflow_stability.vocabulary.result import read_remedies
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
@@ -383,7 +384,7 @@ def test_there_is_no_progress_where_it_is_silent_or_no_terminal(silent: bool, mo
     [
         ("%(message)s", "mlflow-stability: "),
         ("%(asctime)s %(levelname)s - %(message)s", " WARNING - mlflow-stability: "),
-        ("%(levelname)s:%(filename)s:%(message)s", "WARNING:log_line.py:mlflow-stability: "),
+        ("%(levelname)s:%(filename)s:%(message)s", "WARNING:terminal_lines.py:mlflow-stability: "),
         ("[%(name)s] %(message)s", "[mlflow_stability] "),
         ("{name} | {message}", "mlflow_stability | "),
     ],

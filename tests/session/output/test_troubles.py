@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from findings import at_step
 
-from mlflow_stability.session.output.troubles import AS_BEFORE, GAP, Troubles
+from mlflow_stability.session.output.troubles import ALWAYS_REPORTED, GAP_STEPS, Troubles
 from mlflow_stability.vocabulary.result.severity import Severity
 
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
@@ -35,8 +35,10 @@ def test_of_one_trouble_the_first_finding_is_said_and_what_is_worse() -> None:
 
 
 def test_another_trouble_is_said_when_the_one_before_is_over() -> None:
-    first, soon, later = ((step, "loss_spike", WARNING) for step in (100, 100 + GAP, 100 + GAP + GAP + 1))
-    assert said(first, soon, later) == [(100, "loss_spike"), (101 + 2 * GAP, "loss_spike")]
+    first, soon, later = (
+        (step, "loss_spike", WARNING) for step in (100, 100 + GAP_STEPS, 100 + GAP_STEPS + GAP_STEPS + 1)
+    )
+    assert said(first, soon, later) == [(100, "loss_spike"), (101 + 2 * GAP_STEPS, "loss_spike")]
 
 
 def test_what_has_nothing_to_do_with_a_trouble_is_said_beside_it() -> None:
@@ -56,5 +58,5 @@ def test_what_was_done_is_always_said() -> None:
 
 
 def test_a_training_full_of_spikes_says_each_doubling_of_their_number() -> None:
-    spikes = [(step * 2 * GAP, "loss_spike", WARNING) for step in range(1, 41)]
-    assert [step // (2 * GAP) for step, _ in said(*spikes)] == [*range(1, AS_BEFORE + 1), 8, 16, 32]
+    spikes = [(step * 2 * GAP_STEPS, "loss_spike", WARNING) for step in range(1, 41)]
+    assert [step // (2 * GAP_STEPS) for step, _ in said(*spikes)] == [*range(1, ALWAYS_REPORTED + 1), 8, 16, 32]

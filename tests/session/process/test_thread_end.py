@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlflow_stability.session.process.process_end import EndingWatch
-from mlflow_stability.session.process.thread_end import ThreadEnd
+from mlflow_stability.session.process.process_end import EndingWatch, ThreadEnd
 
 
 def ended(body: Callable[[ThreadEnd], None]) -> list[tuple[int, bool, BaseException | None]]:

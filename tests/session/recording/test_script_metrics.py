@@ -19,8 +19,7 @@ from mlflow import MlflowClient
 from torch import nn
 
 from mlflow_stability import diagnose, load_run
-from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import RELEASED
 from mlflow_stability.journal.writer import NAME as JOURNAL

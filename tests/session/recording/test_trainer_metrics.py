@@ -18,8 +18,7 @@ from scenarios.watching import tiny_model
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from mlflow_stability.session.recording.script_metrics import MOST_REMEMBERED, ScriptMetrics
-from mlflow_stability.session.recording.trainer_metrics import LISTENED, TrainerMetrics
+from mlflow_stability.session.recording.script_metrics import LISTENED, MOST_REMEMBERED, ScriptMetrics, TrainerMetrics
 from mlflow_stability.tracking.in_process.user_metrics import LoggedMetric
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 

@@ -1,0 +1,244 @@
+"""Draw and deliver pictures of attention maps, as files and as charts with a step slider.
+
+Guarantees: at most twenty steps and twelve evenly chosen layers of each; drawing takes at most 5 % of one core during
+training; the end of the training waits a few seconds at most, with the last step drawn first. Layers and pictures left
+out are named in the run; a failed picture is logged once; one that cannot be sent is sent when the store answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.sinks.attention_sink import Round, RoundReader, Thinning
+from mlflow_stability.courier.sinks.sink import RunSink, temporary_file
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.journal.attention_maps import AttentionMapFile, read_attention_map
+from mlflow_stability.journal.layout import recording_folders
+from mlflow_stability.tracking.artifacts import ATTENTION_FOLDER, AttentionPart, picture_of_layer
+from mlflow_stability.tracking.store.store_errors import RefusedError
+from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
+from mlflow_stability.tracking.write import RunImages, RunWriter, image_key
+from mlflow_stability.vocabulary.measured import AttentionMap
+
+MOST_LAYERS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPicture:
+    round: Round
+    file: AttentionMapFile
+    name: str
+    """Name of its file."""
+
+
+def pictures_of(maps: Round, recording: int, step: int) -> list[LayerPicture]:
+    """Return the pictures of a round, at the step that the run counts."""
+    part = AttentionPart(recording, maps.attempt, step)
+    names: list[str] = []
+    for file in maps.files:
+        name = picture_of_layer(part, file.layer_number)
+        again = sum(other.layer_number == file.layer_number for other in maps.files[: len(names)])
+        names.append(name if not again else name.replace(".png", f"_{again + 1}.png"))  # of another model
+    every, most = len(names), min(len(names), MOST_LAYERS)
+    picked = [round(number * (every - 1) / max(1, most - 1)) for number in range(most)]
+    return [LayerPicture(maps, maps.files[index], names[index]) for index in picked]
+
+
+def png_of(attention: AttentionMap, of: Round) -> bytes:
+    """Draw a picture; the first one imports matplotlib."""
+    from mlflow_stability.figures.attention import attention_heatmap
+    from mlflow_stability.figures.style import sharp_png
+
+    drawn = min(MOST_LAYERS, len(of.files))
+    note = f"{drawn} of {of.layers} layers drawn" if drawn < of.layers else ""
+    return sharp_png(attention_heatmap(attention, note))
+
+
+MOST_STEPS = 20
+BEGIN = 0
+"""MLflow opens a picture's card at this step: it gets the first picture, which names its own step."""
+THINNING = Thinning(dense=8, growth=1.5, most=MOST_STEPS - 1)
+"""One step is reserved for the last of the training."""
+TAG = f"{FOR_PROGRAMS}attention_pictures"
+"""Tag that names missing pictures."""
+_PAUSE = 20.0
+"""Pause after a picture, as a multiple of its drawing time."""
+_AWAITED = 10.0
+"""Seconds for which the end of the training waits for pictures."""
+_LAST_SECONDS = 600.0
+"""Seconds in which they are drawn after the end of the training; the maps are in the run anyway."""
+_UNTIL_THEN = "attention_heatmap() draws any layer from the maps."
+_logger = logging.getLogger("mlflow_stability.courier")
+
+
+class AttentionPictures(RunSink):
+    words = "attention pictures"
+
+    def __init__(self, delivered: Delivered, writer: RunWriter, alive: Callable[[], bool] = lambda: False) -> None:
+        """`alive`: whether the training's process lives, which may train again after this recording."""
+        super().__init__(delivered, writer)
+        self.awaited = not delivered.complete
+        """Whether the end of the training should wait for them."""
+        self._alive = alive
+        self._images: RunImages | None = None
+        self._rounds = RoundReader(delivered.folder, "pictures", THINNING)
+        self._under_way: list[Round] = []
+        """Rounds that are done when `_to_draw` is empty."""
+        self._to_draw: deque[LayerPicture] = deque()
+        self._drawn: tuple[str, bytes] | None = None
+        """Key and content of the first of `_to_draw`, not sent yet."""
+        self._draw_at = 0.0
+        self._over_since: float | None = None
+        self._spent = 0.0
+        """Seconds of drawing since then."""
+        self._sent: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        """Number of a layer in the charts: with layers skipped at random, it is not always theirs."""
+        self._logged: set[str] = set()
+        self._left_out: Counter[int] = Counter()
+        """Number of skipped pictures by step."""
+
+    def flush(self, over: bool) -> bool:
+        """Draw one picture and send it, if it is time. `over`: no more maps will come."""
+        now = time.monotonic()
+        if over and self._over_since is None:
+            self._send()
+            self._plan_the_end()
+            self._over_since = now
+        elif not over and not self._under_way and not self._take_up():
+            return False
+        if self._over_since is not None and self.awaited and now - self._over_since >= _AWAITED and self._to_draw:
+            self._set_tag(f"{len(self._to_draw)} being drawn. {_UNTIL_THEN}")
+            self.awaited = False
+        if self._to_draw and self._drawn is None:
+            if self._is_late(now):
+                self._left_out.update(self._step(picture.round) for picture in self._to_draw)
+                self._to_draw.clear()
+            elif now < self._draw_at and self._is_paced(now):
+                return False
+            else:
+                self._draw(self._to_draw[0])
+        self._send()
+        if self._to_draw:
+            self._to_draw.popleft()
+        if self._to_draw:
+            return True
+        if over and not self.done:
+            self._name_what_is_missing()
+        for passed in self._under_way:
+            self._rounds.passed(passed)
+        self._under_way = []
+        self.done = over
+        return not over
+
+    def _take_up(self) -> bool:
+        """Start the next round, if any."""
+        maps = self._rounds.next(False, time.time())
+        if maps is None:
+            return False
+        self._to_draw = deque(self._pictures_of(maps) if self._has_room(maps) else ())
+        self._under_way = [maps]
+        return True
+
+    def _plan_the_end(self) -> None:
+        """Draw the last round first: people look at it."""
+        rounds = self._rounds.rest()
+        planned: deque[LayerPicture] = deque()
+        steps: set[int] = set()
+        for maps in [*rounds[-1:], *rounds[:-1]]:
+            if self._has_room(maps, steps):
+                planned.extend(picture for picture in self._pictures_of(maps) if picture.name not in self._sent)
+                steps.add(self._step(maps))
+        self._under_way, self._to_draw = rounds, planned
+
+    def _has_room(self, maps: Round, planned: set[int] | None = None) -> bool:
+        """Whether this round is kept, and may be one more step in the charts."""
+        if not maps.is_kept:
+            return False
+        if self._images is None:
+            self._images = self._writer.images()
+        there = (self._images.steps(f"{self._delivered.section}/attention") - {BEGIN}) | (planned or set())
+        reserved = 1 if planned is None else 0  # for the last of the training
+        return self._step(maps) in there or len(there) < MOST_STEPS - reserved
+
+    def _pictures_of(self, maps: Round) -> list[LayerPicture]:
+        return pictures_of(maps, self._number, self._step(maps))
+
+    def _is_paced(self, now: float) -> bool:
+        """Whether a training runs, or may run again."""
+        is_awaited = self._over_since is not None and now - self._over_since < _AWAITED
+        return not is_awaited and (self._over_since is None or self._alive())
+
+    def _is_late(self, now: float) -> bool:
+        if self._over_since is None:
+            return False
+        return self._spent > _LAST_SECONDS or (now - self._over_since > _LAST_SECONDS and self._alive())
+
+    def _draw(self, picture: LayerPicture) -> None:
+        """Draw it, unless it is in the run."""
+        began = time.monotonic()
+        try:
+            attention = read_attention_map(picture.file.path)
+            attention = replace(attention, step=attention.step + self._offset)
+            layer = attention.layer or "model"
+            number = self._numbers.setdefault(layer, attention.layer_number)
+            key = image_key(self._delivered.section, "attention", number, layer)
+            assert self._images is not None
+            if self._images.holds(key, attention.step, picture.round.time):
+                return
+            self._drawn = key, png_of(attention, picture.round)
+        except TrackingError:
+            raise
+        except Exception as error:  # whatever it is, it must not hold the delivery up
+            self._give_up(picture, "draw", f"{type(error).__name__}, {error}")
+            return
+        took = time.monotonic() - began
+        self._spent += took if self._over_since is not None else 0.0
+        beside = max(1, len(recording_folders(self._delivered.folder.parent)))  # they share the twentieth
+        self._draw_at = time.monotonic() + _PAUSE * took * beside
+
+    def _send(self) -> None:
+        if self._drawn is None:
+            return
+        assert self._images is not None
+        picture, (key, content) = self._to_draw[0], self._drawn
+        maps = picture.round
+        steps = [self._step(maps)] + ([BEGIN] if maps.is_first and not self._offset else [])
+        try:
+            with temporary_file(picture.name, content) as file:
+                self._writer.upload(file, ATTENTION_FOLDER)
+                for step in steps:
+                    self._images.log(file, key, step, maps.time)
+                self._sent.add(picture.name)
+        except (OSError, RefusedError) as error:
+            self._give_up(picture, "send", str(error))
+        self._drawn = None
+
+    def _give_up(self, picture: LayerPicture, trouble: str, error: str) -> None:
+        self._left_out[self._step(picture.round)] += 1
+        self._log(trouble, f"Picture {picture.name} not drawn: {error}. Everything else is delivered.")
+
+    def _name_what_is_missing(self) -> None:
+        if self._left_out:
+            missing = ", ".join(f"{count} of step {step:,}" for step, count in sorted(self._left_out.items()))
+            self._set_tag(f"missing: {missing}. {_UNTIL_THEN}")
+            self._log("late", f"Attention pictures not drawn: {missing}. {_UNTIL_THEN}")
+        elif self._under_way and not self.awaited:
+            self._set_tag("all drawn")
+
+    def _set_tag(self, text: str) -> None:
+        self._writer.set_tags({TAG: text})
+
+    def _step(self, maps: Round) -> int:
+        return maps.step + self._offset
+
+    def _log(self, trouble: str, text: str) -> None:
+        """Log the first trouble of each kind."""
+        if trouble not in self._logged:
+            self._logged.add(trouble)
+            _logger.warning("%s", text)

@@ -1,0 +1,147 @@
+"""Whether the training process can still append to its journal.
+
+Guarantees: `has_ended` is true only of a process that is certainly gone. One that cannot be asked is `alive` while it
+writes; when it is silent, its data is delivered and its journal kept, as it may continue.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from mlflow_stability.journal.follower import opening_if_readable
+from mlflow_stability.journal.last_words import closing_in
+from mlflow_stability.journal.layout import TRAINING, recording_folders
+from mlflow_stability.journal.process_identity import (
+    ProcessIdentity,
+    ProcessStatus,
+    identity_from,
+    identity_in_link,
+    life_of,
+)
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Closing, Opening
+
+_SILENT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProcess:
+    """The process that writes a journal."""
+
+    identity: ProcessIdentity | None
+    """None: the journal does not say which."""
+    folder: Path
+    """Its session."""
+
+    def has_ended(self) -> bool:
+        """Whether it will certainly not append any more."""
+        return self._life() is ProcessStatus.GONE
+
+    def alive(self) -> bool:
+        """Whether it may still append, as far as known."""
+        life = self._life()
+        if life is ProcessStatus.UNKNOWN:
+            journals = [folder / JOURNAL for folder in recording_folders(self.folder)]
+            last_written = max(map(_changed, journals), default=0.0)
+            return abs(time.time() - last_written) < _SILENT_SECONDS
+        return life is ProcessStatus.LIVES
+
+    def command(self) -> list[str]:
+        """Return its command line; empty if it cannot be asked."""
+        if self.identity is None or not self.identity.is_neighbour or self._life() is not ProcessStatus.LIVES:
+            return []
+        try:
+            return psutil.Process(self.identity.pid).cmdline()
+        except psutil.Error:
+            return []
+
+    def named(self) -> str:
+        """Describe it for people."""
+        return "unknown process" if self.identity is None else f"process {self.identity.pid} on {self.identity.host}"
+
+    def _life(self) -> ProcessStatus:
+        return ProcessStatus.UNKNOWN if self.identity is None else life_of(self.identity)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """State of a training at one moment; its journal is read afterwards."""
+
+    alive: bool
+    """It may still append to its journal."""
+    killed_for_memory: Callable[[], bool]
+    last_words: Mapping[str, Any] = field(default_factory=dict)
+    """What it could not write into its journal."""
+    journal_deleted: bool = False
+    stalled: Finding | None = None
+    """Set while it hangs."""
+
+    @property
+    def closing(self) -> Closing | None:
+        """How it said that it ended, where the journal had no room for that."""
+        return closing_in(self.last_words)
+
+
+def process_of(folder: Path, opening: Opening | None = None) -> TrainingProcess:
+    """Return the process of a session; journals of older versions name it in the first record, `opening` or another."""
+    identity = identity_from(identity_in_link(folder / TRAINING))
+    if identity is None:
+        openings = (opening_if_readable(recording) for recording in recording_folders(folder))
+        opening = opening or next((readable for readable in openings if readable is not None), None)
+        if opening is not None:
+            identity = ProcessIdentity(opening.pid, opening.host, started=opening.process_started)
+    return TrainingProcess(identity, folder)
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # its courier has just delivered it
+        return 0.0
+
+
+_COUNT = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
+
+
+class MemoryWatch:
+    """Counts out-of-memory kills in our own cgroup, which training shares, or in the whole system."""
+
+    def __init__(self) -> None:
+        self._page = next((page for page in _pages() if _count(page) is not None), None)
+        self._before = _count(self._page) or 0
+
+    def has_killed(self) -> bool:
+        return (_count(self._page) or 0) > self._before
+
+
+def _pages() -> list[Path]:
+    try:
+        mine = Path("/proc/self/cgroup").read_text()
+    except OSError:
+        return []
+    pages = []
+    for line in mine.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            pages.append(Path("/sys/fs/cgroup" + path) / "memory.events")
+        elif "memory" in controllers.split(","):
+            pages.append(Path("/sys/fs/cgroup/memory" + path) / "memory.oom_control")
+    return [*pages, Path("/proc/vmstat")]
+
+
+def _count(page: Path | None) -> int | None:
+    if page is None:
+        return None
+    try:
+        match = _COUNT.search(page.read_text())
+    except OSError:
+        return None
+    return int(match[1]) if match else None

@@ -1,1 +1,0 @@
-"""Reports the batch of a broken step."""

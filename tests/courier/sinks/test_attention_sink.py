@@ -1,0 +1,325 @@
+"""Attention maps and their pictures follow the recording into its run, and nothing waits for one that does not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from courier.staging import Training
+from figures.attention import attention, same
+from mlflow import MlflowClient
+from servers.mlflow_server import mlflow_server
+from waiting import wait_until
+
+from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.sinks import attention_pictures
+from mlflow_stability.courier.sinks.attention_pictures import AttentionPictures
+from mlflow_stability.courier.sinks.attention_sink import PAGE, AttentionSink, Thinning
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.journal.attention_maps import attention_map_files, write_attention_map
+from mlflow_stability.tracking.artifacts.attention_parts import attention_part, read_attention_part
+from mlflow_stability.tracking.store.store_errors import RefusedError
+from mlflow_stability.vocabulary import Closing
+from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+
+
+class Shelf:
+    """The border of tracking: keeps what it is sent, while it takes anything."""
+
+    def __init__(self) -> None:
+        self.maps: dict[str, list[AttentionMap]] = {}
+        self.pictures: list[str] = []
+        self.charted: list[tuple[str, int]] = []
+        self.begun: list[tuple[str, int]] = []
+        """Pictures at step 0, where MLflow opens a card."""
+        self.trouble: Exception | None = None
+        self.no_images = False
+        self.tags: list[str] = []
+
+    def upload(self, file: Path, folder: str) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        if attention_part(file.name) is not None:
+            self.maps[f"{folder}/{file.name}"] = read_attention_part(file)
+            return
+        assert file.read_bytes().startswith(b"\x89PNG")
+        self.pictures.append(f"{folder}/{file.name}")
+
+    def images(self) -> Shelf:
+        return self
+
+    def steps(self, section: str) -> set[int]:
+        return {step for key, step in self.charted if key.startswith(section)}
+
+    def holds(self, key: str, step: int, _: float) -> bool:
+        return (key, step) in self.charted
+
+    def set_tags(self, tags: dict[str, str]) -> None:
+        self.tags.append(tags[attention_pictures.TAG])
+
+    def log(self, file: Path, key: str, step: int, _: float) -> None:
+        if self.no_images:
+            raise RefusedError("no images here")
+        (self.charted if step else self.begun).append((key, step))
+
+    @property
+    def steps_of_maps(self) -> list[int]:
+        return [maps[0].step for _, maps in sorted(self.maps.items())]
+
+
+Both = tuple[AttentionSink, AttentionPictures]
+
+
+def both(folder: Path, shelf: Shelf, **delivered: int) -> Both:
+    state = Delivered(folder, **delivered)
+    return AttentionSink(state, shelf), AttentionPictures(state, shelf)
+
+
+def drive(streams: Both) -> None:
+    for stream in streams:
+        while not stream.done:
+            stream.flush(over=True)
+
+
+def keep(folder: Path, steps: range | list[int], layers: int = 1, attempt: int = 0) -> list[AttentionMap]:
+    maps = [
+        attention(1, step=step, attempt=attempt, number=number, layer=f"h.{number}")
+        for step in steps
+        for number in range(layers)
+    ]
+    for each in maps:
+        write_attention_map(folder, each)
+    return maps
+
+
+def age(folder: Path) -> None:
+    """What was written was written long ago."""
+    for each in attention_map_files(folder):
+        os.utime(each.path, (time.time() - 100, time.time() - 100))
+
+
+def test_maps_and_pictures_of_every_layer_arrive_and_their_files_go(tmp_path: Path) -> None:
+    maps, shelf = keep(tmp_path, [10, 500], layers=2), Shelf()
+    drive(both(tmp_path, shelf))
+    assert list(shelf.maps) == [f"stability/data/attention/part-000-0000-{step:012d}.npz" for step in (10, 500)]
+    found = [each for part in shelf.maps.values() for each in part]
+    assert all(same(one, other) for one, other in zip(found, maps, strict=True))
+    assert shelf.pictures == [
+        f"stability/attention/step_{step:06d}_layer{layer}.png" for step in (500, 10) for layer in (0, 1)
+    ]
+    assert shelf.charted == [
+        (f"stability/attention/L0{layer}_h.{layer}", step) for step in (500, 10) for layer in (0, 1)
+    ]
+    assert shelf.begun == [("stability/attention/L00_h.0", 0), ("stability/attention/L01_h.1", 0)]
+    assert shelf.tags == []
+    assert attention_map_files(tmp_path) == []
+
+
+def test_a_map_stays_until_it_is_both_sent_and_drawn(tmp_path: Path) -> None:
+    keep(tmp_path, [10, 500])
+    maps, pictures = both(tmp_path, Shelf())
+    while not maps.done:
+        maps.flush(over=True)
+    assert len(attention_map_files(tmp_path)) == 2
+    pictures.flush(over=True)
+    assert len(attention_map_files(tmp_path)) == 2
+    assert not pictures.done
+    while not pictures.done:
+        pictures.flush(over=True)
+    assert attention_map_files(tmp_path) == []
+
+
+def test_while_training_goes_on_the_newest_round_waits_until_it_is_whole(tmp_path: Path) -> None:
+    keep(tmp_path, [10])
+    shelf = Shelf()
+    streams = both(tmp_path, shelf)
+    assert not any(stream.flush(over=False) for stream in streams)
+    age(tmp_path)
+    assert all(stream.flush(over=False) for stream in streams)
+    assert (shelf.steps_of_maps, shelf.charted) == ([10], [("stability/attention/L00_h.0", 10)])
+    assert not any(stream.done for stream in streams)
+
+
+def test_drawing_makes_a_pause_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(tmp_path, [10, 500, 1000])
+    shelf = Shelf()
+    _, pictures = both(tmp_path, shelf)
+    assert pictures.flush(over=False)
+    assert not pictures.flush(over=False)
+    assert len(shelf.pictures) == 1
+    later = time.monotonic() + 600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    pictures.flush(over=False)
+    assert len(shelf.pictures) == 2
+
+
+def test_a_new_courier_goes_on_where_the_one_before_was(tmp_path: Path) -> None:
+    shelf = Shelf()
+    keep(tmp_path, [10, 500])
+    drive(both(tmp_path, shelf))
+    keep(tmp_path, [1000])
+    drive(both(tmp_path, shelf))
+    assert shelf.steps_of_maps == [10, 500, 1000]
+    assert [step for _, step in shelf.charted] == [500, 10, 1000]
+
+
+def test_steps_that_came_again_after_a_rollback_are_kept_beside_the_first(tmp_path: Path) -> None:
+    shelf = Shelf()
+    keep(tmp_path, [500, 1000])
+    keep(tmp_path, [500], attempt=1)
+    drive(both(tmp_path, shelf))
+    assert shelf.steps_of_maps == [500, 1000, 500]
+    assert shelf.pictures[0] == "stability/attention/step_000500_layer0_attempt1.png"
+
+
+def test_steps_are_those_that_the_run_counts(tmp_path: Path) -> None:
+    shelf = Shelf()
+    keep(tmp_path, [500])
+    drive(both(tmp_path, shelf, number=1, offset=4000))
+    assert shelf.steps_of_maps == [4500]
+    assert shelf.pictures == ["stability/attention/step_004500_layer0-2.png"]
+    assert shelf.charted == [("stability/attention/L00_h.0", 4500)]
+
+
+def test_a_long_training_has_twenty_steps_in_its_chart_and_more_as_maps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_drawing(monkeypatch)
+    shelf = Shelf()
+    for number in range(1, 4):  # a run that was resumed again and again: twenty in all
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        keep(folder, range(10, 1010, 10))
+        drive(both(folder, shelf, number=number, offset=1000 * (number - 1)))
+        assert shelf.steps_of_maps[-1] == 1000 * number
+        assert len(shelf.steps("stability/attention")) <= 20
+        assert 30 < len(shelf.maps) / number < 50
+    assert len(shelf.steps("stability/attention")) == 20
+    assert {10, 20, 1000} <= shelf.steps("stability/attention")
+
+
+@pytest.mark.parametrize("rounds", [1, 8, 100, 5000])
+def test_thinning_keeps_the_first_rounds_and_never_too_many(rounds: int) -> None:
+    kept = [number for number in range(1, rounds + 1) if attention_pictures.THINNING.keeps(number)]
+    assert kept[:8] == list(range(1, min(8, rounds) + 1))
+    assert len(kept) <= 19
+    gaps = [later - earlier for earlier, later in pairwise(kept)]
+    assert gaps == sorted(gaps)
+    assert sum(Thinning(20, 1.1, 100).keeps(number) for number in range(1, rounds + 1)) <= 100
+    assert not Thinning(dense=3, growth=2.0, most=3).keeps(6)
+
+
+def test_of_many_layers_twelve_are_drawn_evenly_chosen_and_all_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_drawing(monkeypatch)
+    shelf = Shelf()
+    keep(tmp_path, [10], layers=48)
+    drive(both(tmp_path, shelf))
+    drawn = [int(key.rpartition(".")[2]) for key, _ in shelf.charted]
+    assert (len(drawn), drawn[0], drawn[-1]) == (12, 0, 47)
+    assert {later - earlier for earlier, later in pairwise(drawn)} <= {4, 5}
+    assert len(next(iter(shelf.maps.values()))) == 48
+
+
+def test_first_layers_of_two_models_have_files_of_their_own(tmp_path: Path) -> None:
+    shelf = Shelf()
+    for name in ("encoder", "decoder"):
+        write_attention_map(tmp_path, attention(1, layer=name))
+    drive(both(tmp_path, shelf))
+    assert len(set(shelf.pictures)) == 2
+
+
+def test_nothing_is_lost_while_the_store_is_away(tmp_path: Path) -> None:
+    shelf = Shelf()
+    keep(tmp_path, [10, 500])
+    streams = both(tmp_path, shelf)
+    shelf.trouble = TrackingError("away")
+    for stream in streams:
+        for _ in range(2):
+            with pytest.raises(TrackingError):
+                stream.flush(over=True)
+    shelf.trouble = None
+    drive(streams)
+    assert shelf.steps_of_maps == [10, 500]
+    assert sorted(step for _, step in shelf.charted) == [10, 500]
+
+
+def test_what_is_refused_or_cannot_be_drawn_is_told_once_and_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(tmp_path, [10, 500, 1000], layers=2)
+    shelf = Shelf()
+    shelf.no_images = True
+    with caplog.at_level(logging.WARNING):
+        drive(both(tmp_path, shelf))
+    assert len(shelf.pictures) == 6
+    assert sum("no images here" in line for line in caplog.messages) == 1
+    keep(tmp_path, [1500, 2000])
+    monkeypatch.setattr("mlflow_stability.figures.attention.attention_heatmap", lambda *_: 1 / 0)
+    with caplog.at_level(logging.WARNING):
+        drive(both(tmp_path, shelf))
+    assert sum("ZeroDivisionError" in line for line in caplog.messages) == 1
+    assert shelf.steps_of_maps == [10, 500, 1000, 1500, 2000]
+
+
+def test_a_damaged_map_costs_itself_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keep(tmp_path, [10], layers=2)
+    attention_map_files(tmp_path)[0].path.write_bytes(b"torn")
+    shelf = Shelf()
+    with caplog.at_level(logging.WARNING):
+        drive(both(tmp_path, shelf))
+    assert [[each.layer for each in maps] for maps in shelf.maps.values()] == [["h.1"]]
+    assert shelf.charted == [("stability/attention/L01_h.1", 10)]
+
+
+def test_a_page_that_finds_no_room_keeps_the_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlflow_stability.courier.sinks.attention_sink.write_page", lambda *_: False)
+    keep(tmp_path, [10, 500])
+    shelf = Shelf()
+    drive(both(tmp_path, shelf))
+    assert shelf.steps_of_maps == [10, 500]
+    assert len(attention_map_files(tmp_path)) == 2
+    assert not (tmp_path / PAGE).exists()
+
+
+@pytest.fixture(params=["sqlite", "rest"])
+def store(request: pytest.FixtureRequest, sqlite_uri: str, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield sqlite_uri
+        return
+    with mlflow_server(tmp_path, sqlite_uri) as url:
+        yield url
+
+
+@pytest.mark.slow
+def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(tmp_path: Path, store: str) -> None:
+    training = Training(tmp_path / ".mlflow-stability", store)
+    folder = training.journal.folder
+    training.train(1, 20)
+    keep(folder, [10, 20], layers=2)
+    courier = training.start_courier()
+    training.train(21, 30)
+    training.end(Closing("finished", "", 30, time.time()))
+    wait_until(lambda: not folder.exists())
+    courier.wait(60)
+    client = MlflowClient(tracking_uri=store)
+    (run,) = client.search_runs(["0"])
+    listed = [each.path for each in client.list_artifacts(run.info.run_id, "stability/attention") if not each.is_dir]
+    assert len(listed) == 4
+    images = [each.path.rpartition("/")[2] for each in client.list_artifacts(run.info.run_id, "images")]
+    keys = Counter(name.split("+")[0] for name in images if name.endswith(".png"))
+    # Two measured steps, and the first of them once more at step 0, where MLflow opens its card.
+    assert keys == {"stability~attention~L00_h.0": 3, "stability~attention~L01_h.1": 3}
+    assert len(client.list_artifacts(run.info.run_id, "stability/data/attention")) == 2
+
+
+def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture costs a second; what is tested is which of them there are."""
+    monkeypatch.setattr(attention_pictures, "png_of", lambda *_: b"\x89PNG")

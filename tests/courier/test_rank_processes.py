@@ -1,0 +1,77 @@
+"""Which of several processes ended first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from mlflow_stability.courier.run.finish import RankProcesses, rank_died
+from mlflow_stability.courier.sinks.event_sink import RunSummary
+from mlflow_stability.journal.layout import RankProcess, name_ranks, ranks_of_session
+from mlflow_stability.journal.process_identity import identity_of
+from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.run.milestone import Closing
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nobody else is told of the end of a process")
+
+
+def started(folder: Path, count: int) -> list[subprocess.Popen[bytes]]:
+    ranks = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(count)]
+    name_ranks(folder, [RankProcess(f"rank {at} (here)", identity_of(each.pid)) for at, each in enumerate(ranks)])
+    return ranks
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    with process:  # closes the pipe, and waits
+        process.kill()
+
+
+def test_the_first_that_ended_is_named_with_how_long_before(tmp_path: Path) -> None:
+    ranks, watched = started(tmp_path, 3), RankProcesses(tmp_path)
+    watched.look()
+    assert watched.first_end() == []
+    end(ranks[2])
+    wait_until(watched.first_end, 10)
+    (alone,) = watched.first_end()
+    assert (alone.name, alone.before) == ("rank 2 (here)", 0.0)
+    time.sleep(0.05)
+    for each in ranks:
+        end(each)
+    wait_until(lambda: watched.first_end()[0].before, 10)
+    (first,) = watched.first_end()
+    assert first.name == "rank 2 (here)"
+    assert first.before >= 0.05
+
+
+def test_where_rank_0_ended_first_nobody_else_is_named(tmp_path: Path) -> None:
+    ranks, watched = started(tmp_path, 2), RankProcesses(tmp_path)
+    watched.look()
+    for each in ranks:
+        end(each)
+        time.sleep(0.1)
+    assert watched.first_end() == []
+
+
+def test_a_training_that_ended_well_says_nothing_of_it(tmp_path: Path) -> None:
+    ranks, watched = started(tmp_path, 2), RankProcesses(tmp_path)
+    watched.look()
+    end(ranks[1])
+    wait_until(watched.first_end, 10)
+    end(ranks[0])
+    ended, story = watched.first_end(), RunSummary(0)
+    assert rank_died(Closing("finished"), story, ended, restarts=False) is None
+    died = rank_died(Closing("killed"), story, ended, restarts=False)
+    assert died is not None
+    assert died.severity is Severity.WARNING
+    assert died.message.startswith("Rank 1 (here) ended first: after step 0, at ")
+
+
+def test_without_a_page_there_are_no_other_ranks(tmp_path: Path) -> None:
+    assert ranks_of_session(tmp_path) == []
+    (tmp_path / "ranks.json").write_text('{"torn":')
+    assert ranks_of_session(tmp_path) == []
