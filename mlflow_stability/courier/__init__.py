@@ -1,1 +1,1 @@
-"""Deliver a journal directory into an MLflow run, in a process of its own."""
+"""Delivers a journal directory into an MLflow run, from a process of its own."""

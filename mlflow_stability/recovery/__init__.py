@@ -1,1 +1,1 @@
-"""Skip broken steps, restore a good state when training diverges, and find the origin of a NaN."""
+"""Skips broken steps, restores a good state when training diverges, and finds the origin of a NaN."""

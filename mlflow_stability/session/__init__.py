@@ -1,1 +1,1 @@
-"""Wire a training: hooks to probes, probes to detectors and journal, journal to the courier."""
+"""Wires a training: hooks to probes, probes to detectors and journal, journal to the courier."""

@@ -1,1 +1,1 @@
-"""Open, tag and end the run."""
+"""Opens, tags and ends the run."""

@@ -1,1 +1,1 @@
-"""One sink for each kind of data that goes into a run, and for each other tool."""
+"""One sink for each kind of data that goes into a run, and for each tool beside it."""

@@ -1,4 +1,4 @@
-"""Find the operation that made the first NaN or infinity."""
+"""Finds the operation that made the first NaN or infinity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skip broken steps without changing the training."""
+"""Skips broken steps without changing the training."""
 
 from __future__ import annotations
 

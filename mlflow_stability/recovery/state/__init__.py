@@ -1,4 +1,4 @@
-"""Copy and restore the state of a training, in place."""
+"""Copies and restores the state of a training, in place."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Write the journal of a run and run its detectors."""
+"""Writes the journal of a run and runs its detectors."""
