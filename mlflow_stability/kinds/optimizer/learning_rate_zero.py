@@ -117,10 +117,14 @@ class LearningRateZero(Detector):
         if not point.finite:
             return state, None
         state.first = point.step if state.first is None else state.first
-        group = state.groups.setdefault(point.place, GroupRate())
-        group.last, group.highest = point.value, max(group.highest, point.value)
-        if point.value > 0:
-            group.smallest = min(group.smallest, point.value)
+        group = state.groups.get(point.place)
+        if group is None:
+            group = state.groups[point.place] = GroupRate()
+        group.last = point.value
+        if point.value > 0:  # as nearly always: not every group is at zero
+            group.highest, group.smallest = max(group.highest, point.value), min(group.smallest, point.value)
+            state.since, state.is_found = None, False
+            return state, None
         highest = max(known.highest for known in state.groups.values())
         if highest == 0 or not all(known.is_zero(self.nearly_zero) for known in state.groups.values()):
             state.since, state.is_found = None, False
