@@ -1,7 +1,4 @@
-"""Tokens, samples and a description of a batch, from its shapes and types alone.
-
-In: the arguments of a model. Out: how many samples, how many tokens where it reads tokens; a description such as
-``int64[8, 128], int64[8]``. Guarantees: values are never read, nothing is kept.
+"""Tokens, samples and a description of a batch, from the shapes and types of its tensors; no value is read.
 
 The first tensor counts, by position or by name. Integers in two dimensions are tokens, one sample a row; anything
 else has one sample a row and zero tokens. A table of categories is counted as tokens.
@@ -9,7 +6,7 @@ else has one sample a row and zero tokens. A table of categories is counted as t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -18,18 +15,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-DEPTH = 2
-"""How deep a tensor may lie in the lists and dictionaries that a model is called with."""
-TOKEN_TYPES = (torch.int64, torch.int32)
-"""What an embedding takes for an index; bytes are pictures as a rule."""
+MAX_DEPTH = 2  # levels of lists and dictionaries in which tensors are looked for
+TOKEN_TYPES = (torch.int64, torch.int32)  # indices of an embedding; bytes are usually pictures
 
-ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]
-"""The shapes of a batch: batches of one key cost the model the same."""
+ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]  # batches of the same shapes take the same FLOPs
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """What is known of a batch."""
+    """Sizes of a batch."""
 
     samples: int
     tokens: int | None
@@ -39,10 +33,10 @@ class BatchShape:
 
 
 def batch_shape(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BatchShape | None:
-    """What these arguments of a model hold; None where no tensor with rows is found."""
+    """Return the sizes of the batch in these arguments, or None if they have no tensor with rows."""
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim():
-        first = next((each for each in tensors_in(args, kwargs) if each.dim()), None)
+        first = next((tensor for tensor in tensors_in(args, kwargs) if tensor.dim()), None)
     if first is None:
         return None
     if first.is_nested:
@@ -58,15 +52,15 @@ def _of(shape: torch.Size, dtype: torch.dtype) -> BatchShape:
 
 
 def plain_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What tells two batches of tensors apart here: their shapes and types; None where there is anything else in one.
+    """Return shapes and types if all arguments are plain tensors, else None.
 
-    Cheaper than `shape_key` and `batch_shape`, which give the same wherever this is the same.
+    Cheaper than `shape_key` and `batch_shape`, whose results are the same for equal keys.
     """
     key: list[Any] = []
-    for each in (*args, *kwargs.values()) if kwargs else args:
-        if type(each) is not Tensor or each.is_nested:
+    for argument in (*args, *kwargs.values()) if kwargs else args:
+        if type(argument) is not Tensor or argument.is_nested:
             return None
-        key += (each.shape, each.dtype)
+        key += (argument.shape, argument.dtype)
     return tuple(key)
 
 
@@ -74,46 +68,35 @@ def shape_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ShapeKey:
     """The shapes of all tensors of a batch."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and not args[0].is_nested:
         return (args[0].shape,)
-    return tuple([tuple(each.shape) for each in tensors_in(args, kwargs) if not each.is_nested])
+    return tuple([tuple(tensor.shape) for tensor in tensors_in(args, kwargs) if not tensor.is_nested])
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors that a model is called with, in order; those by place first."""
-    for each in args:
-        if isinstance(each, Tensor):
-            yield each
-        else:
-            yield from _within(each, DEPTH)
-    for each in kwargs.values():
-        if isinstance(each, Tensor):
-            yield each
-        else:
-            yield from _within(each, DEPTH)
+    """Yield the tensors in the arguments of a model, positional arguments first."""
+    yield from _tensors_within((*args, *kwargs.values()), MAX_DEPTH + 1)
 
 
-def _within(value: Any, depth: int) -> Iterator[Tensor]:
-    # Packed sequences are tuples too, of all steps of all samples: their rows are no samples.
-    if isinstance(value, torch.nn.utils.rnn.PackedSequence):
-        return
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    for each in inner:
-        if isinstance(each, Tensor):
-            yield each
-        elif depth > 1:
-            yield from _within(each, depth - 1)
+def _tensors_within(values: Iterable[Any], depth: int) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        # The rows of a packed sequence, which is a tuple, are steps of samples.
+        elif depth > 1 and not isinstance(value, torch.nn.utils.rnn.PackedSequence):
+            inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+            yield from _tensors_within(inner, depth - 1)
 
 
-MOST_TENSORS = 8
+MAX_DESCRIBED_TENSORS = 8
 
 
 def batch_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Types and shapes of the tensors, in their order; of many only the first."""
-    tensors = list(islice(tensors_in(args, kwargs), MOST_TENSORS + 1))
-    words = [_word(each) for each in tensors[:MOST_TENSORS]]
-    return ", ".join([*words, "…"] if len(tensors) > MOST_TENSORS else words)
+    """Describe types and shapes of the first tensors: ``int64[8, 128], int64[8]``."""
+    tensors = list(islice(tensors_in(args, kwargs), MAX_DESCRIBED_TENSORS + 1))
+    words = [_word(tensor) for tensor in tensors[:MAX_DESCRIBED_TENSORS]]
+    return ", ".join([*words, "…"] if len(tensors) > MAX_DESCRIBED_TENSORS else words)
 
 
 def _word(tensor: Tensor) -> str:
-    # The lengths in a nested tensor differ from row to row, and are asked of it in another way.
+    # Rows of a nested tensor have different lengths, and it has no `shape`.
     shape = f"{tensor.size(0)} rows" if tensor.is_nested else ", ".join(map(str, tensor.shape))
     return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]"

@@ -1,21 +1,24 @@
-"""Counts the floating point operations of a forward pass while it runs, or says why not.
+"""Floating point operations of a training, counted in a few of its own forward passes.
 
-In: the forward pass of a training, between `enter` and `leave`. Out: operations of matrix products, convolutions,
-attention and recurrent layers, multiplications and additions, by torch's formulas; a reason where there is no number.
-Guarantees: every operation runs as it would have; operations without a formula are named; counting ends before
-anything is traced or compiled. Attention is counted in full, causal or not, as in published model FLOPs.
+Counted are matrix products, convolutions, attention and recurrent layers, multiplications and additions, by torch's
+formulas. Attention is counted in full, causal or not, as in published model FLOPs. A forward pass is counted once for
+each new shape of a batch, a few times at most; further shapes are taken in proportion to the nearest one in size.
 
-Under a `TorchDispatchMode` the constructor of a tensor subclass raises a RuntimeError, because the empty tensor it
-starts from is a plain `torch.Tensor` for good. `FragileTensors` therefore suspends the mode while such an object is
-made.
+A backward pass takes twice what the forward pass takes; where only a part of the parameters is trained, the half of it
+that is for weights is counted for that part.
+
+Guarantees: every operation runs as it would have, and none twice; operations without a formula are named; counting
+ends before anything is traced or compiled. What cannot be counted is not, and `reason` says why.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,19 +30,25 @@ from mlflow_stability.probes.forward.compiled_models import CompiledCodeWatch, c
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.probes.objects.model_discovery import parameters_in
+from mlflow_stability.probes.objects.module_names import unwrapped
+from mlflow_stability.probes.performance.batch_shape import BatchShape, ShapeKey, shape_key
 
 
 class FragileTensors:
-    """The classes, during one pass."""
+    """Suspends a mode while objects of some tensor subclasses are made.
 
-    def __init__(self, stepped_aside: Callable[[], AbstractContextManager[None]]) -> None:
-        self._stepped_aside = stepped_aside
+    Under a `TorchDispatchMode` the constructor of a tensor subclass raises a RuntimeError, because the empty tensor
+    that it starts from is a plain `torch.Tensor` for good.
+    """
+
+    def __init__(self, suspended: Callable[[], AbstractContextManager[None]]) -> None:
+        self._suspended = suspended
         self._handles = HookHandles()
 
     def put_on(self) -> None:
-        """Begin."""
-        for each in _below(Tensor):
-            self._watch(each)
+        """Patch the constructors of all such classes, and of those that are defined from now on."""
+        for kind in _subclasses(Tensor):
+            self._watch(kind)
         inherited = Tensor.__init_subclass__.__func__ if "__init_subclass__" in vars(Tensor) else None  # type: ignore[attr-defined]
         handles = self._handles
 
@@ -54,63 +63,60 @@ class FragileTensors:
         handles.replace(Tensor, "__init_subclass__", classmethod(defined))
 
     def take_off(self) -> None:
-        """End; once more does no harm."""
         self._handles.remove()
 
     def _watch(self, kind: type) -> None:
         if _is_fragile(kind):
-            self._handles.patch(kind, "__new__", self._made)
+            self._handles.patch(kind, "__new__", self._make)
 
-    def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self._stepped_aside():
+    def _make(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._suspended():
             return original(*args, **kwargs)
 
 
 def _is_fragile(kind: type) -> bool:
-    maker = next(each for each in kind.__mro__ if "__new__" in vars(each))
+    maker = next(cls for cls in kind.__mro__ if "__new__" in vars(cls))
     if maker in Tensor.__mro__:
         return True
-    if maker is not kind:  # what is done to the class that makes it is done for it
+    if maker is not kind:  # the class that makes it is patched
         return False
-    if maker.__module__.startswith("torch."):  # those that define how they are made do it in another way
+    if maker.__module__.startswith("torch."):  # these are not made from an empty tensor
         return False
     made_by = vars(maker)["__new__"]
     code = getattr(inspect.unwrap(getattr(made_by, "__func__", made_by)), "__code__", None)
     return code is None or "__new__" in code.co_names  # it calls that of the class above
 
 
-def _below(kind: type) -> Iterator[type]:
-    below: list[type] = type.__subclasses__(kind)
-    for each in below:
-        yield each
-        yield from _below(each)
+def _subclasses(kind: type) -> Iterator[type]:
+    children: list[type] = type.__subclasses__(kind)
+    for child in children:
+        yield child
+        yield from _subclasses(child)
 
 
+# Heavy operations of these have a formula, here or in torch; or they only communicate.
 KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional"})
-"""Where everything that is heavy has a formula, here or in torch, and what only talks to other processes."""
 
 Formula = Callable[..., int]
 
 
 class FlopCounter(torch_api.TorchDispatchMode):  # type: ignore[misc]
-    """Counts what goes by between `enter` and `leave`."""
+    """Counts the operations between `enter` and `leave`."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
-        self.unknown: dict[str, None] = {}
-        """Kernels without a formula: with them `flops` is the least it can be."""
-        self.given_up = ""
-        """Where it ended before its time, what the rest was."""
+        self.unknown: dict[str, None] = {}  # kernels without a formula: with them `flops` is a lower bound
+        self.given_up = ""  # why counting ended early: "compiled" or "traced"
         self._off = False
         self._on = False
         self._compiled_code = CompiledCodeWatch(self._give_up)
-        self._tensors = FragileTensors(self._stepped_aside)
+        self._tensors = FragileTensors(self._suspended)
 
     def enter(self) -> bool:
-        """Begin; False where somebody else counts or changes operations already."""
+        """Begin; return False if another mode counts or changes operations already."""
         torch_api.need("current_dispatch_mode", "HigherOrderOperator")
         if torch_api.current_dispatch_mode() is not None:
             return False
@@ -121,7 +127,7 @@ class FlopCounter(torch_api.TorchDispatchMode):  # type: ignore[misc]
         return True
 
     def leave(self) -> None:
-        """End. A mode that the script has left on top of this one keeps it where it is; it does nothing then."""
+        """End. Below a mode that the script has left on the stack this one stays, and does nothing."""
         self._off = True
         self._compiled_code.take_off()
         self._tensors.take_off()
@@ -130,8 +136,7 @@ class FlopCounter(torch_api.TorchDispatchMode):  # type: ignore[misc]
             self._on = False
 
     @contextmanager
-    def _stepped_aside(self) -> Iterator[None]:
-        """Not on, where it is on top."""
+    def _suspended(self) -> Iterator[None]:
         on_top = torch_api.current_dispatch_mode() is self
         if on_top:
             self.__exit__(None, None, None)
@@ -161,8 +166,8 @@ class FlopCounter(torch_api.TorchDispatchMode):  # type: ignore[misc]
         return outputs
 
 
+# With grouped queries too, which older formulas of torch refuse.
 def _attention(query: Any, key: Any, value: Any, *_: Any) -> int:
-    """Scores and their product with the values; with grouped queries too, which older formulas refuse."""
     batch, heads, length, size = query.shape
     return int(2 * batch * heads * length * key.shape[-2] * (size + value.shape[-1]))
 
@@ -171,14 +176,13 @@ def _recurrent_layer(inputs: Any, weight_of_inputs: Any, weight_of_state: Any, *
     return int(2 * inputs.shape[0] * inputs.shape[1] * (weight_of_inputs.numel() + weight_of_state.numel()))
 
 
+# Each step of each sample meets each weight once; packed sequences have one row for each of these already.
 def _recurrent_layers(inputs: Any, weights: Any, *_: Any) -> int:
-    """Each step of each sample meets each weight once; packed sequences have one row for each of these already."""
     steps = inputs.numel() // inputs.shape[-1]
-    return int(2 * steps * sum(each.numel() for each in weights if each.dim() == 2))
+    return int(2 * steps * sum(weight.numel() for weight in weights if weight.dim() == 2))
 
 
 def _grouped_product(left: Any, right: Any, *_: Any) -> int:
-    """Each row meets the matrix of its own group."""
     return int(2 * left.numel() * right.shape[-1])
 
 
@@ -206,6 +210,7 @@ _OWN: dict[Any, Formula] = {
 }
 
 COMPILED = "a part of it is compiled, and compiled code does not report its operations"
+# Classes some of whose operations are not seen here.
 UNFIT = {
     "FullyShardedDataParallel": "its parameters are split over processes",
     "FSDPModule": "its parameters are split over processes",
@@ -213,23 +218,142 @@ UNFIT = {
     "DataParallel": "its batch is split over devices",
     "ScriptModule": "it was scripted",
 }
-"""Classes whose operations are not all to be seen from here."""
 
 
 def refusal(root: Module) -> str:
-    """Why the operations of this model are not counted; empty: nothing speaks against it."""
+    """Return why the operations of this model cannot be counted, or an empty string."""
     for module in Module.modules(root):
         unfit = next((UNFIT[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in UNFIT), None)
         if unfit is not None:
             return unfit
-    how_much = compiled(root)
-    if how_much != "no":
-        return COMPILED.replace("a part of it", "it") if how_much == "whole" else COMPILED
+    compiled_part = compiled(root)
+    if compiled_part != "no":
+        return COMPILED.replace("a part of it", "it") if compiled_part == "whole" else COMPILED
     parameters = parameters_in(root)
     if any(map(is_lazy, parameters)):
         return "some of its parameters are uninitialised"
-    if any(hasattr(each, mark) for each in parameters for mark in ("full_tensor", "_sharded_size", "ds_id")):
+    if any(hasattr(parameter, mark) for parameter in parameters for mark in ("full_tensor", "_sharded_size", "ds_id")):
         return "its parameters are split over processes"
     if too_deep(root):
         return "its modules are nested almost as deeply as Python's recursion limit allows"
     return ""
+
+
+MAX_COUNTED_SHAPES = 4  # batches that are padded to the longest have a new shape each time
+
+_Key: TypeAlias = tuple[int, ShapeKey]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    key: _Key
+    root: Module
+    counter: FlopCounter
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    flops: float
+    elements: int
+
+
+class FlopTotals:
+    """The operations of all models of one training."""
+
+    def __init__(self) -> None:
+        self.flops = 0.0  # since the last `take`
+        self.reason = ""  # why operations are not counted; empty while they are
+        self.unknown: tuple[str, ...] = ()  # kernels without a formula: with them numbers are lower bounds
+        self.device: torch.device | None = None
+        self.dtype: torch.dtype | None = None  # type that the model computes in
+        self._counted: dict[_Key, _Counted] = {}
+        self._now: _Counting | None = None
+        self.is_counting = False  # a forward pass is being counted now
+        self._waiting: Counter[_Key] = Counter()  # forward passes since the last `take` that are not in `flops`
+
+    def forward_began(
+        self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any], shape: BatchShape, may_count: bool
+    ) -> float | None:
+        """Add a forward pass of training, or begin to count it.
+
+        Returns the operations of each further pass of this shape, or None if they are not known yet.
+        """
+        if self.is_counting:
+            self.give_up()
+        if self.reason:
+            return 0.0
+        key = id(root), shape_key(args, kwargs)
+        counted = self._counted.get(key)
+        if counted is not None:
+            self.flops += counted.flops
+            return counted.flops
+        if len(self._counted) < MAX_COUNTED_SHAPES:
+            self._waiting[key] += 1
+            if may_count:
+                self._begin(key, root, shape)
+            return None
+        near = [known for (model, _), known in self._counted.items() if model == key[0] and known.elements]
+        if near and shape.elements:
+            nearest = min(near, key=lambda known: abs(known.elements - shape.elements))
+            self.flops += nearest.flops * shape.elements / nearest.elements
+        else:
+            self._waiting[key] += 1
+        return None
+
+    def forward_ended(self) -> None:
+        now = self._now
+        self.give_up()
+        if now is None:
+            return
+        if now.counter.given_up:
+            traced = now.counter.given_up == "traced"
+            self.reason = "it is traced during a forward pass" if traced else COMPILED
+            return
+        if not now.counter.flops:
+            self.reason = "no operation with a known FLOP formula was seen"
+            return
+        model = unwrapped(now.root)
+        self.unknown = tuple(dict.fromkeys((*self.unknown, *now.counter.unknown)))
+        counted = self._counted[now.key] = _Counted(now.counter.flops * (2 + _trained_share(model)), now.elements)
+        self.flops += counted.flops * self._waiting.pop(now.key, 0)
+
+    def give_up(self) -> None:
+        """End counting, if it goes on: the forward pass was interrupted or is no part of training."""
+        if self._now is not None:
+            self._now.counter.leave()
+            self._now, self.is_counting = None, False
+
+    def take(self) -> float | None:
+        """Return the operations since the last call, or None if some are unknown."""
+        flops, self.flops = self.flops, 0.0
+        complete = not self._waiting
+        self._waiting.clear()
+        return flops if complete and flops and not self.reason else None
+
+    def _begin(self, key: _Key, root: Module, shape: BatchShape) -> None:
+        self.reason = refusal(root)
+        if self.reason:
+            return
+        parameters = parameters_in(root)
+        self.device = parameters[0].device if parameters else torch.device("cpu")
+        autocast = torch.is_autocast_enabled(self.device.type)
+        self.dtype = torch.get_autocast_dtype(self.device.type) if autocast else _main_dtype(root)
+        # Before it begins, so that it is ended whatever happens, Ctrl-C in between included.
+        self.is_counting = True
+        self._now = _Counting(key, root, FlopCounter(), shape.elements)
+        if not self._now.counter.enter():
+            self.give_up()
+
+
+def _trained_share(model: Module) -> float:
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in parameters_in(model)]
+    total = sum(size for size, _ in sizes)
+    return sum(size for size, trained in sizes if trained) / total if total else 0.0
+
+
+def _main_dtype(model: Module) -> torch.dtype:
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in parameters_in(model):
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)

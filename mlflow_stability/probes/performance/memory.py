@@ -1,12 +1,10 @@
-"""Measures the memory and the utilization of the devices that a training uses, and the memory of its process.
+"""Memory and utilization of the devices that a training uses, and memory of its process.
 
-In: optimizers before their steps, whose parameters say which devices. Out: every ten steps bytes allocated, reserved
-and at the peak, and the share of the device that was in use at that peak; every hundred, where NVML can be asked, the
-share of the time in which a kernel ran. Guarantees: the allocator's own counters are read, and the driver is asked once
-in ten steps; neither waits for the device. No counter is reset: those are the script's.
+Every ten steps: bytes allocated, reserved and at the peak, and the share of the device in use at that peak; every
+hundred steps, where NVML can be asked, the share of the time in which a kernel ran. The share counts what other
+processes hold and what this one had allocated at its peak: what the allocator keeps in reserve can be used again.
 
-The share is what other processes hold and what this one had allocated at its peak: what the allocator keeps in reserve
-can be used again and is no pressure.
+Guarantees: no device is waited for, and no counter is reset: those are the script's.
 """
 
 from __future__ import annotations
@@ -72,16 +70,13 @@ SIGNALS = (
     ),
 )
 
-EVERY = 10
-UTILIZATION_EVERY = 100
-"""Every how many steps NVML is asked: the question goes to the driver."""
-FRESH_SECONDS = 0.1
-"""For so long what the system said of this process is told again: asking takes as long as a tenth of a small step."""
+EVERY_STEPS = 10
+UTILIZATION_EVERY_STEPS = 100  # asking NVML goes to the driver
+MIN_SECONDS_BETWEEN_READS = 0.1  # reading the memory of the process takes as long as a tenth of a small step
 UTILIZATION = ("gpu_utilization",)
 DEVICE = ("memory_allocated", "memory_reserved", "memory_peak", "memory_share")
 HOST = ("host_memory",)
-COUNTED = ("cuda", "xpu")
-"""The kinds of devices whose allocator counts."""
+COUNTED = ("cuda", "xpu")  # devices whose allocator keeps statistics
 _logger = logging.getLogger(__name__)
 _STATM = "/proc/self/statm"
 _PAGE = resource.getpagesize()
@@ -97,46 +92,42 @@ class Memory(PeriodicProbe):
         utilization: Callable[[torch.device], float] = torch.cuda.utilization,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(EVERY)
+        super().__init__(EVERY_STEPS)
         self._now = now
-        self._asked_at, self._of_process = -math.inf, math.nan
-        """When the system was asked for the memory of this process, and what it said."""
+        self._read_at, self._of_process = -math.inf, math.nan
+        # Percent; None where NVML, or its Python package nvidia-ml-py, is missing.
         self._utilization: Callable[[torch.device], float] | None = utilization
-        """Percent; None where NVML, or its Python package nvidia-ml-py, is missing."""
         self._devices: dict[torch.device, None] = {}
-        self._told_at = 0
+        self._reported_at = 0
 
     def before_step(self, view: StepView) -> None:
-        """Runs when gradients are complete."""
-        devices = {each.device for group in view.optimizer.param_groups for each in group["params"]}
-        self._devices.update(dict.fromkeys(each for each in devices if each.type in COUNTED))
+        devices = {tensor.device for group in view.optimizer.param_groups for tensor in group["params"]}
+        self._devices.update(dict.fromkeys(device for device in devices if device.type in COUNTED))
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """Bytes now, once a step."""
-        if step == self._told_at:
+        if step == self._reported_at:
             return ()
-        self._told_at = step
+        self._reported_at = step
         now = self._now()
-        if now - self._asked_at >= FRESH_SECONDS:
-            self._asked_at, self._of_process = now, process_memory()
-        found = [Block(whole_signals(HOST, ""), (self._of_process,))]
+        if now - self._read_at >= MIN_SECONDS_BETWEEN_READS:
+            self._read_at, self._of_process = now, process_memory()
+        blocks = [Block(whole_signals(HOST, ""), (self._of_process,))]
         several = len(self._devices) > 1
         for device in sorted(self._devices, key=str):
             module = torch.get_device_module(device)
             place = str(device) if several else ""
-            found.append(Block(whole_signals(DEVICE, place), device_memory(module, device)))
-            if step % UTILIZATION_EVERY == 0 and device.type == "cuda":
-                found += self.utilization(device, place)
+            blocks.append(Block(whole_signals(DEVICE, place), device_memory(module, device)))
+            if step % UTILIZATION_EVERY_STEPS == 0 and device.type == "cuda":
+                blocks += self.utilization(device, place)
         self._devices.clear()
-        return found
+        return blocks
 
     def utilization(self, device: torch.device, place: str) -> list[Block]:
-        """How busy a device was lately, if anybody knows."""
         if self._utilization is None:
             return []
         try:
             share = self._utilization(device) / 100
-        except Exception as error:  # torch and NVML have classes of their own for each reason why they cannot tell
+        except Exception as error:  # torch and NVML have many classes of errors
             self._utilization = None
             _logger.info("GPU utilization is not recorded: %s. It needs NVML and nvidia-ml-py.", error)
             return []
@@ -144,7 +135,7 @@ class Memory(PeriodicProbe):
 
 
 def device_memory(module: Any, device: torch.device) -> tuple[float, float, float, float]:
-    """Bytes allocated, reserved, allocated at the peak, and the share of the device in use at that peak."""
+    """Return bytes allocated, reserved and at the peak, and the share of the device in use at that peak."""
     counted = module.memory_stats(device)
     allocated = counted.get("allocated_bytes.all.current", 0)
     reserved = counted.get("reserved_bytes.all.current", 0)
@@ -155,7 +146,7 @@ def device_memory(module: Any, device: torch.device) -> tuple[float, float, floa
 
 
 def process_memory() -> float:
-    """Bytes of this process in the host's memory; where the system does not tell, the most there have been."""
+    """Return the resident bytes of this process; outside Linux, their peak."""
     try:
         page = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)  # a file object would take ten times as long
         try:

@@ -1,7 +1,7 @@
 """Times of the parts of a step: data loading, forward, backward, optimizer, and overhead of this package.
 
-In: marks around forward and backward passes and optimizer steps. Out: every ten steps the mean of each part.
-Guarantees: nothing waits for a device; a part is reported only where its beginning and end were both seen.
+Hooks mark the beginning and end of passes and steps; every ten steps the mean of each part is reported. Guarantees:
+nothing waits for a device; a part is reported only where its beginning and end were both seen.
 
 On an accelerator one step of ten is measured with events in the device's stream; where it has none, the host's times
 have the place ``host``: when work was submitted, not when it was done. Data loading is the time from the end of a
@@ -12,7 +12,7 @@ backward pass is in `backward_time`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -62,6 +62,7 @@ class Mark(IntEnum):
 DATA, FORWARD, BACKWARD, OPTIMIZER = "data_time", "forward_time", "backward_time", "optimizer_time"
 PARTS = (DATA, FORWARD, BACKWARD, OPTIMIZER)
 
+# The part that ends with a mark, by the mark before it and that mark.
 _ENDS: dict[tuple[Mark, Mark], int] = {
     (Mark.STEP_ENDED, Mark.FORWARD_BEGAN): 0,
     (Mark.BACKWARD_ENDED, Mark.FORWARD_BEGAN): 0,
@@ -70,7 +71,6 @@ _ENDS: dict[tuple[Mark, Mark], int] = {
     (Mark.BACKWARD_BEGAN, Mark.BACKWARD_ENDED): 2,
     (Mark.STEP_BEGAN, Mark.STEP_ENDED): 3,
 }
-"""Which part ends with a mark, by the mark that came right before it and that mark."""
 _CAPTURE_ENDED = int(Mark.CAPTURE_ENDED)
 _NONE, _NO_MOMENT = -1, -2
 
@@ -81,39 +81,33 @@ def _part(before: Mark, mark: Mark) -> int:
     return _NO_MOMENT if again or mark is Mark.CAPTURE_ENDED else _ENDS.get((before, mark), _NONE)
 
 
+# The same as a table. `_NONE`: no part ends; `_NO_MOMENT`: the mark is not a moment of its own.
 _PART = tuple([tuple([_part(before, mark) for mark in Mark]) for before in Mark])
-"""The part that ends with a mark, as a table; `_NONE`: none does. `_NO_MOMENT`: the mark is no moment of its own."""
-MOST_MOMENTS = 1024
-"""Number of moments that wait until they are added up."""
+MOST_MOMENTS = 1024  # moments that wait until they are added up
 
 
 class StepSplit:
     """The parts of one or several captures, as far as they were seen."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self.captures = 0
-        """How many were over when moments were last added up."""
-        self.also: Callable[[int], None] | None = None
-        """Who takes the same moments down by another clock."""
+        self.captures = 0  # captures that were over when moments were last added up
+        self.also: Callable[[int], None] | None = None  # records the same moments by another clock
         self.now = now
+        # Hooks append to it without a call of ours.
         self.moments: list[tuple[int, float]] = []
-        """What hooks have taken down since moments were last added up. They append to it without a call of ours."""
         self._seconds = [0.0] * len(PARTS)
-        self._times = [0] * len(PARTS)
-        """In how many captures each part was seen."""
-        self._seen = [-1] * len(PARTS)
-        """The capture in which it was seen last."""
+        self._times = [0] * len(PARTS)  # captures in which each part was seen
+        self._seen = [-1] * len(PARTS)  # last capture in which it was seen
         self._last: int = Mark.EVALUATED
         self._when: float | None = None
 
     def mark(self, mark: int, when: float | None = None) -> None:
-        """Take down a moment: this one, or another."""
+        """Record a moment; by default now."""
         if self.also is not None:
             self.also(mark)
         self.moments.append((mark, self.now() if when is None else when))
 
     def add_up(self) -> None:
-        """Add the moments so far to the parts that end with them."""
         moments, self.moments = self.moments, []
         last, when, captures = self._last, self._when, self.captures
         seconds, times, seen = self._seconds, self._times, self._seen
@@ -131,25 +125,20 @@ class StepSplit:
         self._last, self._when, self.captures = last, when, captures
 
     def take(self) -> dict[str, float]:
-        """The mean of each part over the captures in which it was seen; the next ones begin at zero."""
+        """Return the mean of each part over the captures in which it was seen, and begin at zero."""
         self.add_up()
-        found = {
-            name: seconds / times
-            for name, seconds, times in zip(PARTS, self._seconds, self._times, strict=True)
-            if times
-        }
+        columns = zip(PARTS, self._seconds, self._times, strict=True)
+        means = {name: seconds / times for name, seconds, times in columns if times}
         self._seconds, self._times, self._seen = [0.0] * len(PARTS), [0] * len(PARTS), [-1] * len(PARTS)
-        return found
+        return means
 
 
-ACCELERATED = ("cuda", "xpu")
-"""The devices whose streams have events."""
-MOST_MARKS = 256
-"""A step of more micro-batches than that is not measured to its end."""
+ACCELERATED = ("cuda", "xpu")  # devices whose streams have events
+MAX_MARKS = 256  # a step of more micro-batches is not measured
 
 
 class Event(Protocol):
-    """What torch's timing events can do."""
+    """Timing event of torch."""
 
     def record(self) -> Any:
         """Put it into the current stream."""
@@ -164,7 +153,7 @@ class Event(Protocol):
 
 
 class StepEvents:
-    """The events of the step that is being measured, or was measured last."""
+    """Events of one measured step."""
 
     def __init__(self, new_event: Callable[[], Event]) -> None:
         self._new_event = new_event
@@ -172,27 +161,25 @@ class StepEvents:
         self._is_on = False
 
     def begin(self) -> None:
-        """A step is over: measure the next one, from here on."""
+        """Measure the next step: the one before has just ended."""
         self._marks = []
         self._is_on = True
         self.mark(Mark.STEP_ENDED)
 
     def mark(self, mark: int) -> None:
-        """Put an event into the stream, while a step is being measured."""
         if self._is_on:
             event = self._new_event()
             event.record()
             self._marks.append((mark, event))
-            self._is_on = len(self._marks) < MOST_MARKS
+            self._is_on = len(self._marks) < MAX_MARKS
 
     def end(self) -> None:
-        """The step is over."""
         self._is_on = False
 
     def take(self) -> dict[str, float]:
-        """Seconds by part; empty where the device is not that far, or no step was measured."""
+        """Return seconds by part, or nothing if no step was measured or the device has not passed the last event."""
         marks, self._marks = self._marks, []
-        if not marks or len(marks) == MOST_MARKS or not all(event.query() for _, event in reversed(marks)):
+        if not marks or len(marks) == MAX_MARKS or not all(event.query() for _, event in reversed(marks)):
             return {}
         split = StepSplit()
         first = marks[0][1]
@@ -202,17 +189,15 @@ class StepEvents:
 
 
 def events_of(device: torch.device) -> StepEvents | None:
-    """Events that tell time on this device; None where there are none."""
+    """Return events of this device, or None if it has none."""
     if device.type not in ACCELERATED:
         return None
     kind = torch.get_device_module(device).Event
     return StepEvents(lambda: kind(enable_timing=True))
 
 
-EVERY = 10
-"""Every how many steps the parts are told."""
-EVENTS_BEFORE = 2
-"""How many steps before that one is measured with events: by then they have passed, as a rule."""
+EVERY_STEPS = 10
+EVENT_STEP = EVERY_STEPS - 2  # of each ten; the device has usually passed it when times are reported
 OWN = "own_time"
 
 
@@ -230,62 +215,50 @@ class StepClock(BaseProbe):
         self._own_seconds = own_seconds
         self._own_before = own_seconds()
         self._events_for = events_for
-        self.split = StepSplit(now)
-        """Who keeps the time on the host, and counts captures."""
-        self._told_at = 0
+        self.split = StepSplit(now)  # by the host's clock
+        self._reported_at = 0
         self._captures_reported = 0
         self._device: torch.device | None = None
         self._events: StepEvents | None = None
         self.mark: Callable[[int], None] = self.split.mark
-        """Runs at each moment of a step."""
 
     def due(self, step: int) -> bool:
-        """Every ten steps; where a device keeps the time, in each."""
-        return step % EVERY == 0 or self._device is None or self._events is not None
+        return step % EVERY_STEPS == 0 or self._device is None or self._events is not None
 
     def next_due(self, step: int) -> int:
-        """The next step that may be due."""
-        return step + 1 if self._device is None or self._events is not None else next_multiple(step, EVERY)
+        return step + 1 if self._device is None or self._events is not None else next_multiple(step, EVERY_STEPS)
 
     def before_step(self, view: StepView) -> None:
-        """Runs when gradients are complete, in a capture that is due: learn where the training takes place."""
         if self._device is None:
             self._device = next(
-                (each.device for group in view.optimizer.param_groups for each in group["params"]), torch.device("cpu")
+                (held.device for group in view.optimizer.param_groups for held in group["params"]), torch.device("cpu")
             )
             self._events = None if self._device.type == "cpu" else self._events_for(self._device)
             if self._events is not None:
                 self.split.also = self._events.mark
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """The means, when it is time to tell them."""
         events = self._events
         if events is not None:
-            place = step % EVERY
-            if place == EVERY - EVENTS_BEFORE - 1:
+            turn = step % EVERY_STEPS
+            if turn == EVENT_STEP - 1:
                 events.begin()
-            elif place == EVERY - EVENTS_BEFORE:
+            elif turn == EVENT_STEP:
                 events.end()
-        if step % EVERY or step == self._told_at:
+        if step % EVERY_STEPS or step == self._reported_at:
             return ()
-        self._told_at = step
+        self._reported_at = step
         means = self.split.take()
         captures, self._captures_reported = self.split.captures - self._captures_reported, self.split.captures
         own = self._own_seconds()
-        found = [_block((OWN,), ((own - self._own_before) / max(captures, 1),))]
-        self._own_before = own
+        own_mean, self._own_before = (own - self._own_before) / max(captures, 1), own
+        blocks = [Block(whole_signals((OWN,), ""), (own_mean,))]
+        place = ""
         if events is not None:
-            found += _parts(events.take(), "")
-        else:
-            on_host = self._device is None or self._device.type == "cpu"
-            found += _parts(means, "" if on_host else "host")
-        return found
-
-
-def _parts(seconds: Mapping[str, float], place: str) -> list[Block]:
-    names = tuple([each for each in PARTS if each in seconds])
-    return [_block(names, tuple([seconds[each] for each in names]), place)] if names else []
-
-
-def _block(names: tuple[str, ...], values: tuple[float, ...], place: str = "") -> Block:
-    return Block(whole_signals(names, place), values)
+            means = events.take()
+        elif self._device is not None and self._device.type != "cpu":
+            place = "host"
+        names = tuple([name for name in PARTS if name in means])
+        if names:
+            blocks.append(Block(whole_signals(names, place), tuple([means[name] for name in names])))
+        return blocks

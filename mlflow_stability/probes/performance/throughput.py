@@ -1,19 +1,22 @@
 """Throughput: steps, tokens, samples and FLOPs per second, and the share of the device's peak.
 
-In: forward passes of training and optimizer steps. Out: every ten steps the rates since the last report, evaluation
-and checkpoints included, and their means over the last hundred steps. Guarantees: what the shapes of the batches do
-not say is not reported.
+Every ten steps: the rates since the last report, evaluation and checkpoints included, and their means over the last
+hundred steps. What the shapes of the batches do not say is not reported. A batch is counted at the first forward pass
+before each backward pass. Where processes train on batches of their own (DDP, FSDP), tokens and samples are multiplied
+by the number of processes; FLOPs are of this process, to compare with its own device.
 
-A batch is counted at the first forward pass before each backward pass. Where processes train on batches of their own
-(DDP, FSDP), tokens and samples are multiplied by the number of processes; FLOPs are of this process, to compare with
-its own device.
+Peaks are those that the maker states for dense matrix products, without the factor of two for sparse ones, per device
+as torch sees it: of an MI250X that is one of two dies. CPUs have none: theirs depends on clock and cores. Variants with
+other clocks (laptop, "Ti", "D", Max-Q) and slices of a device (MIG) are not in the table.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,10 +28,98 @@ from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.module_names import WRAPPERS
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.performance.batch_shape import BatchShape, batch_shape, plain_batch
-from mlflow_stability.probes.performance.device_peaks import device_peak
-from mlflow_stability.probes.performance.flop_totals import FlopTotals
+from mlflow_stability.probes.performance.flop_count import FlopTotals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.vocabulary.measured import SignalType
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """A row of the table; numbers in 10^12 operations a second."""
+
+    name: str
+    """Pattern of the name without the maker's."""
+    half: float
+    """In float16, accumulated in float32."""
+    bfloat16: float | None
+    tf32: float | None
+    """In float32 with shortened mantissas, if the script asks for it."""
+    single: float
+    source: str
+
+
+_A100 = "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet.pdf"
+_HOPPER = "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"
+_H200 = "https://www.nvidia.com/en-us/data-center/h200/"
+_HGX = "https://www.nvidia.com/en-us/data-center/hgx/"
+_GB200 = "https://www.nvidia.com/en-us/data-center/gb200-nvl72/"
+_GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
+_ADA = "https://images.nvidia.com/aem-dam/Solutions/Data-Center/l4/nvidia-ada-gpu-architecture-whitepaper-v2.1.pdf"
+_L4 = "https://www.nvidia.com/en-us/data-center/l4/"
+_L40S = "https://www.nvidia.com/en-us/data-center/l40s/"
+_V100 = "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
+_T4 = "https://www.nvidia.com/en-us/data-center/tesla-t4/"
+_A10 = "https://www.nvidia.com/en-us/data-center/products/a10-gpu/"
+_A40 = "https://www.nvidia.com/en-us/data-center/a40/"
+_MI300X = "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html"
+_MI325X = "https://www.amd.com/en/products/accelerators/instinct/mi300/mi325x.html"
+_MI250X = "https://www.amd.com/en/products/accelerators/instinct/mi200/mi250x.html"
+
+# Half of the figures for sparse products, where the maker gives no others.
+PEAKS: tuple[DevicePeak, ...] = (
+    DevicePeak(r"GB200( .*)?", 2500, 2500, 1250, 80, _GB200),
+    DevicePeak(r"B200( .*)?", 2250, 2250, 1125, 75, _HGX),
+    DevicePeak(r"H200 NVL", 835.5, 835.5, 417.5, 60, _H200),
+    DevicePeak(r"(H200|GH200( .*)?)", 989.5, 989.5, 494.5, 67, _H200),
+    DevicePeak(r"H100 PCIe", 756.5, 756.5, 378, 51, _HOPPER),
+    DevicePeak(r"H100 NVL", 835.5, 835.5, 417.5, 60, _HOPPER),
+    DevicePeak(r"H100 (80GB HBM3|SXM5.*)", 989.5, 989.5, 494.5, 67, _HOPPER),
+    DevicePeak(r"A100[- ].*", 312, 312, 156, 19.5, _A100),
+    DevicePeak(r"A40", 149.7, 149.7, 74.8, 37.4, _A40),
+    DevicePeak(r"A10", 125, 125, 62.5, 31.2, _A10),
+    DevicePeak(r"L40S", 362, 362, 183, 91.6, _L40S),
+    DevicePeak(r"L4", 121, 121, 60, 30.3, _L4),
+    DevicePeak(r"T4", 65, None, None, 8.1, _T4),
+    DevicePeak(r"V100-PCIE-.*", 112, None, None, 14, _V100),
+    DevicePeak(r"V100-SXM2-.*", 125, None, None, 15.7, _V100),
+    DevicePeak(r"RTX 4090", 165.2, 165.2, 82.6, 82.6, _ADA),
+    DevicePeak(r"RTX 3090", 71, 71, 35.6, 35.6, _GA102),
+    DevicePeak(r"MI300X( .*)?", 1307.4, 1307.4, 653.7, 163.4, _MI300X),
+    DevicePeak(r"MI325X( .*)?", 1307.4, 1307.4, 653.7, 163.4, _MI325X),
+    DevicePeak(r"MI250X( .*)?", 191.5, 191.5, None, 47.9, _MI250X),
+)
+
+_MAKERS = re.compile(r"^(NVIDIA|AMD|Tesla|GeForce|Instinct)\s+", re.IGNORECASE)
+
+
+def peak_of(name: str, dtype: torch.dtype, *, tf32: bool = False) -> float | None:
+    """Return the operations a second of a device by its `torch.cuda.get_device_name`, or None if unknown."""
+    bare = name.strip()
+    while (shorter := _MAKERS.sub("", bare)) != bare:
+        bare = shorter
+    if re.search(r"\bMIG\b", bare):
+        return None
+    row = next((peak for peak in PEAKS if re.fullmatch(peak.name, bare, re.IGNORECASE)), None)
+    if row is None:
+        return None
+    single = row.tf32 if tf32 and row.tf32 is not None else row.single
+    peak = {torch.float16: row.half, torch.bfloat16: row.bfloat16, torch.float32: single}.get(dtype)
+    return None if peak is None else peak * 1e12
+
+
+def device_peak(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Return the operations a second of this device in this type, or None if unknown."""
+    if device.type != "cuda":
+        return None
+    return peak_of(torch.cuda.get_device_name(device), dtype, tf32=_tf32_is_on())
+
+
+def _tf32_is_on() -> bool:
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):  # asking the older way then raises
+        return str(matmul.fp32_precision) == "tf32"
+    return bool(matmul.allow_tf32)
+
 
 SIGNALS = (
     SignalType(
@@ -81,9 +172,9 @@ SIGNALS = (
 
 
 def data_parallel_size(root: Module) -> int:
-    """The processes that the outermost wrapper of a model shares its gradients with; 1 where none is known to.
+    """Return the number of processes with which DDP or FSDP shares the gradients of a model.
 
-    DDP and FSDP say with whom. A script that averages gradients by itself is taken for one process.
+    A script that averages gradients by itself counts as one process.
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 1
@@ -99,14 +190,10 @@ def data_parallel_size(root: Module) -> int:
     return 1
 
 
-EVERY = 10
-"""Every how many steps rates are told."""
-MEAN_OF = 10
-"""How many reports their means are of: a hundred steps."""
-MOST_USUAL = 32
-"""Of so many models the last batch is known."""
-FIRST_COUNT = 4
-"""After so many steps operations are counted: the first ones are often unlike the rest."""
+EVERY_STEPS = 10
+MEAN_OF_REPORTS = 10
+MAX_KNOWN_MODELS = 32
+FIRST_COUNTED_STEP = 4  # the first steps are often unlike the rest
 
 
 class Throughput(ForwardObserver, BaseProbe):
@@ -124,25 +211,21 @@ class Throughput(ForwardObserver, BaseProbe):
         self._tokens_per_step = tokens_per_step
         self._now = now
         self._peak = peak
-        self.is_between = True
-        """Whether the next forward pass is the first since the last backward pass."""
+        self.is_between = True  # the next forward pass is the first since the last backward pass
         self._tokens = self._samples = 0
         self.all_tokens = 0.0
         self._copies = 0
-        self._steps = self._step = 0
-        """How many steps there were, and the step of the last that was looked at."""
-        self._told: dict[str, float] = {}
-        self._reports: deque[tuple[float, int, float, float]] = deque(maxlen=MEAN_OF)
-        """Seconds, steps, tokens and samples of the last reports."""
+        self._steps = self._step = 0  # number of steps, and the last one that was looked at
+        self._measured: dict[str, float] = {}
+        # Seconds, steps, tokens and samples of the last reports.
+        self._reports: deque[tuple[float, int, float, float]] = deque(maxlen=MEAN_OF_REPORTS)
+        # Time and step of the last report; None: rates begin at the next step.
         self._since: tuple[float, int] | None = None
-        """When rates were told last, and at which step; None: they begin at the next step."""
         self._seen = False
-        """Whether a forward pass was seen."""
+        # By model: its last batch, and the operations of such a pass.
         self._usual: dict[int, tuple[tuple[Any, ...], BatchShape, float]] = {}
-        """For each model, by identity, its last batch and the operations of such a pass, once known."""
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Runs right before a forward pass of training."""
         usual, plain = self._usual.get(id(root)), plain_batch(args, kwargs)
         if usual is not None and usual[0] == plain and not self.flops.is_counting:
             if self.is_between:
@@ -162,9 +245,9 @@ class Throughput(ForwardObserver, BaseProbe):
             self._tokens += shape.tokens or 0
             if not self._copies:
                 self._copies = data_parallel_size(root)
-        flops = self.flops.forward_began(root, args, kwargs, shape, self._steps >= FIRST_COUNT)
-        if flops is None or len(self._usual) >= MOST_USUAL:
-            self._usual.clear()  # what is found out now may end the count of all
+        flops = self.flops.forward_began(root, args, kwargs, shape, self._steps >= FIRST_COUNTED_STEP)
+        if flops is None or len(self._usual) >= MAX_KNOWN_MODELS:
+            self._usual.clear()  # this pass may end the count of all
         if flops is None or plain is None:
             self._usual.pop(id(root), None)
         else:
@@ -172,50 +255,41 @@ class Throughput(ForwardObserver, BaseProbe):
         return self.flops.is_counting
 
     def forward_ended(self) -> None:
-        """Runs right after it."""
         if self.flops.is_counting:
             self.flops.forward_ended()
 
     def forward_failed(self) -> None:
-        """Runs where it raised an exception."""
         self.flops.give_up()
 
     def evaluated(self) -> None:
-        """Runs after a forward pass that is no part of training."""
         self.flops.give_up()
 
     def pass_over(self) -> None:
-        """No forward pass is going on any more, however the last one ended."""
         self.flops.give_up()
 
     def backward_began(self) -> None:
-        """Runs right before a backward pass."""
         self.is_between = True
         if self.flops.is_counting:
             self.flops.give_up()
 
     def due(self, step: int) -> bool:
-        """Every ten steps, and when rates begin."""
         self._steps += 1
-        self.flops.give_up()  # one that was interrupted: before a step no forward pass is going on
-        return step % EVERY == 0 or self._since is None
+        self.flops.give_up()  # the pass was interrupted: before a step none goes on
+        return step % EVERY_STEPS == 0 or self._since is None
 
     def next_due(self, step: int) -> int:
-        """The next step that may be due: the first ones are counted, and a rate begins at a step."""
-        settled = self._seen and self._since is not None and self._steps >= FIRST_COUNT
-        return next_multiple(step, EVERY) if settled else step + 1
+        settled = self._seen and self._since is not None and self._steps >= FIRST_COUNTED_STEP
+        return next_multiple(step, EVERY_STEPS) if settled else step + 1
 
     def before_step(self, view: StepView) -> None:
-        """Runs when gradients are complete: between two steps lies one whole step, however late a capture ends."""
         if view.step != self._step:
             self._step = view.step
-            if view.step % EVERY == 0 or self._since is None:
-                self._told = self._rates(view.step)
+            if view.step % EVERY_STEPS == 0 or self._since is None:
+                self._measured = self._rates(view.step)
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """The rates, when it is time to tell them."""
-        found, self._told = self._told, {}
-        return [Block(whole_signals(tuple(found), ""), tuple(found.values()))] if found else ()
+        rates, self._measured = self._measured, {}
+        return [Block(whole_signals(tuple(rates), ""), tuple(rates.values()))] if rates else ()
 
     def _rates(self, step: int) -> dict[str, float]:
         flops, now, before = self.flops.take(), self._now(), self._since
@@ -227,34 +301,32 @@ class Throughput(ForwardObserver, BaseProbe):
         if self._tokens_per_step is not None:
             tokens = self._tokens_per_step * steps
         elif before is None:
-            tokens *= steps  # nobody saw the batches of the first step, or steps: they count as this one
+            tokens *= steps  # the batches of the first steps were not seen
         if before is None:
             self.all_tokens = tokens
             return {}
         self.all_tokens += tokens
         seconds = now - before[0]
         self._reports.append((seconds, steps, tokens, samples))
-        every_second, every_step, every_token, every_sample = map(sum, zip(*self._reports, strict=True))
-        found: dict[str, float] = {"steps_per_second": steps / seconds}
-        found["steps_per_second_mean"] = every_step / every_second
-        if every_token:
-            found["tokens_per_second_mean"] = every_token / every_second
-        if every_sample:
-            found["samples_per_second_mean"] = every_sample / every_second
+        all_seconds, all_steps, all_tokens, all_samples = map(sum, zip(*self._reports, strict=True))
+        rates: dict[str, float] = {
+            "steps_per_second": steps / seconds,
+            "steps_per_second_mean": all_steps / all_seconds,
+        }
+        if all_tokens:
+            rates["tokens_per_second_mean"] = all_tokens / all_seconds
+        if all_samples:
+            rates["samples_per_second_mean"] = all_samples / all_seconds
         if tokens:
-            found["tokens_per_second"] = tokens / seconds
+            rates["tokens_per_second"] = tokens / seconds
         if samples:
-            found["samples_per_second"] = samples / seconds
+            rates["samples_per_second"] = samples / seconds
         if flops:
-            found |= self._operations(flops / seconds)
+            rates["tflops"] = flops / seconds / 1e12
+            device, dtype = self.flops.device, self.flops.dtype
+            peak = None if device is None or dtype is None else self._peak(device, dtype)
+            if peak is not None:
+                rates["mfu"] = flops / seconds / peak
         if self.all_tokens:
-            found["tokens_processed"] = self.all_tokens
-        return found
-
-    def _operations(self, rate: float) -> dict[str, float]:
-        found = {"tflops": rate / 1e12}
-        book = self.flops
-        peak = self._peak(book.device, book.dtype) if book.device is not None and book.dtype is not None else None
-        if peak is not None:
-            found["mfu"] = rate / peak
-        return found
+            rates["tokens_processed"] = self.all_tokens
+        return rates

@@ -1,7 +1,6 @@
-"""Measures how fast a training is: all that is told of time, throughput, memory and progress, as one.
+"""Time, throughput, memory and progress of a training, measured at its forward and backward passes and its steps.
 
-In: forward and backward passes and steps. Out: probes for a survey. Guarantees: `close` leaves every module as it
-was; what fails is switched off alone.
+Guarantees: `close` leaves every module as it was; a part that fails is switched off alone.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from mlflow_stability.probes.forward.forward_watch import ForwardObserver, Forwa
 from mlflow_stability.probes.performance.communication import Communication
 from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
-from mlflow_stability.probes.performance.step_timing import EVERY, MOST_MOMENTS, Mark, StepClock
+from mlflow_stability.probes.performance.step_timing import EVERY_STEPS, MOST_MOMENTS, Mark, StepClock
 from mlflow_stability.probes.performance.throughput import Throughput
 from mlflow_stability.probes.probe import BaseProbe, Guard, Probe, StepView, next_multiple
 
 _BACKWARD_BEGAN, _BACKWARD_ENDED = int(Mark.BACKWARD_BEGAN), int(Mark.BACKWARD_ENDED)
-LOOKED_AT = 20
-"""So many of the first steps are looked at for models; later every tenth."""
+FIRST_STEPS = 20  # in which every optimizer is shown to the watch; later every tenth
 
 
 class TrainingPace:
@@ -37,31 +35,29 @@ class TrainingPace:
         total_steps: int | None = None,
         total_tokens: int | None = None,
     ) -> None:
-        # Whoever runs a pass a second time does so before operations and seconds are counted.
+        # After the observers: a second pass comes before operations and seconds are counted.
         self.throughput = Throughput(tokens_per_step)
+        # Called with the tensors of each backward pass.
         self.look: Callable[[Any], None] | None = None
-        """Called with what a backward pass begins from; None: nobody looks at it any more."""
         self.clock = StepClock(own_seconds)
-        """Who measures how long the parts of a step take."""
         self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.split)
         self._communication = Communication(guard, lambda: self.models)
+        # Probes that are called before all others.
         self.before_others: tuple[Probe, ...] = (
             *(_OptimizerFinder(self._watch), self.throughput, self._communication),
             Memory(),
             Progress(total_steps=total_steps, total_tokens=total_tokens, tokens=lambda: self.throughput.all_tokens),
         )
-        """Probes to be called before any other."""
-        self.after_others: tuple[Probe, ...] = (self.clock,)
-        """To be called after any other."""
+        self.after_others: tuple[Probe, ...] = (self.clock,)  # probes that are called after all others
         self._split = self.clock.split
         self._unusual_backward: Callable[[], None] = guard(StepClock.part, self._end_what_is_open)
         self._by_device: Callable[[int], None] = guard(StepClock.part, self.clock.mark)
+        # Called before each step after all else of ours: the optimizer's time begins.
         self.step_began: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_BEGAN))
-        """To be called before each step when all of ours is over: the optimizer's time begins."""
+        # Called right after each step, before all else of ours.
         self.step_ended: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_ENDED))
-        """To be called right after each step, before anything else."""
+        # Called when recording pauses: counting ends in a pass that never ended.
         self.pass_over: Callable[[], None] = guard(Throughput.part, self.throughput.pass_over)
-        """To be called where we look away for a while: nothing of ours is left in a pass that never ended."""
 
     @property
     def models(self) -> tuple[Module, ...]:
@@ -90,7 +86,7 @@ class TrainingPace:
                 watch.guard.contain(part, error)
         if self._split.also is None:
             self._split.moments.append((_BACKWARD_BEGAN, self._split.now()))
-        else:  # by a device's clock, which may fail
+        else:  # an event of the device, which may fail
             self._by_device(_BACKWARD_BEGAN)
 
     def backward_ended(self) -> None:
@@ -116,7 +112,7 @@ class TrainingPace:
 
 
 class _OptimizerFinder(BaseProbe):
-    """Shows the watch the optimizers before their steps: often at first, and now and then for one that is new."""
+    """Shows optimizers to the watch before their steps."""
 
     part = "forward passes"
 
@@ -126,10 +122,10 @@ class _OptimizerFinder(BaseProbe):
 
     def due(self, step: int) -> bool:
         self._steps += 1
-        return self._steps <= LOOKED_AT or step % EVERY == 0
+        return self._steps <= FIRST_STEPS or step % EVERY_STEPS == 0
 
     def next_due(self, step: int) -> int:
-        return step + 1 if self._steps <= LOOKED_AT else next_multiple(step, EVERY)
+        return step + 1 if self._steps <= FIRST_STEPS else next_multiple(step, EVERY_STEPS)
 
     def before_step(self, view: StepView) -> None:
         self._watch.before_step(view.optimizer)

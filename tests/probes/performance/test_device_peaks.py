@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from mlflow_stability.probes.performance.device_peaks import PEAKS, device_peak, peak_of
+from mlflow_stability.probes.performance.throughput import PEAKS, device_peak, peak_of
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -85,7 +85,7 @@ def test_every_row_has_a_source_and_wider_types_are_slower() -> None:
     ],
 )
 def test_however_a_script_asks_for_shortened_products_it_is_known(said: str, answer: bool) -> None:
-    asked = "from mlflow_stability.probes.performance.device_peaks import _tf32_is_on"
+    asked = "from mlflow_stability.probes.performance.throughput import _tf32_is_on"
     code = f"import torch; {said}; {asked}; print(_tf32_is_on())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == str(answer)
