@@ -29,7 +29,7 @@ from mlflow_stability.probes.forward.compiled_models import (
 )
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.forward.unmeasured_parts import not_looked_into
-from mlflow_stability.probes.hooks.running_calls import RunningPass
+from mlflow_stability.probes.hooks.module_calls import RunningPass
 from mlflow_stability.probes.objects.module_names import unwrapped
 from mlflow_stability.probes.probe import BaseProbe, ForwardProbe, Guard
 from mlflow_stability.probes.rerun.forward_rerun import SecondPass

@@ -16,8 +16,7 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
-from mlflow_stability.probes.hooks.running_calls import running_calls
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls, running_calls
 from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.performance.step_timing import MOST_MOMENTS, Mark, StepSplit
 from mlflow_stability.probes.probe import Guard

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.hook_handles import HookHandles
+from mlflow_stability.probes.hooks.hook_handles import HookHandles, uncompiled
 from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
-from mlflow_stability.probes.hooks.script_errors import raised_by_script
-from mlflow_stability.probes.hooks.thread_state import ThreadState, noted, restore_thread_state
-from mlflow_stability.probes.hooks.uncompiled import uncompiled
+from mlflow_stability.probes.hooks.thread_state import ThreadState, noted, raised_by_script, restore_thread_state
 
 # `torch_hooks` is imported from its own module: it uses all probes, and a resumed script needs none.
 __all__ = [

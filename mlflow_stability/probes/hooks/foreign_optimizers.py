@@ -1,30 +1,156 @@
-"""Watches the steps of optimizers that are no `torch.optim.Optimizer`: those of Keras on torch, and of fastai.
+"""Watches the steps of optimizers that do not derive from `torch.optim.Optimizer`: those of Keras on torch, and fastai.
 
-In: the libraries that the script has loaded. Out: the same two calls, before and after a step, as for torch's own.
-Guarantees: no library is imported; one that has changed is left alone, and the part is switched off; a step whose
-gradients were taken away is not made.
+They are shown as an `Optimizer` that shares their tensors and is never stepped. Guarantees: no library is imported; one
+that has changed is left alone, and the part is switched off; a step whose gradients were removed is not taken; what
+hooks write into a learning rate holds for one step; gradients that a step was given are those of their parameters
+while hooks look, and not after.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.hooks.hook_handles import HookHandles
-from mlflow_stability.probes.hooks.optimizer_views import VIEWS, OptimizerView
-from mlflow_stability.probes.hooks.training_thread import TrainingThread
+from mlflow_stability.probes.hooks.hook_handles import HookHandles, TrainingThread
 from mlflow_stability.probes.probe import Guard
+
+
+class OptimizerView(Optimizer):
+    """View of one optimizer of another library."""
+
+    MODULE: ClassVar[str]
+    """Module of its class."""
+    CLASS: ClassVar[str]
+    STEP: ClassVar[str]
+    """The method that takes a step."""
+
+    def __init__(self, theirs: Any) -> None:
+        # Torch's own `__init__` is not called: no optimizer was made.
+        self._theirs = weakref.ref(theirs)
+        self.defaults: dict[str, Any] = {}
+        self.param_groups: list[dict[str, Any]] = []
+
+    @classmethod
+    def of(cls, theirs: Any) -> OptimizerView:
+        """Return the view of an optimizer; its class has the same name."""
+        named: type[OptimizerView] = type(type(theirs).__name__, (cls,), {})
+        return named(theirs)
+
+    @property
+    def state(self) -> Any:  # type: ignore[override] # torch's is an attribute
+        theirs = self._theirs()
+        return {} if theirs is None else self._state_of(theirs)
+
+    @property
+    def has_gradients(self) -> bool:
+        return any(parameter.grad is not None for group in self.param_groups for parameter in group["params"])
+
+    def begin(self, theirs: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Take over parameters, settings and gradients at the beginning of a step."""
+        raise NotImplementedError
+
+    def take_over(self, theirs: Any) -> None:
+        """Give the optimizer the learning rates that hooks wrote for this step."""
+
+    def end(self, theirs: Any) -> None:
+        """Restore what belongs to the script."""
+
+    def _state_of(self, theirs: Any) -> Any:
+        raise NotImplementedError
+
+
+class FastaiView(OptimizerView):
+    """`fastai.optimizer.Optimizer`; its wrapper of a torch optimizer needs no view."""
+
+    MODULE, CLASS, STEP = "fastai.optimizer", "Optimizer", "step"
+
+    def begin(self, theirs: Any, _args: Sequence[Any], _kwargs: dict[str, Any]) -> None:
+        if not self.param_groups:
+            self.param_groups = [{"params": list(parameters)} for parameters in theirs.param_lists]
+        for group, hypers in zip(self.param_groups, theirs.hypers, strict=True):
+            # Schedules of fastai give numbers of numpy.
+            group.update({name: getattr(value, "item", lambda value=value: value)() for name, value in hypers.items()})
+
+    def take_over(self, theirs: Any) -> None:
+        self._set_rates(theirs, [group.get("lr") for group in self.param_groups])
+
+    def end(self, theirs: Any) -> None:
+        self._set_rates(theirs, self._rates)
+
+    def _set_rates(self, theirs: Any, rates: Iterable[Any]) -> None:
+        self._rates = [hypers.get("lr") for hypers in theirs.hypers]
+        for hypers, rate in zip(theirs.hypers, rates, strict=True):
+            if rate is not None:
+                hypers["lr"] = rate
+
+    def _state_of(self, theirs: Any) -> Any:
+        return theirs.state
+
+
+class KerasView(OptimizerView):
+    """`keras.optimizers.Optimizer` where Keras runs on torch."""
+
+    MODULE, CLASS, STEP = "keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"
+
+    def begin(self, theirs: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        gradients, variables = (*args, None, None)[:2] if args else (kwargs.get("grads"), None)
+        variables = kwargs.get("trainable_variables") if variables is None else variables
+        if variables is None:
+            variables = theirs._trainable_variables
+        if not theirs.built:  # as `apply` would: a rollback to before the first step restores what is there
+            with sys.modules["keras"].name_scope(theirs.name, caller=theirs):
+                theirs.build(variables)
+            theirs.built = True
+        parameters = [variable.value for variable in variables]
+        if not self.param_groups or list(map(id, self.param_groups[0]["params"])) != list(map(id, parameters)):
+            self.param_groups = [{"params": parameters}]
+        rate = theirs.learning_rate
+        self._is_scheduled = not hasattr(rate, "value")
+        self.param_groups[0]["lr"] = getattr(rate, "value", rate)  # the tensor itself: a write to it holds there
+        if theirs.weight_decay is not None:
+            self.param_groups[0]["weight_decay"] = theirs.weight_decay
+        self._own: list[tuple[Tensor, Tensor | None]] = []
+        for parameter, gradient in zip(parameters, gradients or (), strict=False):
+            if gradient is not parameter.grad:
+                self._own.append((parameter, parameter.grad))
+                parameter.grad = gradient
+
+    def take_over(self, theirs: Any) -> None:
+        if self._is_scheduled:  # its schedule would compute the rate again
+            rate = self.param_groups[0]["lr"]
+            vars(theirs)["_get_current_learning_rate"] = lambda: rate
+
+    def end(self, theirs: Any) -> None:
+        vars(theirs).pop("_get_current_learning_rate", None)
+        while self._own:
+            parameter, gradient = self._own.pop()
+            parameter.grad = gradient
+
+    def _state_of(self, theirs: Any) -> Any:
+        if not theirs.built or not self.param_groups:
+            return {}
+        # Under one parameter: these tensors have names and are not assigned to parameters.
+        tensors = {
+            variable.path: variable.value for variable in theirs.variables if variable is not theirs._learning_rate
+        }
+        return {self.param_groups[0]["params"][0]: tensors}
+
+
+VIEWS: tuple[type[OptimizerView], ...] = (KerasView, FastaiView)
+
 
 PART = "optimizers of other libraries"
 
 
 class ForeignOptimizers:
-    """The views of all foreign optimizers that stepped."""
+    """Watch over the optimizers of other libraries."""
 
     def __init__(
         self,
@@ -38,14 +164,13 @@ class ForeignOptimizers:
         self._before, self._after = before, after
         self._views: WeakKeyDictionary[Any, OptimizerView] = WeakKeyDictionary()
         self._watched: set[type[OptimizerView]] = set()
-        self.modules = 0
-        """How many modules were loaded at the last look."""
-        self._begin = guard(PART, self._begun)
-        self._take_over = guard(PART, self._taken_over)
-        self._end = guard(PART, self._ended)
+        self.modules = 0  # number of loaded modules at the last `look`
+        self._begin = guard(PART, self._begin_view)
+        self._take_over = guard(PART, self._is_to_be_taken)
+        self._end = guard(PART, self._end_view)
 
     def look(self) -> None:
-        """Watch what the script has loaded since."""
+        """Watch the libraries that the script has loaded since."""
         self.modules = len(sys.modules)
         for kind in VIEWS:
             owner = getattr(sys.modules.get(kind.MODULE), kind.CLASS, None)
@@ -54,7 +179,6 @@ class ForeignOptimizers:
                 self._handles.patch(owner, kind.STEP, partial(self._around_step, kind), self._thread)
 
     def forget(self) -> None:
-        """The handles are removed."""
         self._watched.clear()
         self.modules = 0
 
@@ -66,14 +190,14 @@ class ForeignOptimizers:
             return original(theirs, *args, **kwargs)
         try:
             self._before(view)
-            # Gradients that are there are taken away to skip the step.
+            # Hooks remove the gradients to skip the step.
             result = original(theirs, *args, **kwargs) if self._take_over(view, theirs) is not False else None
         finally:
             self._end(view, theirs)
         self._after(view)
         return result
 
-    def _begun(
+    def _begin_view(
         self, kind: type[OptimizerView], theirs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> OptimizerView | None:
         view = self._views.get(theirs)
@@ -86,11 +210,10 @@ class ForeignOptimizers:
         return view
 
     @staticmethod
-    def _taken_over(view: OptimizerView, theirs: Any) -> bool:
-        """Whether the step is to be made."""
+    def _is_to_be_taken(view: OptimizerView, theirs: Any) -> bool:
         view.take_over(theirs)
         return view.has_gradients
 
     @staticmethod
-    def _ended(view: OptimizerView, theirs: Any) -> None:
+    def _end_view(view: OptimizerView, theirs: Any) -> None:
         view.end(theirs)

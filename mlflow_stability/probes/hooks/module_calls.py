@@ -1,12 +1,12 @@
 """Calls of watched modules, observed without touching the modules.
 
-In: modules and observers. Out: each call of a watched module, with its arguments and output. Guarantees: nothing is
-added to a module, its class or its hook tables; a call of any other module runs torch's own code after one look into
-a dict; what is compiled, traced or exported is the same as without this package; `remove` restores torch's code.
-
-`Module.__call__` stays the same function object, and only its code object changes. torch.fx and the compiler recognise
+`Module.__call__` stays the same function object, and only its code object changes: torch.fx and the compiler recognise
 the function by its identity, and skip its code. The code is made from torch's own source, with calls of the table
 added, so that tracebacks and stack levels of warnings are those of torch.
+
+Guarantees: nothing is added to a module, its class or its hook tables; a call of any other module runs torch's own
+code after one look into a dict; what is compiled, traced or exported is the same as without this package; `remove`
+restores torch's code.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from types import CodeType, FunctionType
-from typing import Any, Protocol
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.nn import Module
@@ -27,8 +28,7 @@ from torch.nn import Module
 from mlflow_stability.errors import TorchLacksError
 from mlflow_stability.probes.hooks import torch_api
 
-_TABLE = "<module calls>"
-"""Constant of the compiled source that is replaced by the table of watched modules."""
+_TABLE = "<module calls>"  # constant of the compiled source, replaced by the table of watched modules
 # The compiler replaces `is_dynamo_compiling` by True, and so never meets the table. While compiled code runs, it would
 # compile our functions as well, as it does all that is called from there.
 _AROUND = f"""
@@ -41,6 +41,7 @@ if (not torch.compiler.is_dynamo_compiling() and id(self) in {_TABLE!r} and {_TA
         raise
 """
 _PARAMETERS = ("self", "args", "kwargs")
+BeforeCall: TypeAlias = Callable[[Module, tuple[Any, ...], dict[str, Any]], object]
 
 
 class CallObserver(Protocol):
@@ -70,8 +71,6 @@ class WatchedCalls:
 
 
 class _Entry:
-    """A watched module."""
-
     __slots__ = ("module", "observers")
 
     def __init__(self, module: weakref.ref[Module], observers: tuple[CallObserver, ...]) -> None:
@@ -83,13 +82,13 @@ class ModuleCalls(dict[int, _Entry]):
 
     def __init__(self) -> None:
         super().__init__()
+        # Code of `Module.__call__` while modules are watched. Made once: profilers remember code by its address.
         self.code: CodeType | None = None
-        """Code of `Module.__call__` while modules are watched. Made once: profilers remember code by its address."""
         self._function: FunctionType | None = None
         self._before: CodeType | None = None
         self._muted = 0
+        # Compiler that looks at each function of this thread before it runs, or None.
         self.compiler: Callable[[], object] = torch_api.get_eval_frame_callback
-        """Compiler that looks at each function of this thread before it runs, or None."""
 
     # The table is a constant of a code object, which tools keep in sets.
     def __hash__(self) -> int:  # type: ignore[override] # dicts have none
@@ -115,27 +114,26 @@ class ModuleCalls(dict[int, _Entry]):
             entry.observers = (*entry.observers, observer)
         return WatchedCalls(self, key, observer)
 
-    def watch(self, module: Module, told: Callable[[Module, bool, bool], object]) -> WatchedCalls:
-        """Call `told(module, grad_enabled, module.training)` before every call of `module`; it must not raise."""
-        return self.observe(module, _Told(told))
+    def watch(self, module: Module, began: BeforeCall) -> WatchedCalls:
+        """Call `began(module, args, kwargs)` before every call of `module`; it must not raise."""
+        return self.observe(module, _BeforeCalls(began))
 
     def forget(self, identity: int, observer: CallObserver) -> None:
-        """Stop telling `observer` of the calls of the module with this identity."""
         entry = self.get(identity)
-        if entry is not None and any(known is observer for known in entry.observers):
-            entry.observers = tuple([known for known in entry.observers if known is not observer])
+        if entry is not None:
+            entry.observers = tuple([other for other in entry.observers if other is not observer])
             if not entry.observers:
                 self._drop(identity)
 
     def forget_all(self) -> None:
-        """Watch no module any more."""
+        """Stop watching all modules."""
         self.clear()
         self._muted = 0
         self._restore()
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Within it, no observer is told of any call."""
+        """Tell no observer of any call inside."""
         self._muted += 1
         try:
             yield
@@ -143,12 +141,12 @@ class ModuleCalls(dict[int, _Entry]):
             self._muted -= 1
 
     def begins(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Runs before a call of a watched module; False: observers are not told of its end either."""
+        """Run before a call of a watched module; return False if observers are not told of its end either."""
         entry = self.get(id(module))
         if entry is None or entry.module() is not module or self._muted:
             return False
         if torch.compiler.is_compiling() or torch_api.get_tracing_state() or torch_api.is_fx_symbolic_tracing():
-            return False  # this call makes a graph rather than computing something
+            return False  # this call makes a graph
         try:
             for observer in entry.observers:
                 observer.call_began(module, args, kwargs)
@@ -158,7 +156,7 @@ class ModuleCalls(dict[int, _Entry]):
         return True
 
     def ends(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Runs after it, and returns the output."""
+        """Run after the call; return the output."""
         entry = self.get(id(module))
         if entry is not None:
             for observer in reversed(entry.observers):
@@ -166,14 +164,14 @@ class ModuleCalls(dict[int, _Entry]):
         return output
 
     def fails(self, module: Module) -> None:
-        """Runs instead of `ends` after an exception."""
+        """Run instead of `ends` after an exception."""
         entry = self.get(id(module))
         if entry is not None:
             for observer in reversed(entry.observers):
                 observer.call_failed(module)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """Run torch's own code: called only where torch's source is not at hand."""
+        """Run torch's own code; called only where torch's source is missing."""
         function, before = self._function, self._before
         assert function is not None
         assert before is not None
@@ -203,32 +201,25 @@ class ModuleCalls(dict[int, _Entry]):
             function.__code__ = self._before
 
 
-class _Told:
-    """Observer that is told how modules are called, and not with what."""
+class _BeforeCalls:
+    __slots__ = ("call_began",)
 
-    __slots__ = ("_told",)
+    def __init__(self, began: BeforeCall) -> None:
+        self.call_began = began
 
-    def __init__(self, told: Callable[[Module, bool, bool], object]) -> None:
-        self._told = told
+    def call_ended(self, module: Module, args: tuple[Any, ...], output: Any) -> None: ...
 
-    def call_began(self, module: Module, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        self._told(module, torch.is_grad_enabled(), module.training)
-
-    def call_ended(self, module: Module, args: tuple[Any, ...], output: Any) -> None:
-        """Nothing to tell."""
-
-    def call_failed(self, module: Module) -> None:
-        """Nothing to tell."""
+    def call_failed(self, module: Module) -> None: ...
 
 
 def _observing_code(function: FunctionType, table: ModuleCalls) -> CodeType:
-    """The code of a function that calls a module, with calls of the table around that call."""
+    """Return the code of a function that calls a module, with calls of the table around that call."""
     code = function.__code__
     if code.co_varnames[:3] != _PARAMETERS or code.co_freevars:
         raise TorchLacksError(
             f"{function.__qualname__} has other parameters than expected: forward passes are not seen"
         )
-    definition = _definition(function)
+    definition = _definition_of(function)
     plain = definition.body
     (around,) = ast.parse(_AROUND).body
     assert isinstance(around, ast.If)
@@ -243,8 +234,8 @@ def _observing_code(function: FunctionType, table: ModuleCalls) -> CodeType:
     return observing.replace(co_consts=consts)
 
 
-def _definition(function: FunctionType) -> ast.FunctionDef:
-    """The definition as torch has it, or one that calls the original where the source is not that of the code."""
+def _definition_of(function: FunctionType) -> ast.FunctionDef:
+    """Return torch's definition, or one that calls the original where the source is not that of the code."""
     code = function.__code__
     try:
         source = inspect.getsource(function)
@@ -271,7 +262,6 @@ def _first_definition(tree: ast.Module) -> ast.FunctionDef:
 
 
 def _compiled(definition: ast.FunctionDef, like: CodeType) -> CodeType:
-    """The code of a method of `Module`, as if it was read from the file of another code."""
     holder = ast.parse("class Module:\n    pass")
     (body,) = holder.body
     assert isinstance(body, ast.ClassDef)
@@ -283,36 +273,71 @@ def _compiled(definition: ast.FunctionDef, like: CodeType) -> CodeType:
 
 
 class _TellReturns(ast.NodeTransformer):
-    """`return X` becomes `return table.ends(self, args, X)`."""
+    """Turns `return X` into `return table.ends(self, args, X)`."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Functions inside return to others."""
-        return node
+        return node  # functions inside return to others
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        """Likewise."""
         return node
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
-        """Tell of what is returned."""
         value = node.value if node.value is not None else ast.Constant(None)
-        (told,) = ast.parse(f"{_TABLE!r}.ends(self, args, value)").body
-        assert isinstance(told, ast.Expr)
-        assert isinstance(told.value, ast.Call)
-        for part in ast.walk(told):
+        (call,) = ast.parse(f"{_TABLE!r}.ends(self, args, value)").body
+        assert isinstance(call, ast.Expr)
+        assert isinstance(call.value, ast.Call)
+        for part in ast.walk(call):
             _place(part, node)
-        told.value.args[-1] = ast.copy_location(value, node) if node.value is None else value
-        node.value = told.value
+        call.value.args[-1] = ast.copy_location(value, node) if node.value is None else value
+        node.value = call.value
         return node
 
 
 def _place(node: ast.AST, at: ast.stmt) -> None:
-    """Have a node stand at the place of another one."""
     if isinstance(node, ast.stmt | ast.expr | ast.excepthandler):
         node.lineno = node.end_lineno = at.lineno
         node.col_offset, node.end_col_offset = at.col_offset, at.end_col_offset or at.col_offset
 
 
 MODULE_CALLS = ModuleCalls()
-"""The table of this process: `Module.__call__` is there once."""
 os.register_at_fork(after_in_child=MODULE_CALLS.forget_all)
+
+
+def running_calls(identity: int) -> int:
+    """Return how many calls of the module with this identity run in this thread."""
+    count = 0
+    code = MODULE_CALLS.code
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code and id(frame.f_locals["self"]) == identity:
+            count += 1
+        frame = frame.f_back
+    return count
+
+
+class RunningPass:
+    """Callable that tells whether a call of a module still runs, also after Ctrl-C has ended it without notice.
+
+    Guarantees: nothing of the call is kept alive after it, neither its inputs nor its outputs.
+    """
+
+    __slots__ = ("_frame",)
+
+    def __init__(self, root: Module) -> None:
+        code = MODULE_CALLS.code
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and not (frame.f_code is code and frame.f_locals["self"] is root):
+            frame = frame.f_back
+        self._frame = frame
+
+    def __call__(self) -> bool:
+        frame: FrameType | None = sys._getframe() if self._frame is not None else None
+        while frame is not None:
+            if frame is self._frame:
+                return True
+            frame = frame.f_back
+        return False
+
+    def over(self) -> None:
+        """Note that the call has ended."""
+        self._frame = None

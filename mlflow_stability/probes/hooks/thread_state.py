@@ -1,7 +1,7 @@
-"""Puts right what torch keeps for a thread when an exception, such as Ctrl-C, has ended our code in the middle of it.
+"""Restores what torch keeps for a thread after an exception, such as Ctrl-C, has ended our code in the middle of it.
 
-In: what torch kept when our code began. Out: the same again: whether gradients are recorded, which modes are on, and
-whatever `untracked` has turned off. Guarantees: nothing is changed where all is as it was; repeating it does no harm.
+Restored are: whether gradients are recorded, which modes are on, and whatever `untracked` has turned off. Guarantees:
+nothing is changed where all is as it was; repeating it does no harm.
 
 Ctrl-C comes between any two lines, also within `__enter__` and `__exit__` of what is written in Python, as
 `torch.no_grad` is: a `with` alone does not undo what it began.
@@ -9,42 +9,46 @@ Ctrl-C comes between any two lines, also within `__enter__` and `__exit__` of wh
 
 from __future__ import annotations
 
+import functools
+import signal
 import threading
+import traceback
 from collections.abc import Sequence
+from types import CodeType
 from typing import Any, Protocol, TypeAlias
 
 from torch import is_grad_enabled
 from torch.overrides import TorchFunctionMode
 
+from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.probes.hooks import torch_api
 
+# Whether gradients are recorded, and the modes that see functions.
 ThreadState: TypeAlias = tuple[bool, tuple[Any, ...]]
-"""Whether gradients are recorded, and the modes that see functions."""
 
 _NONE: tuple[Any, ...] = ()
+# Needed to change the modes of a thread.
 FUNCTION_STACK = (
     "len_torch_function_stack",
     "get_function_stack_at",
     "pop_torch_function_stack",
     "push_on_torch_function_stack",
 )
-"""What it takes to change the modes of a thread."""
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
 class OwnMode(TorchFunctionMode):
-    """A mode of ours, that is taken off wherever it is met once it is not wanted any more."""
+    """A mode of ours, which is removed once it is not wanted any more."""
 
     def wanted(self) -> bool:
-        """Whether what it looks at is still going on."""
+        """Whether the pass that it observes still runs."""
         return False
 
 
 class Reversible(Protocol):
-    """Something that changes what torch keeps, and can undo it as often as it is asked to."""
+    """A change of what torch keeps for a thread; `undo` may be called several times."""
 
-    def undo(self) -> None:
-        """Leave torch as it was before."""
+    def undo(self) -> None: ...
 
 
 class _Changes(threading.local):
@@ -56,57 +60,55 @@ _changes = _Changes()
 
 
 def remember(change: Reversible) -> None:
-    """Called right before a change is made in this thread."""
+    """Note a change right before it is made in this thread."""
     _changes.made.append(change)
 
 
 def forget(change: Reversible) -> None:
-    """Called when it was undone."""
+    """Note that it was undone."""
     made = _changes.made
     if made and made[-1] is change:
         made.pop()
 
 
 def noted() -> ThreadState:
-    """What torch keeps for this thread now, but for modes of ours that Ctrl-C has left behind: they are taken off.
-
-    This runs before every piece of our code, so it asks torch two questions and no more.
-    """
+    """Return what torch keeps for this thread; modes of ours that Ctrl-C has left behind are removed."""
+    # Runs before every piece of our code, so it asks torch two questions and no more.
     return is_grad_enabled(), _modes() if torch_api.len_torch_function_stack() else _NONE
 
 
 def _modes() -> tuple[Any, ...]:
     modes = tuple(function_modes())
-    if any(isinstance(each, OwnMode) and not each.wanted() for each in modes):
+    if any(isinstance(mode, OwnMode) and not mode.wanted() for mode in modes):
         modes = _wanted(modes)
         _restack(modes)
     return modes
 
 
 def function_modes() -> list[Any]:
-    """The modes of this thread that see functions, the one on top last."""
+    """Return the function modes of this thread, the one on top last."""
     if not torch_api.has(*FUNCTION_STACK):
-        return []  # none of ours can be among them then
+        return []  # then none of ours is among them
     return [torch_api.get_function_stack_at(at) for at in range(torch_api.len_torch_function_stack())]
 
 
 def remove_mode(mode: OwnMode) -> None:
-    """Take a mode off the stack of this thread, whatever was put on top of it."""
+    """Remove a mode from the stack of this thread, whatever is on top of it."""
     modes = function_modes()
-    if any(each is mode for each in modes):
-        _restack([each for each in modes if each is not mode])
+    if any(other is mode for other in modes):
+        _restack([other for other in modes if other is not mode])
 
 
 def restore_thread_state(state: ThreadState, interrupted: bool = True) -> None:
-    """Make it that again. `interrupted`: whatever we were counting or following in this thread is over."""
+    """Restore a state; with `interrupted`, end whatever we were counting in this thread as well."""
     try:
-        _put_right(state, interrupted)
+        _restore(state, interrupted)
     except BaseException:  # Ctrl-C again, in the middle of this
-        _put_right(state, interrupted)
+        _restore(state, interrupted)
         raise
 
 
-def _put_right(state: ThreadState, interrupted: bool) -> None:
+def _restore(state: ThreadState, interrupted: bool) -> None:
     gradients, modes = state
     made = _changes.made
     while made:
@@ -125,12 +127,43 @@ def _put_right(state: ThreadState, interrupted: bool) -> None:
 
 
 def _wanted(modes: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple([each for each in modes if not isinstance(each, OwnMode) or each.wanted()])
+    return tuple([mode for mode in modes if not isinstance(mode, OwnMode) or mode.wanted()])
 
 
 def _restack(modes: Sequence[Any]) -> None:
-    """Have exactly these modes on the stack; they are not told."""
     while torch_api.len_torch_function_stack():
         torch_api.pop_torch_function_stack()
-    for each in modes:
-        torch_api.push_on_torch_function_stack(each)
+    for mode in modes:
+        torch_api.push_on_torch_function_stack(mode)
+
+
+def raised_by_script(failure: BaseException, before: BaseException | None) -> BaseException | None:
+    """Return what the script or its user raised while our code ran: Ctrl-C, an exit, or an error of a signal handler.
+
+    It is found also where a clean-up failed over it. `before` is the exception that the script was handling already.
+    """
+    seen: list[BaseException] = []
+    to_see: list[BaseException | None] = [failure]
+    while to_see:
+        error = to_see.pop()
+        if error is None or error is before or any(error is other for other in seen):
+            continue
+        if isinstance(error, TrainingDiverged | KeyboardInterrupt | SystemExit) or _came_from_signal_handler(error):
+            return error
+        seen.append(error)
+        to_see += (error.__cause__, error.__context__)
+    return None
+
+
+def _came_from_signal_handler(error: BaseException) -> bool:
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {code for handler in handlers if (code := _code_of(handler)) is not None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    code = getattr(function, "__code__", None) or getattr(getattr(type(handler), "__call__", None), "__code__", None)  # noqa: B004
+    return code if isinstance(code, CodeType) else None

@@ -1,12 +1,11 @@
 """Every private symbol of torch that this package uses, and every one that it patches: looked up here and nowhere else.
 
-In: nothing. Out: the symbols, as attributes of this module, `torch_api.foreach_norm`; which of them this torch lacks,
-and what is off without each. Guarantees: a symbol is looked up when it is used first, and once; one that torch lacks
-has a stand-in, or raises `TorchLacksError`, at which the part of us that needs it is switched off and the training goes
-on.
+They are attributes of this module, such as `torch_api.foreach_norm`. Guarantees: a symbol is looked up when it is used
+first, and once; one that torch lacks has a stand-in, or raises `TorchLacksError`, at which the part of us that needs it
+is switched off and the training goes on.
 
-The oldest torch that has them all is 2.6: before it, clipping took its norm inside `clip_grad_norm_`, where nobody
-could see it, and there was no `torch.accelerator`.
+The oldest torch that has them all is 2.6: before it, clipping took its norm inside `clip_grad_norm_`, where it could
+not be seen, and there was no `torch.accelerator`.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ class Symbol:
     """One symbol."""
 
     where: str
-    """Where torch has it, as `module:name`."""
+    """As `module:name`."""
     lost: str
     """What is off where torch lacks it."""
     instead: Any = None
-    """What stands in for it, if anything can."""
+    """Stand-in, if there is one."""
 
 
 def _one_by_one(name: str) -> Callable[..., list[Any]]:
-    """What `torch._foreach_` functions do, tensor by tensor."""
+    """Return a stand-in for `torch._foreach_<name>` that goes tensor by tensor."""
 
-    def of_each(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
+    def run(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
         return [
-            _on_one(name, each, *(a[at] if isinstance(a, list | tuple) else a for a in args), **kwargs)
-            for at, each in enumerate(tensors)
+            _on_one(name, tensor, *(arg[at] if isinstance(arg, list | tuple) else arg for arg in args), **kwargs)
+            for at, tensor in enumerate(tensors)
         ]
 
-    return of_each
+    return run
 
 
 def _on_one(name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +61,7 @@ def _on_one(name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _side_by_side(tensors: Sequence[Any]) -> Any:
-    return torch.cat([each.reshape(-1) for each in tensors])
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _is_tracing() -> bool:
@@ -70,8 +69,6 @@ def _is_tracing() -> bool:
 
 
 class _NoMode:
-    """In the place of torch's class of modes that see operations."""
-
     def __init__(self) -> None:
         need("TorchDispatchMode")
 
@@ -97,7 +94,7 @@ _COMPILED = "measurements inside forward passes where torch's compiler is loaded
 _COMPILED_STEP = "optimizer steps in compiled code"
 
 SYMBOLS: dict[str, Symbol] = {
-    **{f"foreach_{each}": Symbol(f"torch:_foreach_{each}", _SLOWER, _one_by_one(each)) for each in _FOREACH},
+    **{f"foreach_{name}": Symbol(f"torch:_foreach_{name}", _SLOWER, _one_by_one(name)) for name in _FOREACH},
     # of modules
     "module_call": Symbol("torch.nn:Module._wrapped_call_impl", _CALLS),
     "is_fx_symbolic_tracing": Symbol("torch.fx._symbolic_trace:is_fx_symbolic_tracing", "nothing", lambda: False),
@@ -198,29 +195,28 @@ SYMBOLS: dict[str, Symbol] = {
     "current_stream": Symbol("torch.accelerator:current_stream", "copies to the host without waiting"),
     "get_device_module": Symbol("torch:get_device_module", "copies to the host without waiting"),
 }
-_known: dict[str, Any] = {}
+_attributes: dict[str, Any] = {}
 
 
 def __getattr__(name: str) -> Any:
-    """A symbol; from then on it is a plain attribute of this module."""
     if name not in SYMBOLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = _look_up(name)
-    if found is _MISSING:
-        found = SYMBOLS[name].instead
-    if found is None:
+    symbol = _look_up(name)
+    if symbol is _MISSING:
+        symbol = SYMBOLS[name].instead
+    if symbol is None:
         need(name)
-    globals()[name] = _known[name] = found
-    return found
+    globals()[name] = _attributes[name] = symbol  # from now on a plain attribute of this module
+    return symbol
 
 
 def has(*names: str) -> bool:
-    """Whether this torch has all of these; a stand-in does not count."""
+    """Whether this torch has all of these symbols; a stand-in does not count."""
     return all(_look_up(name) is not _MISSING for name in names)
 
 
 def need(*names: str) -> None:
-    """Raise where torch lacks one of these: asked before anything is begun that could not be ended without it."""
+    """Raise if torch lacks one of these symbols; called before anything that could not be undone without them."""
     lacking = [SYMBOLS[name].where for name in names if _look_up(name) is _MISSING]
     if lacking:
         lost = "; ".join(dict.fromkeys(SYMBOLS[name].lost for name in names if SYMBOLS[name].where in lacking))
@@ -228,18 +224,18 @@ def need(*names: str) -> None:
 
 
 def owner_of(name: str) -> tuple[Any, str] | None:
-    """The module or class that has a symbol, and what it is called there; None where it is not there, or not loaded."""
+    """Return the module or class that has a symbol, and its name there; None if it is missing or not loaded."""
     module, _, path = SYMBOLS[name].where.partition(":")
     owner: Any = sys.modules.get(module)
     *way, last = path.split(".")
-    for each in way:
-        owner = getattr(owner, each, None)
-    # In this order: what is not loaded is not to be loaded by looking it up.
+    for part in way:
+        owner = getattr(owner, part, None)
+    # In this order: looking a symbol up would load its module.
     return (owner, last) if hasattr(owner, last) and _look_up(name) is not _MISSING else None
 
 
 def missing(load: bool = False) -> dict[str, str]:
-    """The symbols that this torch lacks, with what is off. Those of modules that are not loaded only with `load`."""
+    """Return the symbols that this torch lacks, with what is off; those of modules not loaded only with `load`."""
     lacking: dict[str, str] = {}
     for name, symbol in SYMBOLS.items():
         if (load or symbol.where.partition(":")[0] in sys.modules) and _look_up(name) is _MISSING:
@@ -248,41 +244,41 @@ def missing(load: bool = False) -> dict[str, str]:
 
 
 def torch_version() -> str:
-    """The torch that is installed."""
+    """Return the version of torch."""
     return str(torch.__version__)
 
 
 def is_dynamo_loaded() -> bool:
-    """Whether torch's compiler is: without it nothing can be compiled."""
+    """Whether torch's compiler is loaded: without it nothing is compiled."""
     return "torch._dynamo" in sys.modules
 
 
 def has_compiled() -> bool:
-    """Whether `torch.compile` has made any code, without loading it."""
+    """Whether `torch.compile` has made any code; the compiler is not loaded for it."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters.get("stats", {}).get("unique_graphs"))
 
 
 def _look_up(name: str) -> Any:
-    if name in _found:
-        return _found[name]
+    if name in _symbols:
+        return _symbols[name]
     module, _, path = SYMBOLS[name].where.partition(":")
     try:
-        found: Any = import_module(module)
-        for each in path.split("."):
-            found = getattr(found, each)
+        symbol: Any = import_module(module)
+        for part in path.split("."):
+            symbol = getattr(symbol, part)
     except (ImportError, AttributeError):
-        found = _MISSING
-    _found[name] = found
-    return found
+        symbol = _MISSING
+    _symbols[name] = symbol
+    return symbol
 
 
-_found: dict[str, Any] = {}
+_symbols: dict[str, Any] = {}
 
 
 def forget() -> None:
-    """Look everything up anew. For tests of this package."""
-    for name in _known:
+    """Look everything up again. For tests of this package."""
+    for name in _attributes:
         globals().pop(name, None)
-    _known.clear()
-    _found.clear()
+    _attributes.clear()
+    _symbols.clear()

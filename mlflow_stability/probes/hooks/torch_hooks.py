@@ -1,24 +1,26 @@
-"""Installs and removes all hooks and patches in torch.
+"""Installs and removes all hooks and patches in torch, which call a meter.
 
-In: a guard and a meter. Out: calls to the meter. Guarantees: `remove` restores everything; a patched function returns
-and raises what the original does; compiled code contains no hook of this package, and calls those of its optimizer
-steps.
+Guarantees: `remove` restores everything; a patched function returns and raises what the original does; compiled code
+contains no hook of this package, and calls those of its optimizer steps. A closure of an optimizer's step is replaced
+by one with the same attributes, so that its end is seen.
 
-Nested optimizer steps (``super().step()``, SAM, an optimizer in a closure) are detected from the call stack. A
-counter would stay wrong after a step that ends in an exception, because such a step runs no hook at its end.
+Nested optimizer steps (``super().step()``, SAM, an optimizer in a closure) are detected from the call stack. A counter
+would stay wrong after a step that ends in an exception, because such a step runs no hook at its end.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType, FrameType, FunctionType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,21 +29,73 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.closures import takes_closure, watched_closure
 from mlflow_stability.probes.hooks.foreign_optimizers import ForeignOptimizers
-from mlflow_stability.probes.hooks.hook_handles import HookHandles
-from mlflow_stability.probes.hooks.training_thread import TrainingThread, is_cuda_used
-from mlflow_stability.probes.hooks.uncompiled import uncompiled_hook
+from mlflow_stability.probes.hooks.hook_handles import HookHandles, TrainingThread, is_cuda_used, uncompiled_hook
 from mlflow_stability.probes.loss_level.policy_samples import POLICY_SAMPLES
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step.step_meter import StepMeter
+
+# Context of an evaluation; its argument says whether it is the first of its step.
+Around = Callable[[bool], AbstractContextManager[None]]
+
+
+def takes_closure(optimizer: Optimizer) -> bool:
+    """Whether the first argument of this optimizer's step is a closure."""
+    return _names_closure(cast("Hashable", type(optimizer)))
+
+
+@functools.lru_cache(maxsize=256)
+def _names_closure(kind: Any) -> bool:
+    try:
+        names = list(inspect.signature(kind.step).parameters)
+    except (TypeError, ValueError):
+        return False
+    return len(names) > 1 and "closure" in names[1]
+
+
+def watched_closure(closure: Any, around: Around) -> Any:
+    """Return a closure every evaluation of which runs inside `around`."""
+    if not isinstance(closure, FunctionType):
+        return _ClosureProxy(closure, around)
+    first = True
+
+    @functools.wraps(closure)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        is_first, first = first, False
+        with around(is_first):
+            return closure(*args, **kwargs)
+
+    return watched
+
+
+class _ClosureProxy:
+    """Stand-in for a closure that is an object; its attributes are the closure's own."""
+
+    def __init__(self, closure: Any, around: Around) -> None:
+        object.__setattr__(self, "_closure", closure)
+        object.__setattr__(self, "_around", around)
+        object.__setattr__(self, "_first", True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        is_first = object.__getattribute__(self, "_first")
+        object.__setattr__(self, "_first", False)
+        with object.__getattribute__(self, "_around")(is_first):
+            return object.__getattribute__(self, "_closure")(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_closure"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(object.__getattribute__(self, "_closure"), name, value)
+
 
 # Every step that torch hooks runs inside a frame of this one function.
 _STEP_CODE: CodeType = torch_api.profile_hook_step(lambda: None).__code__
 
 
 def is_nested_step() -> bool:
-    """Whether the hook that is running belongs to a step inside another step."""
+    """Whether the running hook belongs to a step inside another step."""
     frame: FrameType | None = sys._getframe(1)
     steps = 0
     while frame is not None:
@@ -53,11 +107,11 @@ def is_nested_step() -> bool:
     return False
 
 
-# The modules that hold a name for the norm that `clip_grad_norm_` takes. A script that imported `clip_grad_norm_`
-# itself before us still looks the norm up here at each call.
+# Symbols of the norm that `clip_grad_norm_` takes. A script that imported `clip_grad_norm_` before us still looks the
+# norm up here at each call.
 _NORM_NAMES = ("get_total_norm", "public_get_total_norm")
-# Those that hold a name for the clipping itself, by what limits it. Nobody sees `clip_grad_value_` in a script that
-# imported it before us.
+# Symbols of the clipping, and the name of its threshold. A `clip_grad_value_` that a script imported before us is not
+# seen.
 _CLIP_NAMES = (
     ("clip_grads_with_norm_", "max_norm"),
     ("public_clip_grads_with_norm_", "max_norm"),
@@ -67,23 +121,21 @@ _CLIP_NAMES = (
 
 _READ_TWICE = (Sequence, Tensor, type(None))
 
+# After so many backward passes without an optimizer step something is wrong: nothing accumulates as many.
 BACKWARDS_WITHOUT_STEP = 200
-"""From how many backward passes on it is odd that no optimizer step was seen: more than anybody accumulates."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was seen of a training so far."""
+    """Numbers of what was seen of a training."""
 
     backwards: int = 0
     steps: int = 0
     optimizers: int = 0
-    """How many were made."""
     replays: int = 0
     """Of CUDA graphs, since the last step or new optimizer: what they compute runs no hook."""
 
     def clear(self) -> None:
-        """Count anew."""
         self.backwards = self.steps = self.optimizers = self.replays = 0
 
 
@@ -103,16 +155,12 @@ class TorchWatch:
         self._handles = HookHandles()
         self._counts = Counts() if counts is None else counts
         self._meter = meter
-        self._newest: Callable[[], Optimizer | None] = lambda: None
-        """The optimizer that stepped last, weakly."""
-        self._has_nested = True
-        """Whether a step within a step was seen since the last one that is in none."""
-        self._in_step = True
-        """Whether a step may be under way: one that has begun and was not seen to end."""
+        self._newest: Callable[[], Optimizer | None] = lambda: None  # weak reference to the optimizer that stepped last
+        self._has_nested = True  # a step within a step was seen since the last outer one
+        self._in_step = True  # a step may have begun and not ended
         self._signs = guard("unseen training", on_signs)
         self._in_backward = self._watches_fsdp = False
-        self._norms_taken = 0
-        """How many norms the script took of gradients."""
+        self._norms_taken = 0  # norms of gradients that the script took
         self._backward = guard("step hooks", meter.backward)
         self._backward_over = guard("step hooks", meter.backward_ended)
         self._backward_failed = guard("step hooks", meter.backward_failed)
@@ -136,7 +184,6 @@ class TorchWatch:
         )
 
     def install(self) -> None:
-        """Begin to watch."""
         handles = self._handles
         handles.hold(register_optimizer_step_pre_hook(self._before_step))
         handles.hold(register_optimizer_step_post_hook(self._after_step))
@@ -163,24 +210,20 @@ class TorchWatch:
 
     @property
     def is_installed(self) -> bool:
-        """Whether our hooks are in torch."""
         return self._handles.hold_anything
 
     def remove(self) -> None:
-        """Leave torch as it was."""
         self._handles.remove()
         self._foreign.forget()
         self._watches_fsdp = False
         self._look_away()
 
     def _watch_fsdp(self) -> None:
-        """Watch how the first version of FSDP clips, once the script has loaded it."""
         if not self._watches_fsdp and "torch.distributed.fsdp" in sys.modules:
             self._watches_fsdp = True
             self._patch("fsdp_clip_grad_norm_", self._around_fsdp_clip)
 
     def _patch(self, symbol: str, around: Callable[..., Any]) -> None:
-        """Put `around` in the place of a function of torch, where it is called by the training that is watched."""
         self._handles.patch_symbol(symbol, around, self._thread)
 
     @uncompiled_hook
@@ -219,13 +262,13 @@ class TorchWatch:
         thread = self._thread
         if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():
             return
-        # Where no other step has begun since the last one outside of any, this is the end of that one.
+        # Where no nested step has begun since, this is the end of the outer step.
         if (not self._has_nested and self._newest() is optimizer) or not is_nested_step():
             self._in_step = False
             self._step_ended(optimizer)
 
     def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)  # by whichever thread: it need not be the one that trains
+        original(optimizer, *args, **kwargs)  # in any thread: it need not be the one that trains
         if not torch.compiler.is_compiling():
             self._made(optimizer)
             self._watch_fsdp()
@@ -236,7 +279,6 @@ class TorchWatch:
 
     @contextmanager
     def _evaluated(self, optimizer: Optimizer, first: bool) -> Iterator[None]:
-        """Around an evaluation of a closure; the first completes the gradients."""
         self._closure_begins(optimizer, first)
         failed = True
         try:
@@ -279,7 +321,7 @@ class TorchWatch:
 
     def _around_zero_grad(self, original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(owner, *args, **kwargs)
-        # After a step nothing is thrown away; but what Ctrl-C has left behind of ours goes with whatever comes next.
+        # After a step no gradient is discarded; but modes of ours that Ctrl-C has left behind are removed.
         capture = self._meter.capture
         if (capture.micro_batches and not capture.stepped) or torch_api.len_torch_function_stack():
             self._zeroed(owner)
@@ -295,12 +337,11 @@ class TorchWatch:
         return norm
 
     def _around_fsdp_clip(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """The norm of all ranks is what it returns; a model that it does not shard it hands to `nn.utils`."""
         before = self._norms_taken
         norm = original(model, *args, **kwargs)
-        if self._norms_taken == before:
+        if self._norms_taken == before:  # else the model is not sharded, and `nn.utils` has clipped it
             order = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
-            self._clip([each.grad for each in model.parameters() if each.grad is not None], order, norm)
+            self._clip([parameter.grad for parameter in model.parameters() if parameter.grad is not None], order, norm)
             self._clipped("max_norm", args[0] if args else kwargs.get("max_norm"))
         return norm
 
@@ -321,8 +362,8 @@ class TorchWatch:
         self._unscaled(scaler)
         return result
 
+    # Inside `Join` a process that has no more batches takes no more steps.
     def _around_join(self, begins: bool, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Inside `Join` a process that has no more batches makes no more steps."""
         self._uneven(begins)
         return original(*args, **kwargs)
 
@@ -337,7 +378,6 @@ class TorchWatch:
 
 
 def _is_dry_run(optimizer: Optimizer) -> bool:
-    """Whether this is a training of shapes alone, on the meta device: there are no values to be read."""
     for group in optimizer.param_groups:
         for first in group["params"]:
             return bool(first.is_meta)

@@ -1,8 +1,8 @@
-"""Computes beside a training, in the middle of its forward pass, without it noticing.
+"""Runs our arithmetic in the middle of a forward pass without the training noticing it.
 
-In: a block of our own arithmetic. Out: nothing. Guarantees: no gradient is recorded, autocast changes no type, and
-neither the script's modes (a default device, selective checkpointing, a counter of operations) nor ours see it. Where
-Ctrl-C ends it on the way in or out, whoever runs our code has it undone: `thread_state` knows of each.
+Guarantees: no gradient is recorded, autocast changes no type, and neither the script's modes (a default device,
+selective checkpointing, a counter of operations) nor ours see it. Where Ctrl-C ends it on the way in or out,
+`thread_state` undoes it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from mlflow_stability.probes.hooks import thread_state, torch_api
 
 _PLAIN = (Tensor, Parameter)
 _DEVICES = ("cpu", "cuda")
-_OPERATIONS = ("Python", "PythonTLSSnapshot")
-"""What leads an operation to modes; torch passes by what is excluded."""
+_OPERATIONS = ("Python", "PythonTLSSnapshot")  # keys by which operations reach modes
 
 
 class untracked:  # noqa: N801 # it is used as `contextlib.suppress` is
-    """Inside, operations are nobody's business but ours."""
+    """Context in which operations run outside autograd, autocast and modes."""
 
     __slots__ = ("_autocast", "_begun", "_functions", "_gradients", "_operations")
 
@@ -32,15 +31,15 @@ class untracked:  # noqa: N801 # it is used as `contextlib.suppress` is
     def __enter__(self) -> None:
         torch_api.need("set_dispatch_key_excluded")  # to be undone by it
         self._gradients = torch.is_grad_enabled()
-        self._autocast = [each for each in _DEVICES if torch.is_autocast_enabled(each)]
-        keys = [getattr(torch_api.DispatchKey, each) for each in _OPERATIONS]
-        self._operations = [each for each in keys if not torch_api.is_dispatch_key_excluded(each)]
+        self._autocast = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+        keys = [getattr(torch_api.DispatchKey, name) for name in _OPERATIONS]
+        self._operations = [key for key in keys if not torch_api.is_dispatch_key_excluded(key)]
         self._functions = torch_api.DisableTorchFunction()
         thread_state.remember(self)
         self._begun = True
         self._functions.__enter__()
-        for each in self._operations:
-            torch_api.set_dispatch_key_excluded(each, True)
+        for key in self._operations:
+            torch_api.set_dispatch_key_excluded(key, True)
         torch_api.set_grad_enabled(False)
         for device in self._autocast:
             torch.set_autocast_enabled(device, False)
@@ -50,19 +49,18 @@ class untracked:  # noqa: N801 # it is used as `contextlib.suppress` is
         thread_state.forget(self)
 
     def undo(self) -> None:
-        """Leave torch as it was before; once more does no harm."""
         if not self._begun:
             return
         for device in self._autocast:
             torch.set_autocast_enabled(device, True)
         torch_api.set_grad_enabled(self._gradients)
-        for each in self._operations:
-            torch_api.set_dispatch_key_excluded(each, False)
+        for key in self._operations:
+            torch_api.set_dispatch_key_excluded(key, False)
         self._functions.__exit__(None, None, None)
 
 
 def is_measurable(value: object) -> TypeGuard[Tensor]:
-    """Whether a value is a plain tensor of numbers: no fake, sharded, sparse or transformed one, and not empty."""
+    """Whether a value is a plain, non-empty tensor of numbers: not fake, sharded, sparse or transformed."""
     return (
         type(value) in _PLAIN
         and isinstance(value, Tensor)

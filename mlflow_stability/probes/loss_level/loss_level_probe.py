@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -161,10 +161,10 @@ class LossLevelProbe(BaseProbe):
             return
         trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
         owners = [each for each in modules if any(id(one) in trained for one in each._parameters.values())]
-        calls = _Arguments(self._guard(self.part, self._called))
-        self._acting = [MODULE_CALLS.observe(each, calls) for each in owners[:MOST_WATCHED]]
+        called = self._guard(self.part, self._called)
+        self._acting = [MODULE_CALLS.watch(each, called) for each in owners[:MOST_WATCHED]]
 
-    def _called(self, module: Module, args: tuple[Any, ...]) -> None:
+    def _called(self, module: Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if args and isinstance(args[0], Tensor) and args[0].dim():
             sizes, size = self._sizes.setdefault(id(module), {}), (args[0].dim(), len(args[0]))
             sizes[size] = sizes.pop(size, 0) + 1
@@ -253,22 +253,6 @@ def _samples(sizes: dict[tuple[int, int], int]) -> tuple[int, int]:
     if not others or max(others) >= trained_on:
         return 0, trained
     return sum(rows * sizes[dimensions, rows] for dimensions, rows in others), trained
-
-
-class _Arguments:
-    """Observer of the arguments of calls."""
-
-    def __init__(self, told: Callable[[Module, tuple[Any, ...]], object]) -> None:
-        self._told = told
-
-    def call_began(self, module: Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        self._told(module, args)
-
-    def call_ended(self, module: Module, args: tuple[Any, ...], output: Any) -> None:
-        """Nothing to tell."""
-
-    def call_failed(self, module: Module) -> None:
-        """Nothing to tell."""
 
 
 PROBES: tuple[ProbeFactory, ...] = (LossLevelProbe,)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,7 +89,7 @@ class TargetCopy:
             self.has_changed = True
         self._checksum = checksum
 
-    def _called(self, _module: Module, _grad_enabled: bool, _training: bool) -> None:
+    def _called(self, _module: Module, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         self.was_called = True
 
 

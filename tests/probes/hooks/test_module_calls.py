@@ -154,7 +154,9 @@ def test_a_module_that_is_let_go_is_forgotten() -> None:
 def test_whether_gradients_are_recorded_and_whether_the_module_trains_is_told_alone() -> None:
     model = nn.Linear(4, 3)
     told: list[Any] = []
-    watched = MODULE_CALLS.watch(model, lambda module, gradients, training: told.append((module, gradients, training)))
+    watched = MODULE_CALLS.watch(
+        model, lambda module, _args, _kwargs: told.append((module, torch.is_grad_enabled(), module.training))
+    )
     model(FOUR)
     with torch.no_grad():
         model.eval()(FOUR)
