@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from mlflow_stability.probes.ranks.own_group import gloo_group
-from mlflow_stability.probes.ranks.rank_exchange import RankExchange, RankExchanges, Silence
+from mlflow_stability.probes.ranks.rank_exchange import RankExchange, RankExchanges, Silence, gloo_group
 from mlflow_stability.probes.ranks.rank_numbers import EVERY
-from mlflow_stability.probes.ranks.rank_peaks import z_of_all
-from mlflow_stability.probes.ranks.rank_row import Orders, RankRow, RankTable, Sums, Votes, norm_of
+from mlflow_stability.probes.ranks.rank_row import Orders, RankRow, RankTable, Sums, Votes, norm_of, z_of_all
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
 
 __all__ = [

@@ -1,43 +1,161 @@
 """Sums rows of numbers over the processes of a training: the only exchange between them in the thread that trains.
 
-In: rows of this process. Out: the sum of all rows, at once or some time later. Guarantees:
-one process group on the host for each set of ranks, apart from the script's collectives, whatever splits the model; it
-is made only where all processes are watched; where a process has died, leaves or does not answer, it is over for all
-and says why.
-
 A step has one exchange: where the autopilot acts, before the update. At the steps at which processes compare what they
 have measured there is a second one, after the update, in the background. One alone would not do: a broken step must be
 known before the update, what the update has changed is known only after it, and the last step of a training is recorded
 whole, so that it cannot wait for the exchange of a next one.
 
-Checkpoints are written by another thread, while the training goes on; it has a group of its own (`rank_store`).
+Before they exchange anything, processes find out whether all of them are watched: each announces itself in the store by
+which torch brought them together, and the first rank decides for all. A script that watches some ranks only waits half
+a second once, at its first step.
+
+Guarantees: one process group on the host for each set of ranks, apart from the script's collectives, whatever splits
+the model; it is made only where all processes are watched; where a process has died, leaves or does not answer, it is
+over for all and says why. Checkpoints, written by another thread, have a group of their own (`rank_store`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.ranks.own_group import gloo_group
-from mlflow_stability.probes.ranks.presence import Presence, Watched
+from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.ranks.rank_row import RankRow, Shape, Votes
 from mlflow_stability.probes.step.readback import values_on_host
 
-ANSWER_SECONDS = 120.0
-"""For how long a process may leave the others without an answer."""
+
+def attempt() -> str:
+    """Return how often torchrun has started this job again; keys in the store contain it."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def gloo_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> Any:
+    """Return a gloo group of these ranks, or of all; all of its members must call this."""
+    with _keys_of_this_attempt():
+        return torch.distributed.new_group(
+            None if ranks is None else list(ranks),
+            backend="gloo",
+            timeout=timeout,
+            use_local_synchronization=ranks is not None,
+        )
+
+
+@contextmanager
+def _keys_of_this_attempt() -> Iterator[None]:
+    """Have torch make groups with keys that no earlier attempt has written.
+
+    torchrun may keep the store of an earlier attempt, and gloo would wait for processes that have ended.
+    """
+    if attempt() == "0":
+        yield
+        return
+    torch_distributed: Any = torch.distributed  # `PrefixStore` is not among its exported names
+    groups: Any = torch_api.process_groups.pg_map
+    world = torch_distributed.group.WORLD
+    backend, store = before = groups[world]
+    groups[world] = backend, torch_distributed.PrefixStore(f"mlflow_stability/attempt_{attempt()}", store)
+    try:
+        yield
+    finally:
+        groups[world] = before
+
+
+# Where all processes are watched, they have announced themselves before their first step.
+PRESENT_SECONDS = 0.5
+VERDICT_SECONDS = 30.0  # longest wait for the first rank, which is at its first step as well
+_meetings = count()  # announcements of earlier sessions are still in the store
+
+
+class Watched(Enum):
+    """Which processes of a training are watched."""
+
+    SOME = b"some"
+    ALL = b"all"
+    ALL_ACT = b"all act"
+    """All, each with the autopilot."""
+
+
+class Presence:
+    """Announcement of this process, and which others are watched."""
+
+    def __init__(self, acts: bool) -> None:
+        self._acts = acts
+        self._announced = ""
+        self._watched: dict[tuple[int, ...], Watched] = {}
+
+    def announce(self) -> None:
+        """Announce once that this process is watched."""
+        distributed = torch.distributed
+        if self._announced or not distributed.is_available() or not distributed.is_initialized():
+            return
+        self._announced = f"mlflow_stability/{attempt()}/{next(_meetings)}"
+        mine = Watched.ALL_ACT if self._acts else Watched.ALL
+        torch_api.default_store().set(self._key(distributed.get_rank()), mine.value)
+
+    def of(self, ranks: tuple[int, ...], to_act: bool = False) -> Watched:
+        """Return which of these ranks are watched; with `to_act`, only whether all have the autopilot counts."""
+        if ranks not in self._watched:
+            self.announce()
+            watched = self._decide(ranks, to_act)
+            if watched is None:
+                return Watched.ALL
+            self._watched[ranks] = watched
+        return self._watched[ranks]
+
+    def forget(self) -> None:
+        self._announced = ""
+        self._watched.clear()
+
+    # Returns None where the first rank has no autopilot, and so may never look for those that act.
+    def _decide(self, ranks: tuple[int, ...], to_act: bool) -> Watched | None:
+        store, mine, first = torch_api.default_store(), torch.distributed.get_rank(), ranks[0]
+        verdict = f"{self._announced}/of/{'-'.join(map(str, ranks))}"
+        keys = [self._key(rank) for rank in ranks]
+        if mine == first:
+            watched = Watched.SOME
+            if _soon(lambda: store.check(keys)):
+                announced = {bytes(store.get(key)) for key in keys}
+                watched = Watched.ALL_ACT if announced == {Watched.ALL_ACT.value} else Watched.ALL
+            store.set(verdict, watched.value)
+            return watched
+        if not _soon(lambda: store.check([self._key(first)])):
+            store.delete_key(self._key(mine))
+            return Watched.SOME
+        if to_act and bytes(store.get(self._key(first))) != Watched.ALL_ACT.value:
+            return None
+        store.wait([verdict], timedelta(seconds=VERDICT_SECONDS))
+        return Watched(bytes(store.get(verdict)))
+
+    def _key(self, rank: int) -> str:
+        return f"{self._announced}/{rank}"
+
+
+def _soon(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + PRESENT_SECONDS
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+ANSWER_SECONDS = 120.0  # without an answer a process counts as lost
 POLL_SECONDS = 0.0002
 
 
 class Silence(Enum):
-    """Why nothing is exchanged any more; the value is the sentence."""
+    """Why nothing is exchanged any more; the value is a sentence."""
 
     LOST = f"a process has ended, or its connection is lost, or it did not answer for {ANSWER_SECONDS:g} s"
     OFF_HERE = "measuring is off in this process"
@@ -50,11 +168,9 @@ class RankExchange:
     """The processes of one training."""
 
     def __init__(self, ranks: Sequence[int], introduction: Any = None, votes: bool = False) -> None:
-        """`introduction`: what this process has the others know of it. `votes`: they vote before each step."""
         distributed = torch.distributed
         self.votes = votes
-        self.rank = tuple(ranks).index(distributed.get_rank())
-        """The place of this process among them."""
+        self.rank = tuple(ranks).index(distributed.get_rank())  # place of this process among them
         self.size = len(ranks)
         is_world = self.size == distributed.get_world_size()
         self._group = gloo_group(timedelta(seconds=ANSWER_SECONDS), None if is_world else ranks)
@@ -62,23 +178,17 @@ class RankExchange:
         distributed.all_gather_object(met, (socket.gethostname(), introduction), group=self._group)
         self.hosts = [host for host, _ in met]
         self.names = [f"rank {rank} ({host})" for rank, host in zip(ranks, self.hosts, strict=True)]
-        """What each process is called: its rank and its host."""
-        self.introductions = [each for _, each in met]
-        """What each process has said of itself."""
+        self.introductions = [introduction for _, introduction in met]  # what each process says of itself
         self.silence: Silence | None = None
-        """Why nothing is exchanged any more; None while all is well."""
-        self.is_paused = False
-        """Whether processes do not make the same steps (`Join`): each goes on alone meanwhile."""
-        self.shape = Shape(self.size)
-        """Of the next row: changes only by what the sum of a row has told all processes."""
-        self.bring_home: Callable[[], None] = lambda: None
-        """Waits for what was begun before, by which the shape may change."""
+        self.is_paused = False  # in `Join` processes do not make the same steps: each goes on alone
+        self.shape = Shape(self.size)  # of the next row; changes only by the sum of a row
+        self.bring_home: Callable[[], None] = lambda: None  # waits for the row in flight, which may change the shape
         self._row: Tensor | None = None
         self._work: Any = None
         self._since = 0.0
 
     def ask(self, row: RankRow) -> RankRow | None:
-        """The sum of all rows, waited for; None where there will be none."""
+        """Send a row and wait for the sum of all; None if there will be none."""
         if self.is_paused:
             return None
         self.bring_home()
@@ -88,7 +198,7 @@ class RankExchange:
         return self._finished()
 
     def begin(self, row: RankRow) -> None:
-        """Send a row, and wait for nobody; the one before has come back."""
+        """Send a row without waiting; the one before has come back."""
         self._since = time.monotonic()
         self._row = torch.tensor(row.numbers(self.shape), dtype=torch.float64)
         try:
@@ -97,7 +207,7 @@ class RankExchange:
             self.end(Silence.LOST)
 
     def result(self, seconds: float = 0.0) -> RankRow | None:
-        """The sum of the rows that were begun; None where it has not come within so many seconds, or never will."""
+        """Return the sum of the rows in flight, or None if it did not come within so many seconds, or never will."""
         give_up = time.monotonic() + seconds
         while self._work is not None and self.silence is None and not self._work.is_completed():
             now = time.monotonic()
@@ -110,28 +220,26 @@ class RankExchange:
         return self._finished()
 
     def leave(self) -> None:
-        """Let the others know with one last row, and wait for nobody."""
+        """Tell the others with a last row, without waiting."""
         if self.silence is None and not self.is_paused and self._work is None:
             self.begin(RankRow(Votes(leaving=1.0)))
         self.end(Silence.OFF_HERE)
 
     def end(self, why: Silence) -> None:
-        """Nothing is exchanged any more."""
         self.silence = self.silence or why
 
     def close(self) -> None:
-        """The training is over: take the group down before the interpreter does, if the script has not yet.
+        """Destroy the group before the interpreter ends, if the script has not done so.
 
-        One of some ranks only stays until then: torch would give the next one its name.
+        A group of some ranks only stays until then: torch would give the next one its name.
         """
         self.end(Silence.OVER)
         in_flight = self._work is not None and not self._work.is_completed()
         if self.votes and not in_flight and torch.distributed.is_initialized():  # gloo would wait for what is in flight
-            with contextlib.suppress(RuntimeError, ValueError):  # the script has taken it down with its own
+            with contextlib.suppress(RuntimeError, ValueError):  # the script has destroyed it with its own
                 torch.distributed.destroy_process_group(self._group)
 
     def _finished(self) -> RankRow | None:
-        """The sum of the rows, waited for."""
         if self._work is None or self._row is None or self.silence is not None:
             return None
         work, packed, self._work = self._work, self._row, None
@@ -150,48 +258,44 @@ class RankExchange:
 
 
 class RankExchanges:
-    """The exchanges of one session: whoever asks for the same ranks is given the same one."""
+    """The exchanges of one session, one for each set of ranks."""
 
     def __init__(self, acts: bool = False, introduction: Callable[[], Any] = lambda: None) -> None:
-        """`acts`: this session has the autopilot."""
         self.acts = acts
         self._introduction = introduction
         self._presence = Presence(acts)
-        self._known: dict[tuple[int, ...], RankExchange] = {}
+        self._exchanges: dict[tuple[int, ...], RankExchange] = {}
         self.is_paused = False
-        """Whether processes do not make the same steps at the moment."""
 
     def announce(self) -> None:
-        """Runs before the first step, so that the other processes know that this one is watched."""
         self._presence.announce()
 
     def between(self, ranks: Sequence[int], *, to_act: bool = False) -> RankExchange | None:
-        """That of these ranks; None where not all of them are watched, or have the autopilot, where it is `to_act`."""
+        """Return the exchange of these ranks; None if not all are watched, or, with `to_act`, have the autopilot."""
         key = tuple(ranks)
-        if key not in self._known:
+        if key not in self._exchanges:
             watched = self._presence.of(key, to_act)
             if watched is Watched.SOME or (to_act and watched is not Watched.ALL_ACT):
                 return None
             votes = watched is Watched.ALL_ACT and len(key) == torch.distributed.get_world_size()
-            exchange = self._known[key] = RankExchange(key, self._introduction(), votes)
+            exchange = self._exchanges[key] = RankExchange(key, self._introduction(), votes)
             exchange.is_paused = self.is_paused
-        exchange = self._known[key]
+        exchange = self._exchanges[key]
         return exchange if exchange.votes or not to_act else None
 
     def pause(self, begin: bool) -> None:
-        """Processes do not make the same steps for a while (`Join`): each goes on alone meanwhile."""
+        """Begin or end a time in which processes do not make the same steps (`Join`)."""
         self.is_paused = begin
-        for each in self._known.values():
-            each.is_paused = begin
+        for exchange in self._exchanges.values():
+            exchange.is_paused = begin
 
     def leave(self) -> None:
-        """What counts captures has failed here: the other processes go on without this one."""
-        for each in self._known.values():
-            each.leave()
+        """Leave all exchanges: measuring has failed here, and the other processes go on alone."""
+        for exchange in self._exchanges.values():
+            exchange.leave()
 
     def close(self) -> None:
-        """The session is over."""
-        for each in self._known.values():
-            each.close()
-        self._known.clear()
+        for exchange in self._exchanges.values():
+            exchange.close()
+        self._exchanges.clear()
         self._presence.forget()

@@ -1,9 +1,7 @@
 """Combines what all processes of a training have measured: at most one exchange for each capture.
 
-In: what this process has measured of each capture, in order. Out: for each, in order, what all have measured together;
-nothing where there was no exchange. Guarantees: every process takes part in the same exchanges, for which captures have
-one depends only on what an earlier one has told all of them; nobody waits for another process; where one leaves, dies
-or does not answer, all go on alone.
+Guarantees: every process takes part in the same exchanges, for which captures have one depends only on what an earlier
+one has told all of them; no process waits for another; where one leaves, dies or does not answer, all go on alone.
 """
 
 from __future__ import annotations
@@ -13,15 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, RankExchange, Silence
-from mlflow_stability.probes.ranks.rank_peaks import PeakWatch
-from mlflow_stability.probes.ranks.rank_row import Agreed, Layout, Measured, Orders, RankTable, Shape, table_of
+from mlflow_stability.probes.ranks.rank_row import (
+    Agreed,
+    Layout,
+    Measured,
+    Orders,
+    PeakWatch,
+    RankTable,
+    Shape,
+    table_of,
+)
 
-EVERY = 10
-"""Every how many steps processes compare their losses; those of a split model exchange at each step."""
-FIRST = (1, 2, 4)
-"""Steps at which updates of the weights are measured as well."""
-MOST_WAITING = 512
-"""Of so many captures what was measured is kept while another process does not answer."""
+EVERY = 10  # steps between comparisons of losses; processes of a split model exchange at each step
+FIRST = (1, 2, 4)  # steps at which weight updates are measured as well
+MAX_WAITING_CAPTURES = 512
 
 Deliver = Callable[[RankTable | None], None]
 
@@ -29,12 +32,12 @@ Deliver = Callable[[RankTable | None], None]
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     measured: Measured | None
-    """None: this process makes steps that others do not."""
+    """None for a step that other processes may not make."""
     deliver: Deliver
 
 
 class RankNumbers:
-    """The captures of one training, as all its processes measure them."""
+    """Measurements of one training by all its processes."""
 
     def __init__(
         self, exchange: RankExchange, layers_every: int, on_end: Callable[[Silence], None] = lambda _: None
@@ -44,54 +47,51 @@ class RankNumbers:
         self._on_end = on_end
         self._agreed: Agreed | None = None
         self._layout = self._announced = Layout()
-        """The layers that are measured now, and those that the others were told of last."""
         self._sent: tuple[_Waiting, int] | None = None
         self._waiting: deque[_Waiting] = deque()
         self._captures = 0
-        """How many were measured."""
         self._peaks = PeakWatch(exchange.size)
         self._end_is_reported = False
         exchange.bring_home = lambda: self.poll(ANSWER_SECONDS)
 
     @property
     def is_over(self) -> bool:
-        """Whether processes go on alone."""
+        """Whether each process goes on alone."""
         return self._exchange.silence is not None
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one whose steps count."""
+        """Whether this is the process whose steps count."""
         return self._exchange.rank == 0
 
     @property
     def names(self) -> list[str]:
-        """What each process is called: its rank and its host."""
+        """Rank and host of each process."""
         return self._exchange.names
 
     @property
     def step(self) -> int | None:
-        """The step of the recording that is being measured, where it is known here."""
+        """The step of the recording that is being measured, or None if unknown."""
         return None if self._agreed is None else self._captures + 1 + self._agreed.offset
 
     def learn_layout(self, layout: Layout) -> None:
-        """These layers are measured from now on."""
         self._layout = layout
 
     def take(self, measured: Measured, deliver: Deliver, alone: bool = False) -> None:
-        """What was measured of the next capture; `alone`: of a step that other processes may not make."""
+        """Queue the measurements of the next capture; `alone`: of a step that other processes may not make."""
         if not alone:
             self._captures += 1
             measured.capture = self._captures
             measured.peaks = self._peaks.take(measured.capture, measured.loss, measured.seconds)
         self._waiting.append(_Waiting(None if alone else measured, deliver))
-        if len(self._waiting) > MOST_WAITING:
+        if len(self._waiting) > MAX_WAITING_CAPTURES:
             self._exchange.end(Silence.LOST)
         self.poll()
 
     def poll(self, seconds: float = 0.0) -> None:
-        """Take in what has arrived, and send what is to be sent."""
+        """Receive what has arrived, and send the next row."""
         while not self.is_over:
-            if self._sent is not None and not self._arrived(seconds):
+            if self._sent is not None and not self._receive(seconds):
                 break
             if not self._waiting or self.is_over:
                 break
@@ -105,7 +105,6 @@ class RankNumbers:
             self._go_on_alone()
 
     def close(self) -> None:
-        """The training is over."""
         self._end_is_reported = True
         self._exchange.end(Silence.OVER)
         self._go_on_alone()
@@ -121,8 +120,8 @@ class RankNumbers:
         every = 0 if self._agreed is None else self._agreed.layers_every
         return every > 0 and step % every == 0
 
+    # The shape of all rows from here to the next one with measurements.
     def _shape_after(self, capture: int, agreed: Agreed) -> Shape:
-        """The shape of all rows from here to the next one with measurements, after that of this capture."""
         size = self._exchange.size
         if not agreed.layout_is_shared:
             return Shape(size)
@@ -145,7 +144,7 @@ class RankNumbers:
         self._peaks.sent(measured.peaks)
         self._exchange.begin(row)
 
-    def _arrived(self, seconds: float) -> bool:
+    def _receive(self, seconds: float) -> bool:
         assert self._sent is not None
         row = self._exchange.result(seconds)
         if row is None:
@@ -160,11 +159,11 @@ class RankNumbers:
         return True
 
     def _go_on_alone(self) -> None:
-        left = [*([] if self._sent is None else [self._sent[0]]), *self._waiting]
+        pending = [*([] if self._sent is None else [self._sent[0]]), *self._waiting]
         self._sent, self._waiting = None, deque()
-        for each in left:
-            each.deliver(None)
-        reports, self._end_is_reported = not self._end_is_reported, True
-        if reports and self._exchange.silence not in (None, Silence.OFF_HERE):
-            assert self._exchange.silence is not None
-            self._on_end(self._exchange.silence)
+        for waiting in pending:
+            waiting.deliver(None)
+        was_reported, self._end_is_reported = self._end_is_reported, True
+        silence = self._exchange.silence
+        if not was_reported and silence is not None and silence is not Silence.OFF_HERE:
+            self._on_end(silence)

@@ -1,51 +1,143 @@
 """The row of numbers that processes of a training sum, and what its sum says.
 
-In: votes, orders and measurements of one process. Out: a row whose length all processes know without asking, and the
-same fields of the sum of all rows. Guarantees: every row has the same length until a sum has told all processes of
-another one, for gloo ends a process where lengths differ; a number counts only if every process has contributed to it,
-at the same step.
-
 Everything travels as a sum: a vote as the number of processes that cast it, an order in a field that only the leading
 process fills, what belongs to one process in a slot of its own.
+
+Guarantees: every row has the same length until a sum has told all processes of another one, for gloo ends a process
+where lengths differ; a number counts only if every process has contributed to it, at the same step.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import isfinite, sqrt
+from statistics import median
 from typing import NamedTuple
 
-from mlflow_stability.probes.ranks.rank_peaks import NUMBERS, RankPeaks, numbers_of, peaks_of
+from mlflow_stability.detectors.baseline import Baseline
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
 
+USUAL_OF_CAPTURES = 32  # the usual time is their median
+SETTLED_AFTER = 16  # captures until there is a usual time: the first ones compile and fill caches
+
+
+class RankPeaks(NamedTuple):
+    """What stood out on one process since the last exchange; captures count from 1, and 0 is none."""
+
+    broken: int = 0
+    """The first capture with a non-finite loss."""
+    spike: int = 0
+    """The first capture with a loss spike, or the first spike that counts for all processes."""
+    spike_loss: float = 0.0
+    spike_level: float = 0.0
+    """Baseline of the loss at that capture."""
+    spike_z: float = 0.0
+    """Its distance from the baseline in σ."""
+    slow: int = 0
+    """The capture with the longest time before its backward pass."""
+    slow_seconds: float = 0.0
+    slow_usual: float = 0.0
+
+    def at_steps(self, offset: int) -> RankPeaks:
+        """Return the same with steps of the recording in place of captures."""
+        broken, spike, slow = (int(capture) + offset if capture else 0 for capture in (self[0], self[1], self[5]))
+        return self._replace(broken=broken, spike=spike, slow=slow)
+
+
+def z_of_all(processes: int) -> float:
+    """Return the z above which a spike of one process is one of the mean loss of all, whose σ is smaller."""
+    return LossSpike().threshold * sqrt(processes)
+
+
+class PeakWatch:
+    """Losses and times of this process; a spike is one by the definition of `loss_spike`."""
+
+    def __init__(self, processes: int) -> None:
+        self.now = RankPeaks()  # what stood out since `sent`
+        self._counts = z_of_all(processes)
+        self._detector = LossSpike()
+        self._state = self._detector.begin()
+        self._baseline = Baseline()
+        self._times: deque[float] = deque(maxlen=USUAL_OF_CAPTURES)
+
+    def take(self, capture: int, loss: float | None, seconds: float) -> RankPeaks:
+        """Add the next capture; return what stood out so far."""
+        if loss is not None and not isfinite(loss):
+            if not self.now.broken:
+                self.now = self.now._replace(broken=capture)
+        elif loss is not None:
+            self._take_loss(capture, loss)
+        self._take_time(capture, seconds)
+        return self.now
+
+    def sent(self, peaks: RankPeaks) -> None:
+        """Forget what was sent, unless more came since."""
+        if peaks is self.now:
+            self.now = RankPeaks()
+
+    def _take_loss(self, capture: int, loss: float) -> None:
+        baseline = self._baseline
+        baseline.take(loss)
+        point = Point(
+            "loss",
+            "",
+            capture,
+            loss,
+            z=baseline.z,
+            accepted=baseline.accepted,
+            center=baseline.center,
+            scale=baseline.scale,
+            tail=baseline.tail,
+            logarithmic=baseline.logarithmic,
+        )
+        self._state, spike = self._detector.step(self._state, point)
+        counts_for_all = baseline.z >= self._counts and self.now.spike_z < self._counts
+        if spike is not None and (not self.now.spike or counts_for_all):
+            self.now = self.now._replace(
+                spike=capture, spike_loss=loss, spike_level=baseline.center, spike_z=baseline.z
+            )
+
+    def _take_time(self, capture: int, seconds: float) -> None:
+        # No median is computed where a step is no longer than the longest before.
+        if seconds > self.now.slow_seconds and len(self._times) >= SETTLED_AFTER:
+            usual = median(self._times)
+            if seconds > 2 * usual:
+                self.now = self.now._replace(slow=capture, slow_seconds=seconds, slow_usual=usual)
+        self._times.append(seconds)
+
+
+# Kinds of squares that are summed over processes, of the whole model and by layer: number of values of each.
 WIDTHS = {"norms": 3, "updates": 2, "momentum": 1}
-"""Squares that are summed over processes, of the whole model and of each layer, and how many numbers they have."""
 
 
 class Votes(NamedTuple):
-    """How many processes say so."""
+    """Number of processes that say so."""
 
     steps: float = 0.0
     """The row is a vote on a step."""
     agrees: float = 0.0
-    """The row is about something that is to be done together."""
+    """The row is about something to be done together."""
     measures: float = 0.0
     """The row has what was measured of a capture."""
     leaving: float = 0.0
-    """This is the last row of a process: it measures and votes no more."""
+    """This is the last row of a process."""
     broken: float = 0.0
-    """The gradients or the loss of this step are not finite, or absurd."""
+    """Gradients or loss of this step are non-finite or far too large."""
     guard_off: float = 0.0
     """The guard against broken steps has failed."""
     done: float = 0.0
-    """What the processes agree on has worked here."""
+    """What the processes agreed on was done here."""
     needs_norm: float = 0.0
-    """The norm of the whole model is known by nothing but these rows."""
+    """The norm of the whole model is known from these rows alone."""
 
 
 class Orders(NamedTuple):
-    """What the leading process decides; the others leave these fields at zero, so that their sum is its word."""
+    """Decisions of the leading process; the others leave these fields at zero."""
 
     healthy: float = 0.0
     trouble: float = 0.0
@@ -62,68 +154,67 @@ class Orders(NamedTuple):
     ahead: float = 0.0
     release: float = 0.0
     next_target: float = 0.0
-    """One more than the step of the state to try next; 0: there is none."""
+    """One more than the step of the state to try next; 0: none."""
     capture: float = 0.0
-    """The number of the capture that was measured."""
+    """Number of the measured capture."""
     offset: float = 0.0
-    """By how much the steps of the recording are ahead of the captures."""
+    """Steps of the recording minus captures."""
     layers_every: float = 0.0
 
 
 class Sums(NamedTuple):
-    """Added up over all processes."""
+    """Sums over all processes."""
 
     squares: float = 0.0
     """Of the gradients that a process holds."""
     with_squares: float = 0.0
-    """How many processes know them."""
+    """Number of processes that know them."""
     partial_unknown: float = 0.0
-    """How many processes have values still to be summed that have no place in this row."""
+    """Number of processes whose values still to be summed do not fit into this row."""
     loss: float = 0.0
     with_loss: float = 0.0
-    """How many processes have a loss; of a pipeline, those of the last stage."""
+    """Number of processes with a loss; of a pipeline, those of the last stage."""
     names: float = 0.0
     names_squared: float = 0.0
-    """Of the number made of the names of all layers, by which processes know that they mean the same."""
+    """Of a number made of the names of all layers, by which processes check that they mean the same layers."""
 
 
 class Slot(NamedTuple):
-    """What stays apart for each process."""
+    """Values of one process that are not summed."""
 
     has_loss: float = 0.0
     loss: float = 0.0
     seconds: float = 0.0
-    """How long it was busy before its backward pass."""
+    """Time before its backward pass."""
     peaks: RankPeaks = RankPeaks()
-    """What stood out since the exchange before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a process can measure beside what all can."""
+    """What a process can measure beyond what all can."""
 
     layers: int = 0
     partial: int = 0
-    """How many values of its gradients are still to be summed over processes."""
+    """Number of values of its gradients that are still to be summed over processes."""
     names: int = 0
-    """A number made of the names of all layers."""
+    """Number made of the names of all layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much room a row has: the same in all processes, for it follows from the sums of rows before."""
+    """Sizes of a row: the same in all processes, for they follow from the sums of rows before."""
 
     size: int
-    """How many processes there are."""
+    """Number of processes."""
     layers: int = 0
-    """Of how many layers; 0: none are due."""
+    """Number of layers that are measured; 0: none are due."""
     partial: int = 0
-    """How many values there are that are still to be summed."""
+    """Number of values that are still to be summed."""
 
     @property
     def numbers(self) -> int:
-        """How many numbers a row has."""
-        by_process = 1 + len(Slot._fields) - 1 + NUMBERS
+        """Length of a row."""
+        by_process = len(Slot._fields) + len(RankPeaks._fields)
         squares = sum(2 + width for width in WIDTHS.values())
         by_layer = sum(2 + width * self.layers for width in WIDTHS.values()) if self.layers else 0
         fields = len(Votes._fields) + len(Orders._fields) + len(Sums._fields)
@@ -134,9 +225,9 @@ class Squares(NamedTuple):
     """Squares of one kind."""
 
     processes: float
-    """How many have measured them."""
+    """Number of processes that have measured them."""
     steps: float
-    """The sum of the steps at which they did."""
+    """Sum of the steps at which they did."""
     values: Sequence[float]
 
 
@@ -145,29 +236,29 @@ NO_VOTES, NO_ORDERS, NO_SUMS, EMPTY_SLOT = Votes(), Orders(), Sums(), Slot()
 
 @dataclass(slots=True)
 class RankRow:
-    """What one process says in one exchange, or the sum of what all have said."""
+    """Row of one process in one exchange, or the sum of the rows of all."""
 
     votes: Votes = NO_VOTES
     orders: Orders = NO_ORDERS
     sums: Sums = NO_SUMS
     conditions: dict[int, int] = field(default_factory=dict)
-    """By rank, which condition to stop on is met there."""
+    """By rank, the condition to stop on that is met there."""
     slots: dict[int, Slot] = field(default_factory=dict)
     """By rank."""
     whole: dict[str, Squares] = field(default_factory=dict)
     by_layer: dict[str, Squares] = field(default_factory=dict)
     partial: Sequence[float] = ()
-    """Values of gradients that are to be summed over processes before they are squared."""
+    """Values of gradients that are summed over processes before they are squared."""
 
     def numbers(self, shape: Shape) -> list[float]:
-        """The row as it is sent."""
+        """Return the row as it is sent."""
         row = [*self.votes, *self.orders, *self.sums]
         row += [self.conditions.get(rank, -1) + 1.0 for rank in range(shape.size)]
         if not self.votes.measures:
             return row + [0.0] * (shape.numbers - len(row))
         for rank in range(shape.size):
-            *apart, peaks = self.slots.get(rank, EMPTY_SLOT)
-            row += [*apart, *numbers_of(peaks)]
+            *values, peaks = self.slots.get(rank, EMPTY_SLOT)
+            row += [*values, *peaks]
         row += _laid_out(self.whole, 1)
         if shape.layers:
             row += _laid_out(self.by_layer, shape.layers)
@@ -175,7 +266,7 @@ class RankRow:
 
     @classmethod
     def of(cls, numbers: Sequence[float], shape: Shape) -> RankRow:
-        """The fields of a row that has arrived."""
+        """Read a row that has arrived."""
         rest = iter(numbers)
         row = cls(
             Votes._make(islice(rest, len(Votes._fields))),
@@ -188,7 +279,7 @@ class RankRow:
             return row
         for rank in range(shape.size):
             has_loss, loss, seconds = next(rest), next(rest), next(rest)
-            row.slots[rank] = Slot(has_loss, loss, seconds, peaks_of(list(islice(rest, NUMBERS))))
+            row.slots[rank] = Slot(has_loss, loss, seconds, RankPeaks._make(islice(rest, len(RankPeaks._fields))))
         row.whole = _read(rest, 1)
         if shape.layers:
             row.by_layer = _read(rest, shape.layers)
@@ -213,24 +304,24 @@ def _read(rest: Iterator[float], times: int) -> dict[str, Squares]:
 
 @dataclass(slots=True)
 class Measured:
-    """What one process has measured of one capture."""
+    """Measurements of one process of one capture."""
 
     capture: int
     step: int = 0
-    """By the count of the recording; 0: not known here."""
+    """Of the recording; 0: unknown."""
     loss: float | None = None
     seconds: float = 0.0
     peaks: RankPeaks = field(default_factory=RankPeaks)
     squares: float | None = None
-    """Of the gradients that are here; None: not measured, or not known."""
+    """Of the gradients of this process; None: not measured, or not known."""
     needs_norm: bool = False
-    """Whether the norm of the whole model is known by nothing else."""
+    """The norm of the whole model is known from the exchange alone."""
     partial: Sequence[float] = ()
     whole: dict[str, Sequence[float]] = field(default_factory=dict)
     by_layer: dict[str, Sequence[float]] = field(default_factory=dict)
 
     def row(self, rank: int, shape: Shape, names: int) -> RankRow:
-        """As it is sent; `names`: of its layers now."""
+        """Return the row to be sent; `names` is the number of the layers' names."""
         sums = Sums(names=float(names), names_squared=float(names) ** 2)
         if self.squares is not None:
             unknown = float(len(self.partial) != shape.partial)
@@ -249,20 +340,20 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all processes know after an exchange, and go by at the next one."""
+    """What all processes know after an exchange, for the next one."""
 
     offset: int
-    """By how much the steps of the recording are ahead of the captures."""
+    """Steps of the recording minus captures."""
     needs_norm: bool
-    """Whether there is to be an exchange at every step."""
+    """There is an exchange at every step."""
     layers_every: int
     layout_is_shared: bool
-    """Whether all have the same layers, so that these can be summed."""
+    """All processes have the same layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTable:
-    """What all processes together have measured of one capture."""
+    """Measurements of all processes together of one capture."""
 
     norm: float | None
     """Of all gradients."""
@@ -271,11 +362,11 @@ class RankTable:
     losses: tuple[float | None, ...]
     seconds: tuple[float, ...]
     peaks: tuple[RankPeaks, ...]
-    """By rank, as `Measured` has them; `peaks` with steps of the recording."""
+    """By rank, as in `Measured`; `peaks` with steps of the recording."""
 
 
 def table_of(row: RankRow, size: int, names: int) -> tuple[RankTable, Agreed]:
-    """What the sum of all rows says of a capture; `names`: what this process has said of its layers."""
+    """Return what the sum of all rows says of a capture; `names` is the number that this process sent."""
     sums, orders = row.sums, row.orders
     shared = sums.names == size * names and sums.names_squared == size * float(names) ** 2
     offset = int(orders.offset) if math.isfinite(orders.offset) else 0
@@ -284,24 +375,25 @@ def table_of(row: RankRow, size: int, names: int) -> tuple[RankTable, Agreed]:
         norm_of(row, size),
         _measured_by_all(row.whole, size),
         _measured_by_all(row.by_layer, size),
-        tuple(each.loss if each.has_loss else None for each in slots),
-        tuple(each.seconds for each in slots),
-        tuple(each.peaks.at_steps(offset) for each in slots),
+        tuple(slot.loss if slot.has_loss else None for slot in slots),
+        tuple(slot.seconds for slot in slots),
+        tuple(slot.peaks.at_steps(offset) for slot in slots),
     )
     return table, Agreed(offset, row.votes.needs_norm > 0, int(orders.layers_every), shared)
 
 
 def norm_of(row: RankRow, size: int) -> float | None:
-    """The norm of all gradients; None where a process does not know its part."""
+    """Return the norm of all gradients, or None if a process does not know its part."""
     if row.sums.with_squares != size or row.sums.partial_unknown:
         return None
-    return root(math.fsum((row.sums.squares, *(each * each for each in row.partial))))
+    return root(math.fsum((row.sums.squares, *(value * value for value in row.partial))))
 
 
 def root(squares: float) -> float:
-    """The square root; of NaN and infinity what they are."""
+    """Return the square root; NaN for NaN, infinity for infinity."""
     return math.sqrt(squares) if squares >= 0 else math.nan
 
 
 def _measured_by_all(squares: Mapping[str, Squares], size: int) -> dict[str, Sequence[float]]:
-    return {key: each.values for key, each in squares.items() if each.processes == size and each.steps % size == 0}
+    measured = {key: kind for key, kind in squares.items() if kind.processes == size and kind.steps % size == 0}
+    return {key: kind.values for key, kind in measured.items()}

@@ -1,9 +1,8 @@
-"""Follows the steps of a training that several processes make together, and says what all of them measured.
+"""Measurements of the steps of a training that several processes make together.
 
-In: optimizers before and after their steps, and the end of each capture. Out: for each capture, in order, the gradient
-norm of the whole model, its weights, updates and momentum, of the model and by layer. Guarantees: nothing for a process
-that trains alone; where the script's own clipping has returned the norm, it is not measured again; a part that fails
-here contributes nothing, and the other processes know.
+For each capture, in order: the gradient norm of the whole model, its weights, updates and momentum, of the model and by
+layer. Guarantees: nothing for a process that trains alone; where the script's own clipping has returned the norm, it is
+not measured again; a part that fails here contributes nothing, and the other processes know.
 """
 
 from __future__ import annotations
@@ -22,15 +21,18 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.ranks.pipeline_stages import MicroBatches
-from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, RankExchanges, Silence
+from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, RankExchanges
 from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
 from mlflow_stability.probes.ranks.rank_row import Measured, RankTable, root
-from mlflow_stability.probes.ranks.sharded_gradient_norm import LocalSquares, local_squares
-from mlflow_stability.probes.ranks.sharded_layer_norms import SplitLayerNorms, momentum_of_own_part
-from mlflow_stability.probes.ranks.shards import TrainingRanks, training_ranks
+from mlflow_stability.probes.ranks.sharded_norms import (
+    LocalSquares,
+    SplitLayerNorms,
+    local_squares,
+    momentum_of_own_part,
+)
+from mlflow_stability.probes.ranks.shards import MicroBatches, TrainingRanks, training_ranks
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.probes.tensors.gradient_norm import world_size
+from mlflow_stability.probes.tensors.gradient_norm import gradients_of, world_size
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 
 SIGNALS = (
@@ -40,8 +42,7 @@ SIGNALS = (
     SignalType("loss_ranks_argmax", "rank of the largest loss", "loss_statistics"),
 )
 
-LEAVE_SECONDS = 2.0
-"""For how long a process waits for its last row before it goes on alone."""
+LEAVE_SECONDS = 2.0  # longest wait for the last row of a process that leaves
 NOT_ON_ALL = "autolog() was called on some ranks only, and a split model has no gradient norm or layers then"
 QUANTITIES = {
     "norms": ("param_norm", "grad_param_ratio", "lr_ratio"),
@@ -49,19 +50,18 @@ QUANTITIES = {
     "momentum": ("momentum_norm",),
 }
 LOSSES = ("loss_ranks_mean", "loss_ranks_min", "loss_ranks_max", "loss_ranks_argmax")
-"""Of the losses of all ranks; the last is the rank of the highest."""
 LAYER_QUANTITIES = {**QUANTITIES, "norms": ("param_norm", "grad_norm", "grad_param_ratio", "lr_ratio")}
 
 
 @dataclass(slots=True)
 class LocalShare:
-    """What this process has measured of a capture, still on its device."""
+    """Measurements of this process of a capture, still on its device."""
 
     step: int = 0
     seconds: float = 0.0
     needs_norm: bool = False
     is_known: bool = True
-    """Whether all gradients were measured."""
+    """All gradients were measured."""
     squares: list[Tensor] = field(default_factory=list)
     partial: list[Tensor] = field(default_factory=list)
     whole: dict[str, Tensor] = field(default_factory=dict)
@@ -69,12 +69,12 @@ class LocalShare:
 
     @property
     def rows(self) -> list[Tensor]:
-        """All that must come to the host beside the squares."""
+        """All rows that come to the host beside the squares."""
         return [*self.partial, *self.whole.values(), *self.by_layer.values()]
 
 
 class RankWatch:
-    """The processes of one training."""
+    """Measurements of one training by all its processes."""
 
     def __init__(
         self,
@@ -86,10 +86,8 @@ class RankWatch:
         on_table: Callable[[RankTable, Sequence[str]], None] = lambda _, __: None,
         on_meet: Callable[[Sequence[str], Sequence[Any]], None] = lambda _, __: None,
     ) -> None:
-        self.is_on = False
-        """Whether other processes train with this one."""
-        self.is_split = False
-        """Whether they have shared out its parameters."""
+        self.is_on = False  # other processes train with this one
+        self.is_split = False  # they share its parameters
         self.ranks: TrainingRanks | None = None
         self._exchanges = exchanges
         self._layers_every, self._budget, self._on_end = layers_every, budget_bytes, on_end
@@ -99,42 +97,41 @@ class RankWatch:
         self._share = LocalShare()
         self._micro_batches = MicroBatches()
         self._step_ended = time.perf_counter()
-        self._is_refused = False
-        """Whether other processes of the training are not watched."""
+        self._is_refused = False  # other processes of the training are not watched
+        # Runs before the first step.
         self.announce: Callable[[], None] = guard("other processes", exchanges.announce)
-        """Runs before the first step, so that the other processes know that this one is watched."""
-        self._meet = guard("other processes", self._met)
+        self._meet = guard("other processes", self._meet_others)
         self._gradients = guard("gradient norm", self._measure_gradients)
         self._before = guard("norms of split weights", self._before_step)
         self._after = guard("norms of split weights", self._after_step)
-        self._collect = guard("norms of split weights", self._collected)
-        self._take = guard("other processes", self._taken)
-        self._poll = guard("other processes", self._polled)
+        self._collect = guard("norms of split weights", self._collect_norms)
+        self._take = guard("other processes", self._take_share)
+        self._poll = guard("other processes", self._poll_others)
         self._on_table = guard("comparison of ranks", on_table)
         self._on_meet = guard("comparison of ranks", on_meet)
 
     @property
     def waits(self) -> bool:
-        """Whether all must have learnt of a step before the next one, for they act together."""
+        """Whether all processes must know of a step before the next one, because they act together."""
         return self.is_on and self._exchanges.acts
 
     @property
     def has_stages(self) -> bool:
-        """Whether each process has other layers of the model: only the last one has a loss."""
+        """Whether processes have pipeline stages: only the last one has a loss."""
         return self.is_on and self.ranks is not None and self.ranks.stage_copies > 0
 
     def loss_of(self, losses: Sequence[float]) -> float | None:
-        """The loss of this process, of what it passed to `backward`; of a pipeline the mean of its micro-batches."""
+        """Return the sum of the losses passed to `backward`; of a pipeline, the mean of its micro-batches."""
         if not losses:
             return None
         return sum(losses) / self._micro_batches.of(len(losses)) if self.has_stages else sum(losses)
 
     def with_loss(self, capture: StepCapture, values: Sequence[float], table: RankTable | None) -> Sequence[float]:
-        """The values of a capture, with the mean of the losses of all last stages in place of its own."""
+        """Return the values of a capture; of a pipeline, with the mean loss of all last stages."""
         if not self.has_stages:
             return values
-        loss, told = capture.loss_of_all, () if table is None else table.losses
-        losses = [each for each in told if each is not None]
+        loss = capture.loss_of_all
+        losses = [] if table is None else [other for other in table.losses if other is not None]
         if loss is None and losses:
             loss = sum(losses) / len(losses)
         if loss is None:
@@ -143,8 +140,8 @@ class RankWatch:
         return [loss, *rest]
 
     def meet(self, optimizer: Optimizer) -> None:
-        """An optimizer begins its step for the first time."""
-        if not any(each() is optimizer for each in self._optimizers):
+        """Run before the step of an optimizer, which may be a new one."""
+        if not any(reference() is optimizer for reference in self._optimizers):
             self._meet(optimizer)
 
     def backward_began(self) -> None:
@@ -152,7 +149,7 @@ class RankWatch:
         self._share.seconds = time.perf_counter() - self._step_ended
 
     def before_step(self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None, step: int) -> None:
-        """Runs when gradients are complete; `step`: of the recording, 0 where there is none."""
+        """Run when gradients are complete; `step` is that of the recording, or 0."""
         self._poll()
         numbers = self._numbers
         if numbers is None or numbers.is_over or self._exchanges.is_paused or self.ranks is None:
@@ -166,17 +163,16 @@ class RankWatch:
             self._before(optimizer, unscale)
 
     def after_step(self, optimizer: Optimizer, skipped: bool) -> None:
-        """Runs right after it."""
         self._after(optimizer, skipped)
 
     def capture_ended(self, capture: StepCapture) -> LocalShare:
-        """What was measured of the capture that is over."""
+        """Return what was measured of the capture that is over."""
         self._collect()
         share, self._share = self._share, LocalShare()
-        if capture.clips and self.has_stages:  # what clipping found is of one stage
+        if capture.clips and self.has_stages:  # the norms of clipping are those of one stage
             capture.clips.clear()
         if capture.norm_of_all is not None:
-            if len(share.squares) == 1 and not share.partial:  # the processes have told each other before the step
+            if len(share.squares) == 1 and not share.partial:  # known from the vote before the step
                 share.needs_norm, share.squares = False, []
             else:
                 capture.norm_of_all = None
@@ -191,28 +187,26 @@ class RankWatch:
         rows: Sequence[Sequence[float]],
         to: Deliver,
     ) -> None:
-        """What was measured has come to the host: `to` is given what all processes measured, at once or later."""
+        """Exchange what has come to the host; `to` is called with what all processes measured, at once or later."""
         if self._take(share, loss, values, rows, to) is None:
             self.leave()
             to(None)
 
     def poll(self, seconds: float) -> None:
-        """Take in what has arrived from the others, and wait for it so long."""
+        """Receive what has arrived from the others, waiting at most so long."""
         if self._numbers is not None:
             self._numbers.poll(seconds)
 
     def pause(self, begin: bool) -> None:
-        """Processes do not make the same steps for a while (`Join`): each goes on alone meanwhile."""
         self._exchanges.pause(begin)
 
     def leave(self) -> None:
-        """What measures here, or counts captures, has failed: the others go on without it."""
+        """Leave the exchange: measuring has failed here, and the others go on alone."""
         self.poll(LEAVE_SECONDS)
         self._exchanges.leave()
         self.poll(0.0)
 
     def close(self) -> None:
-        """The session is over."""
         numbers, self._numbers, self.is_on = self._numbers, None, False
         self.is_split = False
         self._optimizers, self.ranks, self._norms, self._is_refused = [], None, None, False
@@ -222,39 +216,42 @@ class RankWatch:
         self._exchanges.close()
 
     def tell(self, table: RankTable) -> None:
-        """Runs when the step that it belongs to was recorded."""
+        """Run when the step of the table was recorded."""
         if self._numbers is not None and self._numbers.is_first:
             self._on_table(table, self._numbers.names)
 
     def blocks(self, table: RankTable, place: str, step: int) -> list[Block]:
-        """What all processes measured together, as a probe would give it."""
-        found = [
-            Block(whole_signals(QUANTITIES[key], place), tuple(_whole(key, squares, table.norm)))
+        """Return what all processes measured together, as blocks of a probe."""
+        blocks = [
+            Block(whole_signals(QUANTITIES[key], place), tuple(_whole_numbers(key, squares, table.norm)))
             for key, squares in table.whole.items()
             if key != "momentum" or squares[0]
         ]
-        losses = [each for each in table.losses if each is not None]
+        losses = [loss for loss in table.losses if loss is not None]
         if step % EVERY == 0 and len(losses) == len(table.losses) and all(map(isfinite, losses)):
             highest = max(losses)
             rank = self.ranks.ranks[losses.index(highest)] if self.ranks is not None else 0
             numbers = fsum(losses) / len(losses), min(losses), highest, float(rank)
-            found.append(Block(whole_signals(LOSSES, place), numbers))
+            blocks.append(Block(whole_signals(LOSSES, place), numbers))
         layers = None if self._norms is None else self._norms.layers
         for key, squares in table.by_layer.items():
             if layers is None or (key == "momentum" and not any(squares)):
                 continue
             count = len(layers.names)
             columns = [squares[at : at + count] for at in range(0, len(squares), count)]
-            signals = [Signal(each, name) for each in LAYER_QUANTITIES[key] for name in layers.names]
-            by_layer = [_by_layer(key, [column[at] for column in columns]) for at in range(count)]
-            values = [each[at] for at in range(len(LAYER_QUANTITIES[key])) for each in by_layer]
-            known = [at for at, value in enumerate(values) if value == value or signals[at].quantity == "param_norm"]
-            found.append(Block(tuple(signals[at] for at in known), tuple(values[at] for at in known)))
-        return found
+            signals = [Signal(quantity, name) for quantity in LAYER_QUANTITIES[key] for name in layers.names]
+            by_layer = [_layer_numbers(key, [column[at] for column in columns]) for at in range(count)]
+            values = [layer[at] for at in range(len(LAYER_QUANTITIES[key])) for layer in by_layer]
+            kept = [at for at, value in enumerate(values) if value == value or signals[at].quantity == "param_norm"]
+            blocks.append(Block(tuple(signals[at] for at in kept), tuple(values[at] for at in kept)))
+        return blocks
 
-    def _met(self, optimizer: Optimizer) -> None:
-        living = [each for known in self._optimizers if (each := known()) is not None] + [optimizer]
-        self._optimizers = [weakref.ref(each) for each in living]
+    def _living(self) -> list[Optimizer]:
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def _meet_others(self, optimizer: Optimizer) -> None:
+        living = [*self._living(), optimizer]
+        self._optimizers = [weakref.ref(held) for held in living]
         ranks = training_ranks(living)
         if ranks is None or (self.ranks is not None and self.ranks.ranks != ranks.ranks):
             return
@@ -265,7 +262,7 @@ class RankWatch:
                     self._on_end(NOT_ON_ALL)
                 self._is_refused = True
                 return
-            self._numbers = RankNumbers(exchange, self._layers_every, self._ended)
+            self._numbers = RankNumbers(exchange, self._layers_every, lambda why: self._on_end(why.value))
             self.is_on = True
             if self._numbers.is_first:
                 self._on_meet(exchange.names, exchange.introductions)
@@ -277,8 +274,8 @@ class RankWatch:
 
     def _measure_gradients(self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None) -> None:
         assert self.ranks is not None
-        gradients = {id(each.grad) for each in _parameters(optimizer) if each.grad is not None}
-        found: LocalSquares | None = None
+        gradients = set(map(id, gradients_of(optimizer)))
+        local: LocalSquares | None = None
         if self.has_stages and capture.losses:
             capture.loss_here = sum(capture.losses) / self._micro_batches.of(len(capture.losses))
         if capture.clips:
@@ -286,21 +283,21 @@ class RankWatch:
             if len(capture.clips) == 1 and capture.clips[0].order == 2.0 and gradients <= capture.clips[0].gradients:
                 if not self.has_stages:
                     return
-                found = self._clipped_stage(capture, gradients)
+                local = self._clipped_stage(capture, gradients)
         self._share.needs_norm, self._share.is_known = True, False
-        found = local_squares(optimizer, self.ranks, unscale) if found is None else found
-        if found is not None:
+        local = local_squares(optimizer, self.ranks, unscale) if local is None else local
+        if local is not None:
             self._share.is_known = True
-            self._share.squares.append(found.squares)
-            if found.partial is not None:
-                self._share.partial.append(found.partial)
+            self._share.squares.append(local.squares)
+            if local.partial is not None:
+                self._share.partial.append(local.partial)
             elif len(self._share.squares) == 1 and len(self.ranks.ranks) == world_size():  # all of whom vote
-                capture.squares_here = found.squares
+                capture.squares_here = local.squares
 
     def _clipped_stage(self, capture: StepCapture, gradients: set[int]) -> LocalSquares | None:
-        """What clipping has found of this stage, before it clipped; None where it is not of one optimizer.
+        """Return the squares by the norm that clipping took of this stage; None if it is not of one optimizer.
 
-        Each process that has this stage has found the same norm.
+        Each process that has this stage has taken the same norm.
         """
         clip = capture.clips[0]
         if self.ranks is None or len(clip.gradients) != len(gradients):
@@ -315,7 +312,7 @@ class RankWatch:
         norms = self._norms
         if norms is not None:
             if not norms.knows(optimizer):
-                norms.learn([each for known in self._optimizers if (each := known()) is not None])
+                norms.learn(self._living())
             norms.before_step(optimizer, unscale, updates=True)
 
     def _after_step(self, optimizer: Optimizer, skipped: bool) -> None:
@@ -327,14 +324,14 @@ class RankWatch:
             if own is not None:
                 share.whole["momentum"] = share.whole["momentum"] + own if "momentum" in share.whole else own
 
-    def _collected(self) -> None:
+    def _collect_norms(self) -> None:
         share, norms = self._share, self._norms
         if norms is not None and self._numbers is not None:
             by_layer = bool(share.step) and share.step % self._layers_every == 0
             share.whole, share.by_layer = norms.take(by_layer)
             self._numbers.learn_layout(norms.layout(sum(map(len, share.partial))))
 
-    def _taken(
+    def _take_share(
         self,
         share: LocalShare,
         loss: float | None,
@@ -362,33 +359,24 @@ class RankWatch:
         self._numbers.take(measured, to, alone=self._exchanges.is_paused)
         return True
 
-    def _polled(self) -> None:
+    def _poll_others(self) -> None:
         if self._numbers is not None:
             self._numbers.poll(ANSWER_SECONDS if self.waits else 0.0)
 
-    def _ended(self, why: Silence) -> None:
-        self._on_end(why.value)
 
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
-
-
-def _whole(key: str, squares: Sequence[float], norm: float | None = None) -> Sequence[float]:
-    """The numbers of `QUANTITIES`; `norm`: of the gradients, where it is known."""
-    found = [root(each) for each in squares]
+def _whole_numbers(key: str, squares: Sequence[float], norm: float | None = None) -> Sequence[float]:
+    norms = [root(square) for square in squares]
     if key == "norms":
-        weights, force, move = found
+        weights, force, move = norms
         force = force if norm is None else norm
         return weights, _over(force, weights), _over(move, weights)
     if key == "updates":
-        return found[1], _over(found[1], found[0])
-    return found
+        return norms[1], _over(norms[1], norms[0])
+    return norms
 
 
-def _by_layer(key: str, squares: Sequence[float]) -> Sequence[float]:
-    """The numbers of `LAYER_QUANTITIES`."""
-    whole = _whole(key, squares)
+def _layer_numbers(key: str, squares: Sequence[float]) -> Sequence[float]:
+    whole = _whole_numbers(key, squares)
     return (whole[0], root(squares[1]), *whole[1:]) if key == "norms" else whole
 
 

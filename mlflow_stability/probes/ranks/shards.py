@@ -1,12 +1,13 @@
-"""Says what this process holds of tensors that are split over processes, and which processes share a training.
+"""Parts that this process holds of tensors split over processes, and the processes that train together.
 
-In: optimizers, their parameters and gradients. Out: local parts; of each the share with which its squares count, so
-that the sum over all processes counts every value once; the ranks that train together. Guarantees: placements are
-read and nothing is communicated.
+For each part there is the share with which its squares count, so that the sum over all processes counts every value
+once. Guarantees: placements are read and nothing is communicated; torch's pipelining is never loaded; Python's objects
+are looked through a few times in all, not at every step.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.objects.model_discovery import models_of
-from mlflow_stability.probes.ranks.pipeline_stages import ranks_of_pipeline
+from mlflow_stability.probes.objects.model_discovery import living, models_of
 from mlflow_stability.probes.step.readback import values_on_host
 from mlflow_stability.probes.tensors.gradient_norm import (
     is_of_one_rank,
@@ -26,11 +26,56 @@ from mlflow_stability.probes.tensors.gradient_norm import (
     world_size,
 )
 
+# Each new number of losses a step is a look through Python's objects: some tenths of a second for a million of them.
+MAX_LOOKS = 8
+MAX_KNOWN = 1000  # numbers of losses a step that are remembered
+_STAGE, _SCHEDULES = "torch.distributed.pipelining.stage", "torch.distributed.pipelining.schedules"
+
+
+def ranks_of_pipeline(optimizers: Sequence[Optimizer]) -> tuple[int, ...]:
+    """Return the processes of the pipeline whose stages these optimizers train; nothing without stages."""
+    stages = sys.modules.get(_STAGE)
+    if stages is None or not torch.distributed.is_initialized():
+        return ()
+    trained = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    (living_stages,) = living(stages.PipelineStage.__base__)  # also stages that are made from a traced model
+    ranks: set[int] = set()
+    for stage in living_stages:
+        if trained.isdisjoint(map(id, Module.parameters(stage.submod))):
+            continue
+        group: Any = getattr(stage, "group", None)
+        ranks.update(torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD))
+    return tuple(sorted(ranks))
+
+
+class MicroBatches:
+    """Number of micro-batches by which a pipeline schedule divides gradients and the sum of their losses."""
+
+    def __init__(self) -> None:
+        self._by_losses: dict[int, int] = {}
+        self._newest = 1
+
+    def of(self, losses: int) -> int:
+        """Return that number for a step with so many losses; 1 without a schedule."""
+        schedules = sys.modules.get(_SCHEDULES)
+        if schedules is None:
+            return 1
+        if losses not in self._by_losses:
+            if len(self._by_losses) < MAX_LOOKS:
+                (pipelines,) = living(schedules._PipelineSchedule)
+                scaled = [pipeline._n_microbatches for pipeline in pipelines if getattr(pipeline, "scale_grads", False)]
+                self._newest = int(scaled[-1]) if scaled else 1
+            elif len(self._by_losses) > MAX_KNOWN:
+                return self._newest
+            self._by_losses[losses] = self._newest
+        return self._by_losses[losses]
+
+
 FSDP1 = "FullyShardedDataParallel"
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a `DTensor`; any other tensor as it is."""
+    """Return what this process holds of a `DTensor`; any other tensor as it is."""
     local = getattr(tensor, "_local_tensor", None)
     if local is None and hasattr(tensor, "to_local"):
         with torch.no_grad():
@@ -39,11 +84,11 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def whole_scalar(tensor: Tensor) -> Tensor | None:
-    """A scalar that this process knows whole, as `clip_grad_norm_` returns it; None where it holds a part of it."""
+    """Return a scalar such as `clip_grad_norm_` returns, or None if this process holds only a part of it."""
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return None if hasattr(tensor, "full_tensor") else tensor
-    return local_part(tensor) if all(each.is_replicate() for each in placements) else None
+    return local_part(tensor) if all(placement.is_replicate() for placement in placements) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +97,14 @@ class TrainingRanks:
 
     ranks: tuple[int, ...]
     is_split: bool
-    """Whether any of the parameters are split over them."""
+    """Whether parameters are split over them."""
     flat_shares: dict[int, float]
-    """For parameters of FSDP's first version, by identity: one over how often each value is held."""
+    """Shares of parameters of FSDP1, by identity: one over how often each value is held."""
     stage_copies: int = 0
-    """Of pipeline stages: how many of these processes have the same stage; 0 where there are none."""
+    """Number of these processes with the same pipeline stage; 0 without a pipeline."""
 
     def share(self, tensor: Tensor, parameter: Tensor) -> float | None:
-        """What the squares of a parameter or of its gradient count here; None where they cannot be summed."""
+        """Return what the squares of a parameter or its gradient count here; None if they cannot be summed."""
         mesh: Any = getattr(tensor, "device_mesh", None)
         if mesh is None and is_of_one_rank(parameter):
             return 1.0
@@ -75,46 +120,46 @@ class TrainingRanks:
         return self.share_in_mesh(mesh, copies)
 
     def share_in_mesh(self, mesh: Any, copies: int) -> float:
-        """What a square counts of which each value is held so often in one of the meshes of a model or stage."""
+        """Return what squares count whose values are held so often in one mesh of a model or stage."""
         return float(mesh.size()) / (copies * (self.stage_copies or len(self.ranks)))
 
 
 def training_ranks(optimizers: Sequence[Optimizer]) -> TrainingRanks | None:
-    """The processes that step these optimizers together; None where this one is known to train alone.
+    """Return the processes that step these optimizers together, or None if this one trains alone.
 
-    Known are the meshes of `DTensor` parameters, and the process groups of FSDP, DDP, `ZeroRedundancyOptimizer` and of
-    pipelines. Of a pipeline whose stages several processes have together, it is all processes.
+    They are read from the meshes of `DTensor` parameters, and the process groups of FSDP, DDP,
+    `ZeroRedundancyOptimizer` and pipelines. Of a pipeline whose stages several processes share, it is all processes.
     """
     if world_size() == 1:
         return None
-    parameters = [each for optimizer in optimizers for each in parameters_of(optimizer)]
+    parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
     split = any(map(is_split, parameters))
     pipeline = ranks_of_pipeline(optimizers)
     if len(pipeline) > 1:
-        world = tuple(range(world_size()))  # also where nothing here is split: it may be in another stage
+        world = tuple(range(world_size()))  # also where nothing here is split: another stage may be
         ranks = pipeline if len(world) % len(pipeline) else world
         copies, units = len(ranks) // len(pipeline), [module for module, kind in _wrappers(optimizers) if kind == FSDP1]
-        shares = {key: each / copies for unit in units for key, each in _flat_shares(unit).items()}
+        shares = {key: share / copies for unit in units for key, share in _flat_shares(unit).items()}
         return TrainingRanks(ranks, True, shares, copies)
-    known: set[int] = set()
-    for each in parameters:
-        mesh: Any = getattr(each, "device_mesh", None)
+    members: set[int] = set()
+    for parameter in parameters:
+        mesh: Any = getattr(parameter, "device_mesh", None)
         if mesh is not None:
-            known.update(map(int, values_on_host(mesh.mesh.flatten())))
+            members.update(map(int, values_on_host(mesh.mesh.flatten())))
     flat: dict[int, float] = {}
     for module, kind in _wrappers(optimizers):
-        known.update(_ranks_of(module.process_group) if hasattr(module, "process_group") else ())
+        members.update(_ranks_of(module.process_group) if hasattr(module, "process_group") else ())
         if kind == FSDP1:
-            known.update(_ranks_of(getattr(module, "_inter_node_pg", None)))
+            members.update(_ranks_of(getattr(module, "_inter_node_pg", None)))
             flat.update(_flat_shares(module))
     for optimizer in optimizers:
-        known.update(_ranks_of(getattr(optimizer, "process_group", None)))
-    if not known and any(map(is_of_one_rank, parameters)):
-        known.update(range(world_size()))  # who sums up the other gradients is the script's own business
-    if len(known) < 2 or torch.distributed.get_rank() not in known:
+        members.update(_ranks_of(getattr(optimizer, "process_group", None)))
+    if not members and any(map(is_of_one_rank, parameters)):
+        members.update(range(world_size()))  # the script sums the other gradients itself
+    if len(members) < 2 or torch.distributed.get_rank() not in members:
         return None
-    held = {key: each / len(known) for key, each in flat.items()}
-    return TrainingRanks(tuple(sorted(known)), split, held)
+    held = {key: share / len(members) for key, share in flat.items()}
+    return TrainingRanks(tuple(sorted(members)), split, held)
 
 
 def _wrappers(optimizers: Sequence[Optimizer]) -> Iterator[tuple[Any, str]]:
@@ -130,10 +175,9 @@ def _ranks_of(group: Any) -> list[int]:
 
 
 def _flat_shares(module: Any) -> dict[int, float]:
-    """How many processes share out the parameters of one unit of FSDP."""
     handle = getattr(module, "_handle", None)
     if handle is None:
         return {}
     size = float(handle.process_group.size()) if handle.uses_sharded_strategy else 1.0
     flat = handle.flat_param
-    return {id(each): size for each in (flat, *(getattr(flat, "_params", None) or ()))}
+    return {id(parameter): size for parameter in (flat, *(getattr(flat, "_params", None) or ()))}

@@ -1,6 +1,6 @@
 """The L2 norm of all gradients in few kernels, and which gradients are complete in this process.
 
-That of a model split over processes is in `probes/ranks/sharded_gradient_norm.py`.
+That of a model split over processes is in `probes/ranks/sharded_norms.py`.
 """
 
 from __future__ import annotations

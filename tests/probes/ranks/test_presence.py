@@ -8,7 +8,7 @@ import pytest
 from probes.ranks.launching import launch, recorded
 from probes.ranks.one_watched import STEPS
 
-from mlflow_stability.probes.ranks.presence import VERDICT_SECONDS
+from mlflow_stability.probes.ranks.rank_exchange import VERDICT_SECONDS
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
 FORKED = [Path(__file__).with_name("one_watched.py")]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import random
 
-from mlflow_stability.probes.ranks.rank_peaks import (
-    NUMBERS,
-    SETTLED,
+from mlflow_stability.probes.ranks.rank_row import (
+    SETTLED_AFTER,
     PeakWatch,
     RankPeaks,
-    numbers_of,
-    peaks_of,
     z_of_all,
 )
 
@@ -56,7 +53,7 @@ def test_what_came_after_the_row_was_made_is_sent_with_the_next_one() -> None:
 
 def test_the_longest_capture_is_told_with_the_usual_time() -> None:
     watch = PeakWatch(2)
-    for capture in range(1, SETTLED + 1):
+    for capture in range(1, SETTLED_AFTER + 1):
         watch.take(capture, 1.0, 2.0 if capture < 3 else 0.01)
     assert watch.now == RankPeaks(), "the first captures compile"
     for capture, seconds in ((20, 0.5), (21, 3.0), (22, 1.0)):
@@ -66,7 +63,6 @@ def test_the_longest_capture_is_told_with_the_usual_time() -> None:
 
 def test_they_travel_as_numbers_and_arrive_with_steps_of_the_recording() -> None:
     sent = RankPeaks(0, 7, 3.0, 1.0, 40.0, 9, 2.0, 0.1)
-    numbers = numbers_of(sent)
-    assert len(numbers) == NUMBERS
-    assert peaks_of(numbers) == sent
-    assert peaks_of(numbers).at_steps(100) == RankPeaks(0, 107, 3.0, 1.0, 40.0, 109, 2.0, 0.1)
+    arrived = RankPeaks._make(map(float, sent))
+    assert arrived == sent
+    assert arrived.at_steps(100) == RankPeaks(0, 107, 3.0, 1.0, 40.0, 109, 2.0, 0.1)

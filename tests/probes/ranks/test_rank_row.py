@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from mlflow_stability.probes.ranks.rank_peaks import RankPeaks
 from mlflow_stability.probes.ranks.rank_row import (
     Agreed,
     Layout,
     Measured,
     Orders,
+    RankPeaks,
     RankRow,
     RankTable,
     Shape,

@@ -1,7 +1,8 @@
-"""Squares of weights, gradients, updates and momentum of a split model, as far as this process holds them.
+"""Norms of a model whose tensors are split over processes, as far as this process holds them.
 
-In: optimizers before and after their steps. Out: squares by parameter and by layer, which summed over all processes
-are those of the model that nobody split. Guarantees: nothing is communicated; copies of weights stay within the memory
+Before and after the steps of optimizers, squares of weights, gradients, updates and momentum are taken by parameter
+and by layer; summed over all processes they are those of the whole model. Guarantees: nothing is communicated, and no
+device is waited for; a part that is unknown here makes the norm unknown; copies of weights stay within the memory
 budget and live for one step; every process measures the same parameters at the same step.
 """
 
@@ -29,17 +30,73 @@ from mlflow_stability.probes.ranks.rank_row import Layout
 from mlflow_stability.probes.ranks.shards import TrainingRanks, local_part
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_copies
+from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm
 from mlflow_stability.probes.tensors.memory_chunks import share_out
 from mlflow_stability.probes.tensors.tensor_sums import squares
 
-HASH_BITS = 0xFFFFF
-"""A sum of squares of such numbers is exact in double precision."""
+# Values of gradients that are still to be summed over processes; more are not sent.
+MOST_PARTIAL = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSquares:
+    """Contribution of this process to the squared norm of all gradients."""
+
+    squares: Tensor
+    partial: Tensor | None
+    """Values that are summed over processes before they are squared."""
+
+
+def local_squares(optimizer: Optimizer, ranks: TrainingRanks, unscale: Tensor | None) -> LocalSquares | None:
+    """Return the squares of the gradients of one optimizer, or None if a part of them is unknown here."""
+    by_share: dict[float, list[Tensor]] = {}
+    partial: list[Tensor] = []
+    for parameter in parameters_of(optimizer):
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        local, share = local_part(gradient), ranks.share(gradient, parameter)
+        if share is not None:
+            by_share.setdefault(share, []).append(local)
+            continue
+        copies = _partial_share(gradient, ranks)
+        if copies is None:
+            return None
+        partial.append(local.detach().reshape(-1).double() * copies)
+    total: Tensor | None = None
+    with torch.no_grad():
+        for share, some in by_share.items():
+            norm = total_norm(some)
+            if norm is None:
+                return None
+            squares = norm.double().square() * share
+            total = squares if total is None else total + squares.to(total.device)
+        scale = None if unscale is None else unscale.double()
+        if total is None:
+            total = torch.zeros((), dtype=torch.float64)
+        values = torch.cat(partial) if partial else None
+        if scale is not None:
+            total = total / scale.to(total.device).square()
+            values = None if values is None else values / scale.to(values.device)
+    return None if values is not None and len(values) > MOST_PARTIAL else LocalSquares(total, values)
+
+
+# What of a value still to be summed counts here; None where it is cut into shards as well.
+def _partial_share(gradient: Any, ranks: TrainingRanks) -> float | None:
+    mesh, copies = gradient.device_mesh, 1
+    for dimension, placement in enumerate(gradient.placements):
+        if placement.is_replicate():
+            copies *= mesh.size(dimension)
+        elif not placement.is_partial() or getattr(placement, "reduce_op", "sum") != "sum":
+            return None
+    return ranks.share_in_mesh(mesh, copies)
+
+
+HASH_BITS = 0xFFFFF  # a sum of squares of such numbers is exact in double precision
 
 
 @dataclass(slots=True)
 class _Held:
-    """What one optimizer trains, in the order of its groups: the same in every process."""
-
     names: list[str]
     order: list[int]
     groups: list[int]
@@ -57,7 +114,7 @@ class _Before:
 
 
 class SplitLayerNorms:
-    """The shards of one training."""
+    """Squares of the shards of one training."""
 
     def __init__(self, ranks: TrainingRanks, budget_bytes: int | None = None) -> None:
         self.ranks = ranks
@@ -67,11 +124,10 @@ class SplitLayerNorms:
         self._rows: dict[str, list[Tensor]] = {}
         self._stepped: list[_Held] = []
         self._before: _Before | None = None
-        self.layers: LayerLayout | None = None
-        """The layers of all optimizers together."""
+        self.layers: LayerLayout | None = None  # the layers of all optimizers together
 
     def learn(self, optimizers: Sequence[Optimizer]) -> None:
-        """Name what these optimizers train."""
+        """Name the layers that these optimizers train."""
         owners = owners_of_parameters(models_of(optimizers))
         places = {parameter: place for place, parameter in enumerate(owners)}
         self._held.clear()
@@ -79,17 +135,17 @@ class SplitLayerNorms:
         for optimizer in optimizers:
             self._held[optimizer] = held = self._look(optimizer, owners, places)
             together.append(held)
-        names = [name for each in together for name in each.names]
-        self.layers = LayerLayout(names, [place for each in together for place in each.order])
+        names = [name for held in together for name in held.names]
+        self.layers = LayerLayout(names, [place for held in together for place in held.order])
 
     def layout(self, partial: int) -> Layout:
-        """What others must have too, for sums to mean anything; `partial`: how many gradient values are not whole."""
+        """Return what must be the same in all processes; `partial`: number of gradient values still to be summed."""
         names = () if self.layers is None else self.layers.names
-        said = "\n".join((*names, str(partial)))
-        return Layout(len(names), partial, zlib.crc32(said.encode()) & HASH_BITS)
+        text = "\n".join((*names, str(partial)))
+        return Layout(len(names), partial, zlib.crc32(text.encode()) & HASH_BITS)
 
     def knows(self, optimizer: Optimizer) -> bool:
-        """Whether it trains what it did when it was looked at."""
+        """Whether this optimizer still trains the same parameters."""
         held = self._held.get(optimizer)
         return held is not None and held.key == _key(optimizer)
 
@@ -97,7 +153,7 @@ class SplitLayerNorms:
         """Take squares of weights and gradients, and copy weights whose updates are to be measured."""
         held: _Held = self._held[optimizer]
         parameters = _trained(optimizer)
-        local = [local_part(each.detach()) for each in parameters]
+        local = [local_part(parameter.detach()) for parameter in parameters]
         self._stepped.append(held)
         with torch.no_grad():
             weights = squares(local)
@@ -110,9 +166,9 @@ class SplitLayerNorms:
             if updates and held.chunks is not None:
                 pieces = [piece.of(local) for piece in held.chunks.now]
                 copies = flat_copies(pieces)
-                found = squares(copies)
-                if found is not None:
-                    self._before = _Before(id(optimizer), pieces, copies, found)
+                copied_squares = squares(copies)
+                if copied_squares is not None:
+                    self._before = _Before(id(optimizer), pieces, copies, copied_squares)
 
     def after_step(self, optimizer: Optimizer, skipped: bool) -> None:
         """Compare weights with what they were, and look at the momentum."""
@@ -123,7 +179,7 @@ class SplitLayerNorms:
         with torch.no_grad():
             shares = held.shares
             if before is not None and before.optimizer == id(optimizer) and not skipped and held.chunks is not None:
-                filled = [at for at, each in enumerate(before.copies) if each.numel()]
+                filled = [at for at, copy in enumerate(before.copies) if copy.numel()]
                 torch_api.foreach_sub_([before.copies[at] for at in filled], [before.pieces[at] for at in filled])
                 moved = squares(before.copies)
                 assert moved is not None
@@ -131,13 +187,13 @@ class SplitLayerNorms:
                 if held.chunks.complete and held.chunks.just_completed:
                     rows = held.chunks.rows()
                     self._add("updates", rows * shares.to(rows.device))
-            buffers = [_buffer(optimizer.state.get(each)) for each in _trained(optimizer)]
-            found = squares(buffers)
-            row = shares.new_zeros(len(shares)) if found is None else found * shares.to(found.device)
+            buffers = [_buffer(optimizer.state.get(parameter)) for parameter in _trained(optimizer)]
+            momentum = squares(buffers)
+            row = shares.new_zeros(len(shares)) if momentum is None else momentum * shares.to(momentum.device)
             self._add("momentum", row.unsqueeze(0))
 
     def take(self, by_layer: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The squares of the capture, of the whole model and by layer; nothing where not all of it was seen."""
+        """Return the squares of the capture, of the whole model and by layer; nothing if a part was not seen."""
         rows, stepped = self._rows, self._stepped
         self.drop()
         if not stepped or len(stepped) != len(self._held) or self.layers is None:
@@ -148,37 +204,36 @@ class SplitLayerNorms:
             for key, parts in rows.items():
                 if len(parts) != len(stepped):
                     continue
-                joined = parts[0] if len(parts) == 1 else torch.cat([each.to(parts[0].device) for each in parts], 1)
+                joined = parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts], 1)
                 whole[key] = joined.sum(1)
                 if by_layer:
                     layers[key] = self.layers.sums(joined).flatten()
         return whole, layers
 
     def drop(self) -> None:
-        """Forget what was measured in this capture."""
         self._rows, self._stepped, self._before = {}, [], None
 
     def _add(self, key: str, rows: Tensor) -> None:
         self._rows.setdefault(key, []).append(rows)
 
+    # NaN where gradients are still to be summed over processes.
     def _gradients(self, parameters: Sequence[Tensor], like: Tensor, unscale: Tensor | None) -> Tensor:
-        """Squares of gradients as they count here; NaN where they are still to be summed over processes."""
-        gradients = [each.grad for each in parameters]
+        gradients = [parameter.grad for parameter in parameters]
         shares = [
             0.0 if gradient is None else self.ranks.share(gradient, parameter)
             for gradient, parameter in zip(gradients, parameters, strict=True)
         ]
-        found = squares([None if each is None else local_part(each.detach()) for each in gradients])
-        if found is None:
+        measured = squares([None if gradient is None else local_part(gradient.detach()) for gradient in gradients])
+        if measured is None:
             return torch.zeros_like(like)
-        counted = on_device([torch.nan if each is None else each for each in shares], like.device, like.dtype)
-        forces = found.to(like.device) * counted
+        counted = on_device([torch.nan if share is None else share for share in shares], like.device, like.dtype)
+        forces = measured.to(like.device) * counted
         return forces if unscale is None else forces / unscale.to(forces).square()
 
     def _look(self, optimizer: Optimizer, owners: dict[int, str], places: dict[int, int]) -> _Held:
         names, order, groups, shares, shapes, sizes = [], [], [], [], [], []
         parameters = _trained(optimizer)
-        group_of = {id(each): at for at, group in enumerate(optimizer.param_groups) for each in group["params"]}
+        group_of = {id(held): at for at, group in enumerate(optimizer.param_groups) for held in group["params"]}
         for at, parameter in enumerate(parameters):
             names.append(owners.get(id(parameter), f"parameter_{at}"))
             order.append(places.get(id(parameter), len(places) + at))
@@ -201,31 +256,27 @@ class SplitLayerNorms:
 
 
 def momentum_of_own_part(optimizer: Optimizer) -> Tensor | None:
-    """The squared momentum of the parameters whose state is here; None where the optimizer shares none out."""
+    """Return the squared momentum of the parameters whose state is here; None if the optimizer shares no state."""
     if holder_of_state(optimizer) is optimizer:
         return None
-    buffers = [_buffer(each) for each in state_of(optimizer).values()]
+    buffers = [_buffer(state) for state in state_of(optimizer).values()]
     with torch.no_grad():
-        found = squares([each for each in buffers if each is not None])
-        return torch.zeros(1, dtype=torch.float64) if found is None else found.sum().reshape(1)
+        momentum = squares([buffer for buffer in buffers if buffer is not None])
+        return torch.zeros(1, dtype=torch.float64) if momentum is None else momentum.sum().reshape(1)
 
 
 def _trained(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters that are trained: the same in every process, also those of which this one holds nothing."""
-    return [
-        each
-        for group in optimizer.param_groups
-        for each in group["params"]
-        if each.requires_grad and each.is_floating_point()
-    ]
+    # Also those of which this process holds nothing, so that all processes have the same.
+    parameters = parameters_of(optimizer)
+    return [parameter for parameter in parameters if parameter.requires_grad and parameter.is_floating_point()]
 
 
 def _key(optimizer: Optimizer) -> tuple[int, ...]:
-    return tuple([id(each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad])
+    return tuple([id(parameter) for parameter in parameters_of(optimizer) if parameter.requires_grad])
 
 
+# Of the largest shard of any process: what is copied together must be the same in all of them.
 def _largest_local_shape(parameter: Any) -> tuple[int, ...]:
-    """Of the largest shard that any process holds: what is copied together must be the same in all of them."""
     shape = list(parameter.shape)
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is not None:
@@ -236,22 +287,20 @@ def _largest_local_shape(parameter: Any) -> tuple[int, ...]:
 
 
 def _rates(optimizer: Optimizer, held: _Held, like: Tensor) -> Tensor:
-    """The learning rate of each parameter."""
     rates = [group.get("lr") for group in optimizer.param_groups]
-    if not any(isinstance(each, Tensor) for each in rates):
-        numbers = [torch.nan if each is None else float(each) for each in rates]
+    if not any(isinstance(rate, Tensor) for rate in rates):
+        numbers = [torch.nan if rate is None else float(rate) for rate in rates]
         return on_device([numbers[group] for group in held.groups], like.device, like.dtype)
     row = [
-        local_part(each.detach()).reshape(()).to(like)
-        if isinstance(each, Tensor)
-        else like.new_full((), torch.nan if each is None else each)
-        for each in rates
+        local_part(rate.detach()).reshape(()).to(like)
+        if isinstance(rate, Tensor)
+        else like.new_full((), torch.nan if rate is None else rate)
+        for rate in rates
     ]
     return torch.stack(row)[on_device(held.groups, like.device, torch.long)]
 
 
 def _buffer(state: object) -> Tensor | None:
-    """The part of the first moment that is here."""
     if not isinstance(state, dict):
         return None
     for name in BUFFERS:
