@@ -111,7 +111,7 @@ from collections.abc import Sequence
 import torch
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType

@@ -19,9 +19,8 @@ from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, 
 from mlflow_stability.probes.parameters.layer_norms import LayerNorms
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.parameters.layers import Layers
-from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
-from mlflow_stability.probes.parameters.weight_updates import WeightUpdates
+from mlflow_stability.probes.parameters.weight_updates import MomentumNorm, WeightUpdates
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.probe_scheduler import Probe
 

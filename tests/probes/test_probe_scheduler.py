@@ -17,8 +17,7 @@ from mlflow_stability.probes.parameters.adam_rms import AdamRms
 from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
 from mlflow_stability.probes.parameters.layer_norms import LayerNorms
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
-from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
-from mlflow_stability.probes.parameters.weight_updates import WeightUpdates
+from mlflow_stability.probes.parameters.weight_updates import MomentumNorm, WeightUpdates
 from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.throughput import Throughput

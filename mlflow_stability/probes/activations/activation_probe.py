@@ -32,7 +32,7 @@ from mlflow_stability.probes.forward.pass_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, ProbeFactory, next_sampled_step
-from mlflow_stability.probes.tensors.device_numbers import on_device
+from mlflow_stability.probes.tensors.tensor_sums import on_device
 from mlflow_stability.vocabulary.measured import Signal
 
 MOST_LOOKED_AT = 8

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.activations.activation_samples import ActivationSample, OutputKind
-from mlflow_stability.probes.tensors.device_numbers import on_device
+from mlflow_stability.probes.tensors.tensor_sums import on_device
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (

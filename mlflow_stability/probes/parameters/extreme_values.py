@@ -1,8 +1,8 @@
 """Extreme values of gradients and weights, of the whole model.
 
-In: optimizers before their steps. Out: ``grad_max``, ``grad_zeros`` (share of zeros), ``param_max``,
-``param_nonfinite_count``, ``param_large`` (above `large`), ``param_small`` (below `small`, not zero). Guarantees:
-counts are exact; copies stay within the memory budget; sparse gradients are left out.
+``grad_max``, ``grad_zeros`` (share of zeros), ``param_max``, ``param_nonfinite_count``, ``param_large`` (above `large`)
+and ``param_small`` (below `small`, not zero). Guarantees: counts are exact; copies stay within the memory budget;
+sparse gradients are left out.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
 from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
-from mlflow_stability.probes.tensors.device_numbers import on_device, widest
-from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_rows
+from mlflow_stability.probes.tensors.flat_copies import flat_rows, turns_of_copies
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
-from mlflow_stability.probes.tensors.memory_chunks import share_out
-from mlflow_stability.probes.tensors.tensor_sums import largest_of, nonzeros_of, scalars
+from mlflow_stability.probes.tensors.tensor_sums import largest_of, nonzeros_of, on_device, scalars, widest
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
@@ -40,7 +38,7 @@ SIGNALS = (
     SignalType("param_small", "weights below 1e-10 that are not zero; every 1000 steps", "optimizer"),
 )
 
-QUANTITIES = tuple(each.quantity for each in SIGNALS[:2])
+QUANTITIES = ("grad_max", "grad_zeros")
 
 
 class GradientExtremes(PeriodicProbe):
@@ -50,12 +48,9 @@ class GradientExtremes(PeriodicProbe):
 
     def __init__(self, every: int = 100) -> None:
         super().__init__(every)
-        self.every = every
-        """Every how many steps they are measured."""
         self._parts = PartsByOptimizer()
 
     def before_step(self, view: StepView) -> None:
-        """Look at one optimizer's gradients."""
         held = view.layers.held(view.optimizer, view.step)
         gradients, _ = dense_gradients(held.parameters(view.optimizer))
         largest, nonzeros = scalars(gradients, largest_of), scalars(gradients, nonzeros_of)
@@ -64,15 +59,15 @@ class GradientExtremes(PeriodicProbe):
         with torch.no_grad():
             if view.unscale is not None:
                 largest = largest / view.unscale.to(largest, non_blocking=True)
-            sizes = on_device([0 if each is None else each.numel() for each in gradients], largest.device, torch.long)
+            sizes = on_device(
+                [0 if gradient is None else gradient.numel() for gradient in gradients], largest.device, torch.long
+            )
             self._parts.add(view, held, torch.stack((largest, nonzeros, sizes.to(largest))))
 
     def forget(self) -> None:
-        """The capture was interrupted half-way: let go of what was measured in it."""
         self._parts.drop()
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """The extremes of the capture."""
         joined = self._parts.take()
         if joined is None or not joined.complete:
             return ()
@@ -84,7 +79,7 @@ def _values(largest: Tensor, nonzeros: Tensor, sizes: Tensor) -> Tensor:
     return torch.stack((largest.max(), 1.0 - nonzeros.sum() / sizes.sum()))
 
 
-WEIGHT_QUANTITIES = tuple(each.quantity for each in SIGNALS[2:])
+WEIGHT_QUANTITIES = ("param_max", "param_nonfinite_count", "param_large", "param_small")
 BYTES_FOR_COMPARING = 2
 
 
@@ -95,18 +90,12 @@ class WeightExtremes(PeriodicProbe):
 
     def __init__(self, every: int = 1000, budget_bytes: int | None = None) -> None:
         super().__init__(every)
-        self.every = every
-        """Every how many steps they are measured."""
-        self.large = 1e6
-        """Above which absolute value a weight is very large."""
-        self.small = 1e-10
-        """Below which absolute value a weight that is not zero is very small."""
-        self.budget_bytes = budget_bytes
-        """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
+        self.large = 1e6  # absolute value
+        self.small = 1e-10  # absolute value
+        self.budget_bytes = budget_bytes  # of copies; None: `copy_budget`
         self._parts = PartsByOptimizer()
 
     def before_step(self, view: StepView) -> None:
-        """Count one optimizer's weights."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
         largest = scalars(parameters, largest_of)
@@ -119,11 +108,9 @@ class WeightExtremes(PeriodicProbe):
                 self._parts.add(view, held, rows)
 
     def forget(self) -> None:
-        """The capture was interrupted half-way: let go of what was measured in it."""
         self._parts.drop()
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """The counts of the capture."""
         joined = self._parts.take()
         if joined is None or not joined.complete:
             return ()
@@ -132,26 +119,21 @@ class WeightExtremes(PeriodicProbe):
             return [Block(whole_signals(WEIGHT_QUANTITIES, joined.place), values)]
 
     def _counts(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """How many are not finite, large, small; None where not even a row of a tensor fits into the budget."""
-        if not parameters:
+        turns = turns_of_copies(parameters, self.budget_bytes, extra_bytes=BYTES_FOR_COMPARING) if parameters else None
+        if turns is None:
             return None
         device = parameters[0].device
-        budget = copy_budget(device) if self.budget_bytes is None else self.budget_bytes
-        sizes = [bytes_of_copy(each) + BYTES_FOR_COMPARING for each in parameters]
-        chunks = share_out([tuple(each.shape) for each in parameters], sizes, range(len(sizes)), budget)
-        if chunks is None:
-            return None
         counts = torch.zeros(3, device=device, dtype=widest(device))
         with torch.no_grad():
-            for chunk in chunks:
-                counts += self._of_chunk([piece.of(parameters) for piece in chunk]).to(counts, non_blocking=True)
+            for pieces in turns:
+                counts += self._of_turn([piece.of(parameters) for piece in pieces]).to(counts, non_blocking=True)
         return counts
 
-    def _of_chunk(self, pieces: Sequence[Tensor]) -> Tensor:
-        """A function of its own, so that the copies of one turn are gone before those of the next are made."""
+    # A function of its own, so that the copies of one turn are gone before those of the next are made.
+    def _of_turn(self, pieces: Sequence[Tensor]) -> Tensor:
         first, *others = [self._of_row(row.abs_()) for row in flat_rows(pieces)]
-        for each in others:
-            first = first + each.to(first, non_blocking=True)
+        for other in others:
+            first = first + other.to(first, non_blocking=True)
         return first
 
     def _of_row(self, row: Tensor) -> Tensor:
@@ -161,9 +143,8 @@ class WeightExtremes(PeriodicProbe):
         return torch.stack((len(row) - finite, large, small))
 
 
-WEIGHTS_EVERY = 1000
-"""Every how many steps weights are looked at that are huge, tiny or not finite."""
+WEIGHTS_EVERY_STEPS = 1000
 PROBES: tuple[ProbeFactory, ...] = (
     lambda context: GradientExtremes(context.layers),
-    lambda context: WeightExtremes(WEIGHTS_EVERY, context.budget),
+    lambda context: WeightExtremes(WEIGHTS_EVERY_STEPS, context.budget),
 )

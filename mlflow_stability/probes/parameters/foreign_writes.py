@@ -1,10 +1,9 @@
 """Writes to the weights by other code than the optimizer, between two of its steps.
 
-In: optimizers before and after three steps of ten. Out: ``foreign_writes``, how often the weights were written to in
-place since the last look, beyond what the optimizer's own steps do (by torch's version counters); ``foreign_update``,
-the change of some weights from the end of one step to the next, as a share of their norm. Guarantees: nothing is read
-from a device that is not on its way to the host anyway; nothing of the training is kept alive. Writes through
-``.data`` are not counted; what they change is seen from a tenth step to the next two.
+In three steps of ten: ``foreign_writes``, how often the weights were written to in place since the last look, beyond
+what the optimizer's own steps do (by torch's version counters); ``foreign_update``, the change of some weights from the
+end of one step to the next, as a share of their norm. Writes through ``.data`` are not counted; what they change is
+seen from a tenth step to the next two. Guarantees: no device is waited for; nothing of the training is kept alive.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import on_host_if_there
 from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.vocabulary.measured import SignalType
@@ -39,33 +38,30 @@ SIGNALS = (
         left_out="zero",
     ),
 )
-QUANTITIES = tuple(each.quantity for each in SIGNALS)
-LOOKS = 3
-"""Number of steps in a row that are looked at: scripts count steps from 0 or from 1."""
-SURE_AFTER = 3
-"""The optimizer's own writes are known once so many of its steps in a row made the same number of them."""
+QUANTITIES = ("foreign_writes", "foreign_update")
+STEPS_IN_A_ROW = 3  # scripts count steps from 0 or from 1
+SURE_AFTER_STEPS = 3  # in a row with the same number of writes by the optimizer itself
+# Values of so many small parameters are compared, or the first 64 of a larger one.
 MAX_TENSORS, MAX_VALUES = 4, 4096
-"""Of so many small parameters of so many values at most the values are compared; of larger ones the first 64."""
 FIRST_VALUES = 64
 
 
 @dataclass(slots=True)
 class _Watched:
-    """What is known of one optimizer since its last step that was looked at."""
-
     parameters: tuple[int, ...]
     """By identity."""
     sampled: tuple[int, ...]
-    """Which of them are compared by their values, by their places."""
+    """Indices of those whose values are compared."""
     step: int
+    """The last step that was looked at."""
     versions: int
-    """The sum of the version counters of its parameters after that step."""
+    """Sum of the version counters after that step."""
     by_itself: int = 0
-    """By how much one of its steps raises that sum."""
+    """By how much a step of the optimizer raises that sum."""
     sure: int = 0
-    """In how many steps in a row it was the same."""
+    """Number of steps in a row with that rise."""
     sample: Tensor | None = None
-    """Some of its values after that step."""
+    """Some values after that step."""
 
 
 class ForeignWrites(PeriodicProbe):
@@ -77,20 +73,17 @@ class ForeignWrites(PeriodicProbe):
         super().__init__(every)
         self.every = every
         self._watched: weakref.WeakKeyDictionary[Optimizer, _Watched] = weakref.WeakKeyDictionary()
+        # Identity of the optimizer that steps now, and the sum of its version counters.
         self._before: tuple[int, int] | None = None
-        """The optimizer whose step is under way, by identity, and the sum of its version counters."""
-        self._found: list[Block] = []
+        self._blocks: list[Block] = []
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be looked at."""
-        return step >= self.every and step % self.every < LOOKS
+        return step >= self.every and step % self.every < STEPS_IN_A_ROW
 
     def next_due(self, step: int) -> int:
-        """The next step that is due."""
         return step + 1 if self.due(step + 1) else super().next_due(step)
 
     def before_step(self, view: StepView) -> None:
-        """See what has happened to the weights since the step that was looked at last."""
         self._before = None
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
@@ -98,62 +91,57 @@ class ForeignWrites(PeriodicProbe):
             return
         identities, now = tuple(map(id, parameters)), _versions(parameters)
         self._before = id(view.optimizer), now
-        known = self._watched.get(view.optimizer)
-        if known is None or known.parameters != identities:
+        watched = self._watched.get(view.optimizer)
+        if watched is None or watched.parameters != identities:
             self._watched[view.optimizer] = _Watched(identities, _sampled(parameters), view.step, now)
             return
-        between = view.step - known.step - 1
-        writes = now - known.versions - between * known.by_itself if known.sure >= SURE_AFTER else 0
+        between = view.step - watched.step - 1
+        writes = now - watched.versions - between * watched.by_itself if watched.sure >= SURE_AFTER_STEPS else 0
         changes: tuple[float | Tensor, float | Tensor] = 0.0, 1.0
-        if known.sample is not None and between == 0:
-            changes = _change(known.sample, _sample(parameters, known.sampled))
-        self._found.append(_block(view.place, float(max(0, writes)), *changes))
+        if watched.sample is not None and between == 0:
+            changes = _change(watched.sample, _sample(parameters, watched.sampled))
+        self._blocks.append(_block(view.place, float(max(0, writes)), *changes))
 
     def after_step(self, view: StepView) -> None:
-        """Keep how the optimizer has left the weights."""
         before, self._before = self._before, None
-        known = self._watched.get(view.optimizer)
-        if before is None or known is None or before[0] != id(view.optimizer):
+        watched = self._watched.get(view.optimizer)
+        if before is None or watched is None or before[0] != id(view.optimizer):
             return
         parameters = view.layers.held(view.optimizer, view.step).parameters(view.optimizer)
-        known.step, known.versions = view.step, _versions(parameters)
-        made = known.versions - before[1]
+        watched.step, watched.versions = view.step, _versions(parameters)
+        made = watched.versions - before[1]
         if not view.skipped:
-            known.sure = known.sure + 1 if made == known.by_itself else 1
-            known.by_itself = made
-        known.sample = _sample(parameters, known.sampled) if self.due(view.step + 1) else None
+            watched.sure = watched.sure + 1 if made == watched.by_itself else 1
+            watched.by_itself = made
+        watched.sample = _sample(parameters, watched.sampled) if self.due(view.step + 1) else None
 
     def forget(self) -> None:
-        """The capture was interrupted half-way: let go of what was measured in it."""
-        self._before, self._found = None, []
+        self._before, self._blocks = None, []
         self._watched.clear()
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """What was found in the capture."""
-        found, self._found = self._found, []
-        return found[:1]
+        blocks, self._blocks = self._blocks, []
+        return blocks[:1]
 
 
 _version = attrgetter("_version")
 
 
 def _versions(parameters: Sequence[Tensor]) -> int:
-    """The sum of their version counters; tensors made in inference mode have none."""
     try:
         return sum(map(_version, parameters))
-    except RuntimeError:
-        return sum([each._version for each in parameters if not each.is_inference()])
+    except RuntimeError:  # tensors made in inference mode have no counter
+        return sum([parameter._version for parameter in parameters if not parameter.is_inference()])
 
 
+# Some small vectors, such as biases, on one device.
 def _sampled(parameters: Sequence[Tensor]) -> tuple[int, ...]:
-    """Which parameters are compared: some small vectors, such as biases; none where there are none on one device."""
-    small = [at for at, each in enumerate(parameters) if each.dim() == 1 and each.numel() <= MAX_VALUES]
+    small = [at for at, parameter in enumerate(parameters) if parameter.dim() == 1 and parameter.numel() <= MAX_VALUES]
     chosen = small[:: max(1, len(small) // MAX_TENSORS)][:MAX_TENSORS]
     return tuple([at for at in chosen if parameters[at].device == parameters[chosen[0]].device])
 
 
 def _sample(parameters: Sequence[Tensor], chosen: Sequence[int]) -> Tensor:
-    """A copy of some values: of the chosen vectors, or of the last parameter."""
     with torch.no_grad():
         if not chosen:
             return parameters[-1].detach().reshape(-1)[:FIRST_VALUES].clone()
@@ -161,7 +149,6 @@ def _sample(parameters: Sequence[Tensor], chosen: Sequence[int]) -> Tensor:
 
 
 def _change(then: Tensor, now: Tensor) -> tuple[float | Tensor, float | Tensor]:
-    """By how much the values have changed, and their norm."""
     if now.shape != then.shape or now.device != then.device:
         return 0.0, 1.0
     with torch.no_grad():

@@ -1,11 +1,9 @@
-"""Measures the norms of weights and gradients, of the whole model and by layer, and how they compare.
+"""Norms of weights and gradients and their ratios, of the whole model and by layer.
 
-In: optimizers before their steps. Out: ``param_norm``, ``grad_param_ratio`` (gradient over weights) and ``lr_ratio``
-(learning rate times gradient over weights) of the whole model; by layer these and ``grad_norm``. Guarantees: two
-kernels over all tensors and a few over their norms. All of it is over the parameters that are trained.
-
-Gradients are measured as the optimizer gets them: after the script has clipped them. A layer that got no gradient has
-a norm of 0. Where weights are all zero there is no ratio, and NaN stands for it.
+``param_norm``, ``grad_param_ratio`` (gradient over weights) and ``lr_ratio`` (learning rate times gradient over
+weights) of the whole model; by layer these and ``grad_norm``; all over the parameters that are trained. Gradients are
+measured as the optimizer gets them: after the script has clipped them. A layer without a gradient has a norm of 0.
+Where all weights are zero, ratios are NaN. Guarantees: two kernels over all tensors and a few over their norms.
 """
 
 from __future__ import annotations
@@ -30,9 +28,8 @@ from mlflow_stability.probes.parameters.per_optimizer import (
     whole_norm,
 )
 from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
-from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
-from mlflow_stability.probes.tensors.tensor_sums import squares
+from mlflow_stability.probes.tensors.tensor_sums import on_device, squares
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
@@ -72,16 +69,12 @@ class LayerNorms(PeriodicProbe):
 
     def __init__(self, every: int = 10, layers_every: int = 100) -> None:
         super().__init__(every, layers_every)
-        self.every = every
-        """Every how many steps the whole model is measured, ..."""
-        self.layers_every = layers_every
-        """... and every how many steps its layers."""
+        self.every = every  # steps between measurements of the whole model
+        self.layers_every = layers_every  # steps between measurements by layer
         self._parts, self._whole = PartsByOptimizer(), WholeNorms()
-        self._some_unknown = False
-        """Whether there are gradients whose norm nobody knows here."""
+        self._some_unknown = False  # there are gradients whose norm is unknown here
 
     def before_step(self, view: StepView) -> None:
-        """Take the norms of one optimizer's parameters."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
         if not parameters or held.is_split:
@@ -95,7 +88,7 @@ class LayerNorms(PeriodicProbe):
                 if view.norm is not None and held.is_all_of(view.optimizer) and not unknown:
                     forces = view.norm if isinstance(view.norm, float) else on_host_if_there(view.norm)
                 else:
-                    forces = whole_norm([each for each in gradients if each is not None])
+                    forces = whole_norm([gradient for gradient in gradients if gradient is not None])
                     if view.unscale is not None:
                         forces = forces / on_host_if_there(view.unscale)
                 self._whole.add(view, held, weights_of(view, parameters).norm, forces, forces * rate)
@@ -106,13 +99,11 @@ class LayerNorms(PeriodicProbe):
             self._parts.add(view, held, rows, unknown)
 
     def forget(self) -> None:
-        """The capture was interrupted: let go of what was measured in it."""
         self._parts.drop()
         self._whole.drop()
         self._some_unknown = False
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """The norms of the capture."""
         joined = self._parts.take()
         names = ("param_norm",) if self._some_unknown else ("param_norm", *RATIOS)
         whole = self._whole.block(names, lambda w, f, m: (w, ratio(f, w), ratio(m, w))[: len(names)])
@@ -125,10 +116,9 @@ class LayerNorms(PeriodicProbe):
 def _squares(
     view: StepView, held: HeldLayers, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> Tensor:
-    """Squares of weights, gradients, and gradients times the learning rate; a column for each parameter."""
-    weights, found = squares(parameters), squares(gradients)
+    weights, forces = squares(parameters), squares(gradients)
     assert weights is not None
-    forces = weights.new_zeros(len(weights)) if found is None else found.to(weights.device, non_blocking=True)
+    forces = weights.new_zeros(len(weights)) if forces is None else forces.to(weights.device, non_blocking=True)
     if view.unscale is not None:
         forces = forces / view.unscale.to(forces, non_blocking=True).square()
     rate = _rates(view.optimizer, held, forces)
@@ -137,14 +127,13 @@ def _squares(
 
 
 def _one_rate(optimizer: Optimizer) -> float | Tensor | None:
-    """The learning rate of all groups; None where they have several."""
     rates: list[float | Tensor | None] = [group.get("lr") for group in optimizer.param_groups]
     first = rates[0]
     if len(rates) > 1 and (not {*map(type, rates)} <= {float, int} or len({*rates}) > 1):
         return None
     if isinstance(first, Tensor):
         return on_host_if_there(first.detach())
-    # A number of numpy is not taken everywhere; a class of the script's own need not say what it is worth.
+    # `float.__float__`, because a subclass of the script may convert itself in another way.
     return nan if first is None else float.__float__(first) if isinstance(first, float) else float(first)
 
 
@@ -166,7 +155,6 @@ def _over(norms: Tensor, weights: Tensor) -> Tensor:
 
 
 def _rates(optimizer: Optimizer, held: HeldLayers, like: Tensor) -> Tensor | None:
-    """The learning rate of each parameter; None where a group has none."""
     rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
     if any(rate is None for rate in rates):
         return None

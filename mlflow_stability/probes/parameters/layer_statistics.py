@@ -1,8 +1,7 @@
 """Distributions of gradients and weights by layer: mean, deviation, extremes, percentiles, histogram.
 
-In: optimizers before their steps. Out: tables. Guarantees: ``abs_max`` and ``zeros`` cover all values, the rest a
-sample at the same positions each time, without random numbers; a fixed number of kernels for any number of layers; a
-table reaches the host as one row of numbers.
+Guarantees: ``abs_max`` and ``zeros`` cover all values, the rest a sample at the same positions each time, without
+random numbers; a fixed number of kernels for any number of layers; a table reaches the host as one row of numbers.
 
 Where two optimizers share the parameters of a layer, as Muon and AdamW do, the one that holds more of it reports it.
 The sample distance shares no divisor with the row length, so that all columns of a weight are sampled alike.
@@ -18,12 +17,10 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.parameters.layer_layout import LayerLayout
-from mlflow_stability.probes.parameters.layers import HeldLayers, Layers
+from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, Layers
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
-from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
-from mlflow_stability.probes.tensors.tensor_sums import flat_view, largest_of, nonzeros_of, scalars
+from mlflow_stability.probes.tensors.tensor_sums import flat_view, largest_of, nonzeros_of, on_device, scalars
 from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, SignalType, layer_table_of
 
 SIGNALS = (
@@ -49,29 +46,27 @@ SIGNALS = (
     SignalType("weight_zeros", "share of zeros of the weights of each layer", "optimizer", interval="by layer"),
 )
 
-MOST = 16_384
-MOST_TOGETHER = 2**20
+MAX_SAMPLE = 16_384  # values of a layer
+MAX_SAMPLES_TOGETHER = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """Where the sample of one tensor is taken from, and where it goes."""
-
     stride: int
     begin: int
     end: int
 
 
 class LayerSamples:
-    """The plan of a sample."""
+    """Plan of a sample: matrices of layers, each with its values in a row."""
 
     def __init__(
         self,
         shapes: Sequence[Sequence[int]],
         of_layer: Sequence[int],
         layers: int,
-        most: int = MOST,
-        most_together: int = MOST_TOGETHER,
+        most: int = MAX_SAMPLE,
+        most_together: int = MAX_SAMPLES_TOGETHER,
     ) -> None:
         quota = max(min(most, most_together // max(layers, 1)), 1)
         columns: list[list[int]] = [[] for _ in range(layers)]
@@ -86,10 +81,9 @@ class LayerSamples:
                 strides[column] = _coprime(apart, shapes[column][-1] if shapes[column] else 1)
                 taken[layer] += -(-sizes[column] // strides[column])
         widths = [1 << max(count - 1, 0).bit_length() for count in taken]
+        # Layers in the order of the rows of all matrices.
         self.order = tuple(sorted(range(layers), key=lambda layer: (widths[layer], layer)))
-        """The layers, as the rows of the matrices come."""
-        self.shapes: list[tuple[int, int]] = []
-        """Rows and columns of each matrix."""
+        self.shapes: list[tuple[int, int]] = []  # rows and columns of each matrix
         self._places: list[_Sampled] = [_Sampled(1, 0, 0)] * len(sizes)
         at = 0
         for layer in self.order:
@@ -105,7 +99,7 @@ class LayerSamples:
         self._length = at
 
     def take(self, tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor]:
-        """The matrices, in single precision; what is None leaves NaN."""
+        """Return the matrices in single precision, with NaN for None."""
         with torch.no_grad():
             whole = torch.full((self._length,), torch.nan, dtype=torch.float32, device=device)
             targets: list[Tensor] = []
@@ -121,20 +115,19 @@ class LayerSamples:
             return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
+# The first distance from this one on that shares no divisor with the length of a row.
 def _coprime(apart: int, length: int) -> int:
-    """The distance, or the next that shares no divisor with the length of a row."""
     while gcd(apart, length) > 1:
         apart += 1
     return apart
 
 
-MARGIN = 0.5
-"""How far a histogram reaches beyond p1 and p99, in parts of their distance; it never reaches beyond the values."""
+MARGIN = 0.5  # of a histogram beyond p1 and p99, as a share of their distance; within the values
 FIRST, LAST = LEVELS.index(0.01), LEVELS.index(0.99)
 
 
 def sample_statistics(sample: Tensor, full: bool) -> Tensor:
-    """Two columns for mean and deviation; if `full`, the percentiles, the ends of the histogram and its bins."""
+    """Return columns for mean and deviation; if `full`, percentiles, the ends of the histogram and its bins."""
     with torch.no_grad():
         few = _mean_and_deviation(sample)
         return torch.cat((few, _percentiles_and_histogram(sample)), 1) if full else few
@@ -150,7 +143,7 @@ def _mean_and_deviation(sample: Tensor) -> Tensor:
 
 def _percentiles_and_histogram(sample: Tensor) -> Tensor:
     count = (sample == sample).sum(1, keepdim=True)
-    # Sorting puts NaN last; as infinities they stay there and can be compared.
+    # Sorting puts NaN last; as infinity they stay there and can be compared.
     ordered = torch.nan_to_num(sample.sort(1).values, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     marks = _percentiles(ordered, count)
     first, last = marks[:, FIRST : FIRST + 1], marks[:, LAST : LAST + 1]
@@ -159,45 +152,43 @@ def _percentiles_and_histogram(sample: Tensor) -> Tensor:
     share = torch.linspace(0.0, 1.0, BINS + 1, device=sample.device, dtype=sample.dtype)
     below = torch.searchsorted(ordered, low + (high - low) * share)
     below[:, 0] = 0
-    below = torch.minimum(below, count).cummax(1).values  # where an end is infinite, edges are in no order
+    below = torch.minimum(below, count).cummax(1).values  # with an infinite end, edges are not sorted
     below[:, -1:] = count
     return torch.cat((marks, low, high, below.diff(dim=1).to(sample.dtype)), 1)
 
 
+# Linear interpolation between the two nearest values, as numpy's default; NaN where there is no value.
 def _percentiles(ordered: Tensor, count: Tensor) -> Tensor:
-    """Between the two nearest values on a straight line, as numpy's default is; NaN where there is no value."""
     levels = on_device(LEVELS, ordered.device, ordered.dtype)
     places = (levels * (count - 1)).clamp_min_(0.0)
     begin = places.floor()
     left = ordered.gather(1, begin.long())
     right = ordered.gather(1, places.ceil().long())
-    found = torch.where(left == right, left, left + (right - left) * (places - begin))
-    return torch.where(count > 0, found, torch.nan)
+    between = torch.where(left == right, left, left + (right - left) * (places - begin))
+    return torch.where(count > 0, between, torch.nan)
 
 
-MOST_OPTIMIZERS = 32
+MAX_OPTIMIZERS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table whose numbers are still on their device."""
+    """Table whose numbers are still on their device."""
 
     step: int
     what: str
     """``gradient`` or ``weight``."""
     layers: tuple[str, ...]
     values: Tensor
-    """One row: the numbers of the first layer, then those of the next."""
+    """One row: all numbers of the first layer, then those of the next."""
 
     def read(self, values: Sequence[float], attempt: int) -> LayerTable:
-        """The table, from the numbers as they came to the host."""
+        """Return the table with its numbers, which have come to the host."""
         return layer_table_of(self.step, attempt, self.what, self.layers, values)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What was measured of one optimizer: for gradients and weights a row of numbers for each of its layers."""
-
     held: HeldLayers
     rows: dict[str, Tensor]
 
@@ -207,20 +198,17 @@ class LayerStatistics(PeriodicProbe):
 
     part = "layer statistics"
 
-    def __init__(self, every: int = 100, histograms_every: int = 1000, most_together: int = MOST_TOGETHER) -> None:
+    def __init__(
+        self, every: int = 100, histograms_every: int = 1000, most_together: int = MAX_SAMPLES_TOGETHER
+    ) -> None:
         super().__init__(every, histograms_every)
-        self.every = every
-        """Every how many steps mean, deviation and extremes are measured, ..."""
-        self.histograms_every = histograms_every
-        """... and every how many steps percentiles and histograms too."""
-        self.most_together = most_together
-        """How many values all samples together may have; sorting them takes 32 bytes each for a moment."""
+        self.histograms_every = histograms_every  # steps between percentiles and histograms
+        self.most_together = most_together  # values of all samples; sorting takes 32 bytes for each
         self._samples: dict[HeldLayers, LayerSamples] = {}
         self._parts: list[_Part] = []
         self._layers: Layers | None = None
 
     def before_step(self, view: StepView) -> None:
-        """Describe one optimizer's gradients and weights."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
         if not parameters:
@@ -231,25 +219,24 @@ class LayerStatistics(PeriodicProbe):
         rows: dict[str, Tensor] = {}
         with torch.no_grad():
             for what, tensors, divisor in (("gradient", gradients, view.unscale), ("weight", parameters, None)):
-                found = _describe(tensors, layout, self._samples_of(held, layout, parameters), divisor, full)
-                if found is not None:
-                    rows[what] = found
+                table = _describe(tensors, layout, self._samples_of(held, layout, parameters), divisor, full)
+                if table is not None:
+                    rows[what] = table
         self._parts.append(_Part(held, rows))
         self._layers = view.layers
 
     def forget(self) -> None:
-        """The capture was interrupted half-way: let go of what was measured in it."""
         self._parts, self._layers = [], None
 
     def tables(self, step: int) -> list[Table]:
-        """The tables of the capture that is over."""
+        """Return the tables of the capture that is over."""
         parts, self._parts = self._parts, []
         layers, self._layers = self._layers, None
         if layers is None:
             return []
         tables = []
         for what in ("gradient", "weight"):
-            some = [each for each in parts if what in each.rows]
+            some = [part for part in parts if what in part.rows]
             if some:
                 names, rows = _merged(some, what, layers)
                 tables.append(Table(step, what, names, rows.flatten()))
@@ -257,9 +244,9 @@ class LayerStatistics(PeriodicProbe):
 
     def _samples_of(self, held: HeldLayers, layout: LayerLayout, parameters: Sequence[Tensor]) -> LayerSamples:
         if held not in self._samples:
-            if len(self._samples) >= MOST_OPTIMIZERS:
+            if len(self._samples) >= MAX_OPTIMIZERS:
                 self._samples.clear()
-            shapes = [tuple(each.shape) for each in parameters]
+            shapes = [tuple(parameter.shape) for parameter in parameters]
             count = len(layout.names)
             self._samples[held] = LayerSamples(shapes, layout.of_parameter, count, most_together=self.most_together)
         return self._samples[held]
@@ -268,12 +255,11 @@ class LayerStatistics(PeriodicProbe):
 def _describe(
     tensors: Sequence[Tensor | None], layout: LayerLayout, samples: LayerSamples, divisor: Tensor | None, full: bool
 ) -> Tensor | None:
-    """For each layer, in the order of the layout, all the numbers of a table or only the statistics."""
     largest, nonzeros = scalars(tensors, largest_of), scalars(tensors, nonzeros_of)
     if largest is None or nonzeros is None:
         return None
     device = largest.device
-    sizes = on_device([0 if each is None else each.numel() for each in tensors], device, largest.dtype)
+    sizes = on_device([0 if tensor is None else tensor.numel() for tensor in tensors], device, largest.dtype)
     together = layout.sums(torch.stack((nonzeros, sizes)))
     zeros = 1.0 - together[0] / together[1]
     peaks = layout.largest(largest)
@@ -289,8 +275,7 @@ def _describe(
 
 
 def _merged(parts: Sequence[_Part], what: str, layers: Layers) -> tuple[tuple[str, ...], Tensor]:
-    """The layers of all optimizers, in the order of the model, each once."""
-    layouts = [layers.layout([each.held]) for each in parts]
+    layouts = [layers.layout([part.held]) for part in parts]
     if len(parts) == 1:
         return layouts[0].names, parts[0].rows[what]
     best: dict[str, tuple[int, int]] = {}
@@ -301,7 +286,7 @@ def _merged(parts: Sequence[_Part], what: str, layers: Layers) -> tuple[tuple[st
             if sizes[name] > best.get(name, (-1, 0))[0]:
                 best[name] = sizes[name], row
         before += len(layout.names)
-    names = layers.layout([each.held for each in parts]).names
-    device = next((each.rows[what].device for each in parts if not each.rows[what].is_cpu), torch.device("cpu"))
-    rows = torch.cat([each.rows[what].to(device, non_blocking=True) for each in parts])
+    names = layers.layout([part.held for part in parts]).names
+    device = next((part.rows[what].device for part in parts if not part.rows[what].is_cpu), torch.device("cpu"))
+    rows = torch.cat([part.rows[what].to(device, non_blocking=True) for part in parts])
     return names, rows.index_select(0, on_device([best[name][1] for name in names], device, torch.long))

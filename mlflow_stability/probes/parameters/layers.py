@@ -1,96 +1,154 @@
-"""Knows which parameter of an optimizer belongs to which module, so that numbers can be given by layer.
+"""The layers of a training: which parameter of an optimizer belongs to which module.
 
-In: an optimizer. Out: its trainable parameters and, for each, its layer: the module that owns it directly. Guarantees:
-models are searched for only when an optimizer or its parameters are new; neither models nor parameters are kept alive.
+Guarantees: models are searched for only when an optimizer or its parameters are new; neither models nor parameters are
+kept alive; a handful of kernels for any number of layers; the signals of a block are the same objects every time.
 Parameters that are split over processes are left out: a part of a norm is not the norm.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.objects.module_names import owners_of_parameters
-from mlflow_stability.probes.parameters.layer_layout import LayerLayout
 from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
+from mlflow_stability.probes.tensors.tensor_sums import on_device
+from mlflow_stability.vocabulary.measured import Signal
 
-MOST_SEARCHES = 32
-"""A script that makes an optimizer for every sample has no layers that could be followed: no more are named then."""
-MOST_LAYOUTS = 32
+MAX_SIGNAL_SETS = 64
+
+
+class LayerLayout:
+    """Layers in the order of the model; adds up by layer what was measured by parameter."""
+
+    def __init__(self, names: Sequence[str], order: Sequence[int]) -> None:
+        by_place = sorted(zip(order, names, strict=True))
+        self.names = tuple(dict.fromkeys(name for _, name in by_place))
+        numbers = {name: number for number, name in enumerate(self.names)}
+        self.of_parameter = tuple(numbers[name] for name in names)  # index of the layer by parameter
+        self._indices: dict[torch.device, Tensor] = {}
+        self._signals: dict[tuple[object, ...], tuple[Signal, ...]] = {}
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """Return sums by layer, of rows with a column for each parameter."""
+        return rows.new_zeros(len(rows), len(self.names)).index_add_(1, self._index(rows.device), rows)
+
+    def largest(self, row: Tensor) -> Tensor:
+        """Return the largest by layer, of a row of values of 0 or more."""
+        return row.new_zeros(len(self.names)).scatter_reduce_(0, self._index(row.device), row, "amax")
+
+    def _index(self, device: torch.device) -> Tensor:
+        index = self._indices.get(device)
+        if index is None:
+            index = self._indices[device] = on_device(self.of_parameter, device, torch.long)
+        return index
+
+    def touched_by(self, columns: Collection[int]) -> tuple[int, ...]:
+        """Return the layers that own any of these parameters."""
+        return tuple(sorted({self.of_parameter[column] for column in columns}))
+
+    def block(self, quantities: tuple[str, ...], rows: Tensor, only: tuple[int, ...] | None = None) -> Block:
+        """Return a block of one row of values for each quantity; with `only`, of these layers."""
+        if only is not None and len(only) == len(self.names):
+            only = None
+        if only is not None:
+            rows = rows.index_select(1, on_device(only, rows.device, torch.long))
+        signals = self._signals.get((quantities, only))
+        if signals is None:
+            if len(self._signals) >= MAX_SIGNAL_SETS:
+                self._signals.clear()
+            names = self.names if only is None else tuple(self.names[at] for at in only)
+            signals = tuple(Signal(quantity, name) for quantity in quantities for name in names)
+            self._signals[quantities, only] = signals
+        return Block(signals, rows.flatten())
+
+
+@lru_cache(maxsize=256)
+def whole_signals(quantities: tuple[str, ...], place: str) -> tuple[Signal, ...]:
+    """Return signals of the whole model; `place` is that of its training, where several run side by side."""
+    return tuple(Signal(quantity, place) for quantity in quantities)
+
+
+# A script that makes an optimizer for every sample has no layers that could be followed.
+MAX_SEARCHES = 32
+MAX_LAYOUTS = 32
 
 _Key: TypeAlias = tuple[tuple[int, ...], tuple[bool, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldLayers:
-    """What one optimizer trains, in the order of its groups. Told apart by identity: a new one means new layers."""
+    """What one optimizer trains, in the order of its groups. Compared by identity: a new one means new layers."""
 
     positions: tuple[int, ...]
-    """Which of the optimizer's parameters are measured."""
+    """Indices of the measured parameters among those of the optimizer."""
     names: tuple[str, ...]
-    """The layer of each of these."""
+    """Layer of each."""
     groups: tuple[int, ...]
-    """The group of each of these."""
+    """Group of each."""
     order: tuple[int, ...]
-    """Where each of these comes in its model."""
+    """Place of each in its model."""
     frozen: tuple[str, ...]
-    """Layers of which the optimizer holds parameters that need no gradient; those are not measured."""
+    """Layers with parameters in the optimizer that need no gradient; those are not measured."""
     sizes: tuple[int, ...]
-    """How many values each of these has."""
+    """Number of values of each."""
     complete: bool
-    """Whether nothing that is trained had to be left out, so that a sum over all of these is the whole."""
+    """Nothing that is trained was left out, so that sums are those of the whole model."""
     is_split: bool = False
-    """Whether any of it is split over processes: then norms of layers are taken by all of them together."""
+    """Some of it is split over processes: then norms of layers are taken by all of them together."""
 
     def parameters(self, optimizer: Optimizer) -> list[Tensor]:
-        """The parameters that are measured."""
+        """Return the measured parameters."""
         held = parameters_of(optimizer)
         return held if len(held) == len(self.positions) else [held[at] for at in self.positions]
 
     def is_all_of(self, optimizer: Optimizer) -> bool:
-        """Whether every parameter of the optimizer is measured, and each once."""
+        """Whether every parameter of the optimizer is measured once."""
         return len(self.positions) == sum([len(group["params"]) for group in optimizer.param_groups])
 
     def layer_sizes(self) -> dict[str, int]:
-        """How many values this optimizer trains in each layer."""
-        found: dict[str, int] = {}
+        """Return how many values this optimizer trains in each layer."""
+        sizes: dict[str, int] = {}
         for name, size in zip(self.names, self.sizes, strict=True):
-            found[name] = found.get(name, 0) + size
-        return found
+            sizes[name] = sizes.get(name, 0) + size
+        return sizes
 
 
 _NONE = HeldLayers((), (), (), (), (), (), complete=False)
 
 
 class Layers:
-    """The layers of one training, as far as its optimizers were met."""
+    """The layers of one training, as far as its optimizers were seen."""
 
     def __init__(self) -> None:
         self._held: MutableMapping[Optimizer, tuple[_Key, HeldLayers]] = WeakIdKeyDictionary()
         self._layouts: dict[tuple[HeldLayers, ...], LayerLayout] = {}
         self._searches = 0
         self._now: tuple[int, int, HeldLayers] | None = None
+        # Identity of an optimizer, step, and what was measured of its weights then.
         self.weights: tuple[tuple[int, int], Any] | None = None
-        """What was taken last of the weights, and of which optimizer, at which step."""
 
     def held(self, optimizer: Optimizer, step: int) -> HeldLayers:
-        """What this optimizer trains; looked at once a step."""
+        """Return what this optimizer trains; looked at once a step."""
         if self._now is not None and self._now[:2] == (id(optimizer), step):
             return self._now[2]
         parameters = parameters_of(optimizer)
-        key = tuple(map(id, parameters)), tuple([each.requires_grad for each in parameters])
-        known = self._held.get(optimizer)
-        if known is not None and known[0] == key:
-            held = known[1]
-        elif self._searches < MOST_SEARCHES:
+        key = tuple(map(id, parameters)), tuple([parameter.requires_grad for parameter in parameters])
+        looked_up = self._held.get(optimizer)
+        if looked_up is not None and looked_up[0] == key:
+            held = looked_up[1]
+        elif self._searches < MAX_SEARCHES:
             self._look(optimizer, key)
             held = self._held[optimizer][1]
         else:
@@ -99,27 +157,26 @@ class Layers:
         return held
 
     def layout(self, together: Sequence[HeldLayers]) -> LayerLayout:
-        """The layers of the optimizers of one capture together."""
+        """Return the layers of the optimizers of one capture together."""
         key = tuple(together)
-        found = self._layouts.get(key)
-        if found is None:
-            if len(self._layouts) >= MOST_LAYOUTS:
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
-            names = [name for each in key for name in each.names]
-            found = self._layouts[key] = LayerLayout(names, [place for each in key for place in each.order])
-        return found
+            names = [name for held in key for name in held.names]
+            layout = self._layouts[key] = LayerLayout(names, [place for held in key for place in held.order])
+        return layout
 
+    # Names everything again: with a second model, names of the first may change.
     def _look(self, newcomer: Optimizer, key: _Key) -> None:
-        """Search for the models, and name everything anew: with a second model, names of the first may change."""
         self._searches += 1
-        optimizers = [each for each in self._held if each is not newcomer] + [newcomer]
+        optimizers = [other for other in self._held if other is not newcomer] + [newcomer]
         owners = owners_of_parameters(models_of(optimizers))
         places = {parameter: place for place, parameter in enumerate(owners)}
         for number, optimizer in enumerate(optimizers):
             before = f"optimizer_{number}." if number else ""
-            found = _held_by(optimizer, before, owners, places)
-            now = key if optimizer is newcomer else self._held[optimizer][0]
-            self._held[optimizer] = now, found
+            held_key = key if optimizer is newcomer else self._held[optimizer][0]
+            self._held[optimizer] = held_key, _held_by(optimizer, before, owners, places)
         self._layouts.clear()
 
 
@@ -127,7 +184,7 @@ def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: 
     rows: list[tuple[int, str, int, int, int]] = []
     frozen: dict[str, None] = {}
     complete, split, position = True, False, 0
-    partitioned = world_size() > 1 and "deepspeed" in sys.modules  # its optimizers step parts of copies of the weights
+    partitioned = world_size() > 1 and "deepspeed" in sys.modules  # its optimizers step copies of parts of the weights
     seen: set[int] = set()
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -148,5 +205,4 @@ def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: 
 
 
 def _can_be_measured(parameter: Tensor) -> bool:
-    """Not what is split over processes (DTensor, FSDP's flat parameters), nor what has no values yet."""
     return not is_split(parameter) and not is_lazy(parameter) and parameter.is_floating_point()

@@ -1,8 +1,7 @@
 """Joins what a probe measured for each optimizer of a capture.
 
-In: for each optimizer, rows with a column for each parameter, or norms over all of them. Out: the rows of all of them
-side by side, on one device; a block for the whole model. Guarantees: a layer whose parameters are shared out among
-optimizers, as with Muon and AdamW, is one layer again; a look at the whole model takes no kernel for its layers.
+Guarantees: a layer whose parameters are shared out among optimizers, as with Muon and AdamW, is one layer again; a
+measurement of the whole model takes no kernel for its layers.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layer_layout import LayerLayout, whole_signals
-from mlflow_stability.probes.parameters.layers import HeldLayers
+from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, whole_signals
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.step.readback import value_on_host
 from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_row, total_norm
@@ -25,21 +23,21 @@ from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_ro
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What was measured in one capture."""
+    """Measurements of all optimizers of one capture."""
 
     layout: LayerLayout
     rows: Tensor
     """One column for each parameter."""
     complete: bool
-    """Whether these are all parameters that are trained, so that their sum is that of the whole model."""
+    """These are all trained parameters, so that their sum is that of the whole model."""
     place: str
-    """Where signals of the whole model belong."""
+    """Place of signals of the whole model."""
     unknown: frozenset[int]
-    """The columns that could not be measured."""
+    """Columns that could not be measured."""
 
 
 class PartsByOptimizer:
-    """The optimizers of one capture, as they come."""
+    """Rows of the optimizers of one capture, with a column for each parameter."""
 
     def __init__(self) -> None:
         self._held: list[HeldLayers] = []
@@ -48,24 +46,24 @@ class PartsByOptimizer:
         self._view: StepView | None = None
 
     def add(self, view: StepView, held: HeldLayers, rows: Tensor, unknown: tuple[int, ...] = ()) -> None:
-        """What was measured of one optimizer; `unknown`: the columns that could not be measured."""
-        before = sum(len(each.names) for each in self._held)
+        """Add the rows of one optimizer; `unknown`: columns that could not be measured."""
+        before = sum(len(other.names) for other in self._held)
         self._held.append(held)
         self._rows.append(rows)
         self._unknown.extend(before + column for column in unknown)
         self._view = view
 
     def take(self) -> Joined | None:
-        """All of it, and begin afresh; None where there was nothing."""
+        """Return all rows side by side on one device and forget them; None if there were none."""
         if self._view is None:
             return None
-        device = next((each.device for each in self._rows if not each.is_cpu), self._rows[0].device)
-        rows = [each.to(device, non_blocking=True) for each in self._rows]
+        device = next((row.device for row in self._rows if not row.is_cpu), self._rows[0].device)
+        rows = [row.to(device, non_blocking=True) for row in self._rows]
         layout = self._view.layers.layout(self._held)
         joined = Joined(
             layout,
             rows[0] if len(rows) == 1 else torch.cat(rows, 1),
-            all(each.complete for each in self._held),
+            all(held.complete for held in self._held),
             self._view.place,
             frozenset(self._unknown),
         )
@@ -73,75 +71,73 @@ class PartsByOptimizer:
         return joined
 
     def drop(self) -> None:
-        """Forget what came so far."""
         self._held, self._rows, self._unknown, self._view = [], [], [], None
 
 
 class WholeNorms:
-    """Norms over all parameters, from those of each optimizer of one capture: a few numbers however many tensors.
+    """Norms over all parameters, from those of each optimizer of one capture.
 
-    What lies on the host is finished there; from a device go the norms alone.
+    Norms on the host are combined there; from a device only the norms are sent.
     """
 
     def __init__(self) -> None:
         self._norms: list[float | Tensor] = []
-        self._each = 0
+        self._count = 0
         self._place = ""
         self._complete = True
 
     def add(self, view: StepView, held: HeldLayers, *norms: float | Tensor) -> None:
-        """Norms of one optimizer's parameters, the same number of them each time."""
+        """Add norms of one optimizer's parameters, the same number of them each time."""
         self._norms += norms
-        self._each, self._place = len(norms), view.place
+        self._count, self._place = len(norms), view.place
         self._complete = self._complete and held.complete
 
     def block(
         self, quantities: tuple[str, ...], values_of: Callable[..., Sequence[float]], has_others: bool = False
     ) -> Sequence[Block]:
-        """What `values_of` makes of the norms of all optimizers together; nothing where they are not the whole."""
-        norms, each, complete = self._norms, self._each, self._complete and not has_others
+        """Return a block of `values_of` the norms of all optimizers together; nothing if they are incomplete."""
+        norms, count, complete = self._norms, self._count, self._complete and not has_others
         signals = whole_signals(quantities, self._place)
         self.drop()
         if not norms or not complete:
             return ()
 
         def on_host(numbers: Sequence[float]) -> Sequence[float]:
-            return values_of(*[root_of_squares(numbers[at::each]) for at in range(each)])
+            return values_of(*[root_of_squares(numbers[at::count]) for at in range(count)])
 
-        far = next((one for one in norms if isinstance(one, Tensor)), None)
-        if far is None:
+        on_device = next((norm for norm in norms if isinstance(norm, Tensor)), None)
+        if on_device is None:
             return [Block(signals, tuple(on_host(cast(list[float], norms))))]
-        row = [one if isinstance(one, Tensor) else far.new_full((), one) for one in norms]
-        return [Block(signals, torch.stack([one.to(far, non_blocking=True) for one in row]), on_host)]
+        row = [norm if isinstance(norm, Tensor) else on_device.new_full((), norm) for norm in norms]
+        return [Block(signals, torch.stack([norm.to(on_device, non_blocking=True) for norm in row]), on_host)]
 
     def drop(self) -> None:
-        """Forget what came so far."""
         self._norms, self._complete = [], True
 
 
 def on_host_if_there(scalar: Tensor) -> float | Tensor:
-    """A scalar as a number, unless a device would have to be waited for."""
+    """Return a scalar as a number, unless a device would have to be waited for."""
     value = value_on_host(scalar)
     return scalar if value is None else value
 
 
 def whole_norm(tensors: Sequence[Tensor]) -> float | Tensor:
-    """The L2 norm of all: a number where they lie on the host, else a scalar on the device."""
+    """Return the L2 norm of all: a number if they lie on the host, else a scalar on the device."""
     norm = total_norm(tensors)
     return 0.0 if norm is None else on_host_if_there(norm)
 
 
 @dataclass(slots=True)
 class Weights:
-    """The weights that an optimizer trains, right before its step."""
+    """Weights that an optimizer trains, right before its step."""
 
     norm: float | Tensor
     row: Tensor | None
-    """A copy of them side by side, where they are few."""
+    """Copy of them side by side, if they are few."""
 
 
 def weights_of(view: StepView, parameters: Sequence[Tensor]) -> Weights:
-    """These weights, which are all that the optimizer trains; several probes ask for them, and they are taken once."""
+    """Return norm and copy of all weights that an optimizer trains; taken once for all probes."""
     layers, key = view.layers, (id(view.optimizer), view.step)
     if layers.weights is None or layers.weights[0] != key:
         with torch.no_grad():
@@ -153,10 +149,10 @@ def weights_of(view: StepView, parameters: Sequence[Tensor]) -> Weights:
 
 
 def ratio(norm: float, weights: float) -> float:
-    """A norm beside that of the weights; NaN where these are all zero."""
+    """Return a norm over that of the weights; NaN if these are all zero."""
     return norm / weights if weights > 0 else nan
 
 
 def root_of_squares(norms: Sequence[float]) -> float:
-    """The norm of what has these norms; infinity beside NaN is NaN."""
+    """Return the norm of parts with these norms; infinity beside NaN is NaN."""
     return norms[0] if len(norms) == 1 else nan if any(map(isnan, norms)) else hypot(*norms)

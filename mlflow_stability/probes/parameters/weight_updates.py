@@ -1,11 +1,12 @@
-"""Update norm and update ratio of the weights, of the whole model and by layer.
+"""Norms of updates, update ratio and momentum of the weights, of the whole model and by layer.
 
-In: optimizers before and after their steps. Out: ``update_norm``, and ``update_ratio`` (update norm over the weight
-norm before it). Guarantees: correct under every optimizer, because weights are compared; copies stay within the
-memory budget and live for one step.
+``update_norm``, ``update_ratio`` (update norm over the weight norm before it) and ``momentum_norm``: of Adam's
+``exp_avg``, or of the momentum buffer of SGD, Muon and others. Guarantees: updates are correct under every optimizer,
+because weights are compared; copies stay within the memory budget and live for one step; an optimizer's state is read
+and never made.
 
-Where the weights exceed the budget they are measured in chunks, one chunk at each measured step. A layer is reported
-with its chunk, the whole model once all chunks are measured. Steps that were not taken are not measured.
+Where the weights exceed the budget they are measured in turns, one at each measured step. A layer is reported with its
+turn, the whole model once all turns are measured. Steps that were not taken are not measured.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from torch import Tensor
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.parameters.layer_layout import LayerLayout, whole_signals
-from mlflow_stability.probes.parameters.layers import HeldLayers
+from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import (
     Joined,
     PartsByOptimizer,
@@ -30,14 +30,20 @@ from mlflow_stability.probes.parameters.per_optimizer import (
     whole_norm,
 )
 from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
-from mlflow_stability.probes.tensors.device_numbers import on_device, widest
-from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copies_and_rows, copy_budget, flat_copies
+from mlflow_stability.probes.tensors.flat_copies import Piece, copies_and_rows, flat_copies, turns_of_copies
 from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_row
-from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
-from mlflow_stability.probes.tensors.tensor_sums import squares
+from mlflow_stability.probes.tensors.tensor_sums import on_device, squares, widest
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
+    SignalType(
+        "momentum_norm",
+        "L2 norm of the optimizer's momentum",
+        "optimizer",
+        exported="llm_momentum_norm",
+        by_layer=True,
+        combined="norm",
+    ),
     SignalType(
         "update_norm",
         "L2 norm of what a step changed, taken from copies within `memory_budget`",
@@ -58,17 +64,71 @@ SIGNALS = (
     ),
 )
 
+BUFFERS = ("exp_avg", "momentum_buffer")
+MOMENTUM = ("momentum_norm",)
+
+
+class MomentumNorm(PeriodicProbe):
+    """The first moments."""
+
+    part = "momentum"
+
+    def __init__(self, every: int = 10, layers_every: int = 100) -> None:
+        super().__init__(every, layers_every)
+        self.every = every  # steps between measurements of the whole model
+        self.layers_every = layers_every  # steps between measurements by layer
+        self._parts, self._whole = PartsByOptimizer(), WholeNorms()
+
+    def after_step(self, view: StepView) -> None:
+        held = view.layers.held(view.optimizer, view.step)
+        if held.is_split:
+            return
+        states = view.optimizer.state
+        buffers = [_buffer(states.get(parameter)) for parameter in held.parameters(view.optimizer)]
+        there = [buffer for buffer in buffers if buffer is not None]
+        if there:
+            with torch.no_grad():
+                self._whole.add(view, held, whole_norm(there))
+        if view.step % self.layers_every == 0:
+            momentum = squares(buffers)
+            if momentum is not None:
+                self._parts.add(view, held, momentum.unsqueeze(0))
+
+    def forget(self) -> None:
+        self._parts.drop()
+        self._whole.drop()
+
+    def blocks(self, step: int) -> Sequence[Block]:
+        joined = self._parts.take()
+        blocks = list(self._whole.block(MOMENTUM, lambda norm: (norm,)))
+        if step % self.every:
+            blocks = []
+        if joined is not None:
+            with torch.no_grad():
+                blocks.append(joined.layout.block(MOMENTUM, joined.layout.sums(joined.rows).sqrt_()))
+        return blocks
+
+
+def _buffer(state: object) -> Tensor | None:
+    if not isinstance(state, dict):
+        return None
+    for name in BUFFERS:
+        buffer = state.get(name)
+        if type(buffer) is Tensor and buffer.layout is torch.strided and buffer.is_floating_point():
+            return buffer
+    return None
+
+
 NEVER = -1
 
 
 class UpdateChunks:
-    """The turns of one optimizer."""
+    """Turns in which the weights of one optimizer are measured."""
 
     def __init__(self, chunks: Sequence[Sequence[Piece]], columns: int, device: torch.device) -> None:
         self.chunks = chunks
         self.columns = columns
-        self.just_completed = False
-        """Whether the turn that was measured last is the last one."""
+        self.just_completed = False  # the turn that was measured last is the last one
         self._at = 0
         self._measured = [NEVER] * len(chunks)
         starts = [0]
@@ -85,7 +145,7 @@ class UpdateChunks:
 
     @property
     def now(self) -> Sequence[Piece]:
-        """The pieces whose turn it is."""
+        """The pieces of this turn."""
         return self.chunks[self._at]
 
     @property
@@ -94,7 +154,7 @@ class UpdateChunks:
         return NEVER not in self._measured
 
     def took(self, rows: Tensor, step: int, not_taken: Tensor | None) -> None:
-        """Keep the squares of weights and updates of this turn, and go on to the next."""
+        """Store the squares of weights and updates of this turn, and begin the next."""
         begin, end = self._starts[self._at], self._starts[self._at + 1]
         newest = self._newest[:, begin:end]
         rows = rows.to(newest, non_blocking=True)
@@ -104,38 +164,32 @@ class UpdateChunks:
         self.just_completed = self._at == 0
 
     def rows(self) -> Tensor:
-        """The newest squares of weights and of updates; one column for each parameter."""
+        """Return the newest squares of weights and updates, with a column for each parameter."""
         return self._newest.new_zeros(2, self.columns).index_add_(1, self._index, self._newest)
 
     def steps(self) -> list[tuple[int, int]]:
-        """For each parameter, at which steps its oldest and its newest piece were measured."""
-        found = []
-        for chunks in self._of_column:
-            measured = [self._measured[chunk] for chunk in chunks]
-            found.append((min(measured), max(measured)))
-        return found
+        """Return the steps at which the oldest and the newest piece of each parameter were measured."""
+        measured = [[self._measured[chunk] for chunk in chunks] for chunks in self._of_column]
+        return [(min(steps), max(steps)) for steps in measured]
 
 
-QUANTITIES = tuple(each.quantity for each in SIGNALS)
-MOST_OPTIMIZERS = 32
+QUANTITIES = ("update_norm", "update_ratio")
+MAX_OPTIMIZERS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What lies between the beginning and the end of an optimizer step."""
-
     optimizer: int
     pieces: list[Tensor]
     copies: list[Tensor]
-    """None where few weights are kept as a row alone."""
+    """Empty if few weights are kept as a row alone."""
     weights: Tensor | float
-    """Their squares, one by one; or the norm of all."""
+    """Their squares by piece, or the norm of all."""
     rows: list[Tensor]
-    """What the copies are parts of, where the whole model alone is measured; else none."""
+    """Rows of which the copies are parts, if the whole model alone is measured."""
 
 
-FIRST = (1, 2, 4)
-"""Steps at which the whole model is measured as well: a learning rate that is far too high shows at once."""
+FIRST_STEPS = (1, 2, 4)  # measured as well: a learning rate that is far too high shows at once
 
 
 class WeightUpdates(PeriodicProbe):
@@ -145,33 +199,25 @@ class WeightUpdates(PeriodicProbe):
 
     def __init__(self, every: int = 10, layers_every: int = 100, budget_bytes: int | None = None) -> None:
         super().__init__(every, layers_every)
-        self.every = every
-        """Every how many steps the whole model is measured, ..."""
-        self.layers_every = layers_every
-        """... and every how many steps its layers."""
-        self.budget_bytes = budget_bytes
-        """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
+        self.every = every  # steps between measurements of the whole model
+        self.layers_every = layers_every  # steps between measurements by layer
+        self.budget_bytes = budget_bytes  # of copies; None: `copy_budget`
         self._parts, self._whole = PartsByOptimizer(), WholeNorms()
         self._rotations: dict[HeldLayers, UpdateChunks | None] = {}
         self._now: list[UpdateChunks] = []
         self._before: _Before | None = None
         self._wanted_since = NEVER
-        self._given: dict[LayerLayout, list[int]] = {}
-        """For each layer, when it was given last."""
-        self._layers_wanted = False
-        """Whether there are layers that were not given since they were wanted."""
+        self._reported: dict[LayerLayout, list[int]] = {}  # step at which each layer was reported last
+        self._layers_wanted = False  # some layers were not reported since then
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be measured."""
-        return super().due(step) or step in FIRST
+        return super().due(step) or step in FIRST_STEPS
 
     def next_due(self, step: int) -> int:
-        """The next step that is due."""
-        later = [each for each in FIRST if each > step]
+        later = [first for first in FIRST_STEPS if first > step]
         return min([super().next_due(step), *later])
 
     def before_step(self, view: StepView) -> None:
-        """Copy the weights whose turn it is."""
         self._before = None
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
@@ -190,7 +236,6 @@ class WeightUpdates(PeriodicProbe):
             self._before = _Before(id(view.optimizer), pieces, copies, weights, [])
 
     def after_step(self, view: StepView) -> None:
-        """Compare them with what they are now."""
         before, self._before = self._before, None
         if before is None or view.skipped or before.optimizer != id(view.optimizer):
             return
@@ -218,13 +263,11 @@ class WeightUpdates(PeriodicProbe):
         self._now.append(rotation)
 
     def forget(self) -> None:
-        """The capture was interrupted half-way: let go of what was measured in it."""
         self._before, self._now = None, []
         self._parts.drop()
         self._whole.drop()
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """The updates of the capture."""
         self._before = None
         if step % self.layers_every == 0:
             self._wanted_since, self._layers_wanted = step, True
@@ -235,60 +278,57 @@ class WeightUpdates(PeriodicProbe):
             return whole_blocks
         blocks: list[Block] = []
         with torch.no_grad():
-            longest = max(rotations, key=lambda each: len(each.chunks))
-            whole = joined.complete and longest.just_completed and all(each.complete for each in rotations)
-            if whole and (len(longest.chunks) > 1 or step % self.every == 0 or step in FIRST):
+            longest = max(rotations, key=lambda rotation: len(rotation.chunks))
+            whole = joined.complete and longest.just_completed and all(rotation.complete for rotation in rotations)
+            if whole and (len(longest.chunks) > 1 or step % self.every == 0 or step in FIRST_STEPS):
                 blocks.append(Block(whole_signals(QUANTITIES, joined.place), _values(joined.rows.sum(1, True))))
             ready = self._ready(joined, rotations, step)
-            self._layers_wanted = min(map(min, self._given.values())) < self._wanted_since
+            self._layers_wanted = min(map(min, self._reported.values())) < self._wanted_since
             if ready:
                 sums = joined.layout.sums(joined.rows)
                 blocks.append(joined.layout.block(QUANTITIES, _values(sums).view(2, -1), ready))
         return blocks
 
     def _rotation(self, held: HeldLayers, parameters: Sequence[Tensor]) -> UpdateChunks | None:
-        """The turns of what an optimizer holds; None where a single row of a tensor is more than the budget."""
         if held not in self._rotations:
-            if len(self._rotations) >= MOST_OPTIMIZERS:
+            if len(self._rotations) >= MAX_OPTIMIZERS:
                 self._rotations.clear()
+            chunks = turns_of_copies(parameters, self.budget_bytes, held.names)
             device = parameters[0].device
-            budget = copy_budget(device) if self.budget_bytes is None else self.budget_bytes
-            shapes = [tuple(each.shape) for each in parameters]
-            chunks = share_out(shapes, [bytes_of_copy(each) for each in parameters], held.names, budget)
             self._rotations[held] = None if chunks is None else UpdateChunks(chunks, len(parameters), device)
         return self._rotations[held]
 
     def _ready(self, joined: Joined, rotations: Sequence[UpdateChunks], step: int) -> tuple[int, ...]:
-        """The layers that are wanted, measured now, and of which every piece was measured since they were given."""
         layout = joined.layout
-        given = self._given.get(layout)
-        if given is None:
-            if len(self._given) >= MOST_OPTIMIZERS:
-                self._given.clear()
-            given = self._given[layout] = [NEVER] * len(layout.names)
-        if self._wanted_since == NEVER or min(given) >= self._wanted_since:
+        reported = self._reported.get(layout)
+        if reported is None:
+            if len(self._reported) >= MAX_OPTIMIZERS:
+                self._reported.clear()
+            reported = self._reported[layout] = [NEVER] * len(layout.names)
+        if self._wanted_since == NEVER or min(reported) >= self._wanted_since:
             return ()
-        oldest, newest = [step] * len(given), [NEVER] * len(given)
-        measured = [each for rotation in rotations for each in rotation.steps()]
+        oldest, newest = [step] * len(reported), [NEVER] * len(reported)
+        measured = [steps for rotation in rotations for steps in rotation.steps()]
         for layer, (first, last) in zip(layout.of_parameter, measured, strict=True):
             oldest[layer] = min(oldest[layer], first)
             newest[layer] = max(newest[layer], last)
-        wanted = [layer for layer, last in enumerate(given) if last < self._wanted_since]
-        ready = tuple(layer for layer in wanted if oldest[layer] > given[layer] and newest[layer] == step)
+        wanted = [layer for layer, last in enumerate(reported) if last < self._wanted_since]
+        ready = tuple(layer for layer in wanted if oldest[layer] > reported[layer] and newest[layer] == step)
         for layer in ready:
-            given[layer] = step
+            reported[layer] = step
         return ready
 
 
 def _wide(row: Tensor) -> Tensor:
-    """At least in single precision, as copies are."""
     return row.to(torch.promote_types(row.dtype, torch.float32))
 
 
 def _values(squared: Tensor) -> Tensor:
-    """Norm and ratio, from the squares of weights and updates."""
     weights, updates = squared.sqrt()
     return torch.cat((updates, torch.where(weights > 0, updates / weights, torch.nan)))
 
 
-PROBES: tuple[ProbeFactory, ...] = (lambda context: WeightUpdates(NORMS_EVERY, context.layers, context.budget),)
+PROBES: tuple[ProbeFactory, ...] = (
+    lambda context: MomentumNorm(NORMS_EVERY, context.layers),
+    lambda context: WeightUpdates(NORMS_EVERY, context.layers, context.budget),
+)

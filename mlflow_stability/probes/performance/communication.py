@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.performance.step_timing import ACCELERATED
 from mlflow_stability.probes.probe import BaseProbe, Guard
 from mlflow_stability.vocabulary.measured import SignalType

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.vocabulary.measured import SignalType
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.vocabulary.measured import SignalType
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, RankExchanges
 from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers

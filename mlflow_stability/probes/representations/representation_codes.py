@@ -19,8 +19,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable
 from mlflow_stability.probes.representations.sparse_codes import different_rows
-from mlflow_stability.probes.tensors.device_numbers import on_device
-from mlflow_stability.probes.tensors.tensor_sums import HALVES
+from mlflow_stability.probes.tensors.tensor_sums import HALVES, on_device
 
 NARROWEST = 64
 MOST_ACTIVE = 0.25

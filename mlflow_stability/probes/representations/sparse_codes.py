@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mlflow_stability.probes.tensors.device_numbers import on_device, widest
+from mlflow_stability.probes.tensors.tensor_sums import on_device, widest
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (

@@ -37,7 +37,7 @@ from mlflow_stability.probes.routing.router_statistics import (
     describe_router,
     scores_in,
 )
-from mlflow_stability.probes.tensors.device_numbers import on_device
+from mlflow_stability.probes.tensors.tensor_sums import on_device
 from mlflow_stability.vocabulary.measured import Signal
 
 FIRST_LOOK = 10

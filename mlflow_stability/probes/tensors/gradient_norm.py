@@ -1,6 +1,6 @@
 """The L2 norm of all gradients in few kernels, and which gradients are complete in this process.
 
-That of a model split over processes is in `probes/ranks/sharded_norms.py`.
+The norm of a model split over processes is in `probes/ranks/sharded_norms.py`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.tensors.tensor_sums import HALVES, LARGE, norms_of
 
 _PLAIN = (Tensor, Parameter)
-# At every step, and for hundreds of parameters: C alone.
+# Called at every step for hundreds of parameters, so they are functions in C.
 _gradient, _is_there = attrgetter("grad"), partial(is_not, None)
-# A flat parameter of FSDP's first version; what that leaves of the script's own (``use_orig_params``).
+# Attributes of a flat parameter of FSDP1, and of the script's own parameters in it (``use_orig_params``).
 _MARKS_OF_FSDP = ("_sharded_size", "_fsdp_flattened")
 
 
 def parameters_of(owner: Optimizer | Module) -> list[Tensor]:
-    """The parameters of an optimizer or a module."""
+    """Return the parameters of an optimizer or a module."""
     if isinstance(owner, Module):
         return list(Module.parameters(owner))
     return [parameter for group in owner.param_groups for parameter in group["params"]]
 
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
-    """The gradients that this optimizer is about to use."""
-    found: list[Tensor] = []
+    """Return the gradients that this optimizer is about to use."""
+    gradients: list[Tensor] = []
     for group in optimizer.param_groups:
-        found += filter(_is_there, map(_gradient, group["params"]))
-    return found
+        gradients += filter(_is_there, map(_gradient, group["params"]))
+    return gradients
 
 
 def is_of_one_rank(parameter: Tensor) -> bool:
-    """Whether a parameter is marked as another one on each rank, as experts are: by DDP, which leaves it alone, or by
-    ``parameter.allreduce = False``, as Megatron and DeepSpeed do.
+    """Whether a parameter is marked as a different one on each rank, as experts are.
+
+    DDP marks those that it ignores; Megatron and DeepSpeed set ``parameter.allreduce = False``.
     """
     return getattr(parameter, "_ddp_ignored", False) is True or getattr(parameter, "allreduce", None) is False
 
 
 def is_split(parameter: Tensor) -> bool:
-    """Whether a parameter is split over processes: by FSDP in either version, as a `DTensor`, or by experts."""
+    """Whether a parameter is split over processes: by FSDP1 or FSDP2, as a `DTensor`, or by experts."""
     if hasattr(parameter, "full_tensor"):
         return True
     if is_of_one_rank(parameter):
@@ -59,36 +60,33 @@ def is_split(parameter: Tensor) -> bool:
 
 
 def world_size() -> int:
-    """How many processes `torch.distributed` has brought together; 1 where it has not."""
+    """Return the number of processes of `torch.distributed`; 1 without it."""
     group = torch.distributed
     return group.get_world_size() if group.is_available() and group.is_initialized() else 1
 
 
 def whole_gradients_of(optimizer: Optimizer) -> list[Tensor]:
-    """The gradients that this optimizer is about to use; none where they are split: a part of a norm is not the norm.
-
-    The first parameter is asked for all of them.
-    """
-    found: list[Tensor] = []
+    """Return the gradients that this optimizer is about to use; none if the first parameter is split."""
+    whole: list[Tensor] = []
     for group in optimizer.param_groups:
         gradients = filter(_is_there, map(_gradient, group["params"]))
-        if not found:
-            found = list(gradients)
-            first = group["params"][0] if found else None
+        if not whole:
+            whole = list(gradients)
+            first = group["params"][0] if whole else None
             if first is not None and first.grad is None:
-                first = next(each for each in group["params"] if each.grad is not None)
+                first = next(parameter for parameter in group["params"] if parameter.grad is not None)
             # A plain parameter without attributes has no mark.
             if first is not None and (type(first) is not Parameter or first.__dict__) and is_split(first):
                 return []
         else:
-            found += gradients
-    return found
+            whole += gradients
+    return whole
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
-    """The norm over all of them as one scalar on the device; None when there are none, or only parts of them.
+    """Return the norm of all as a scalar on the device; None if there are none, or only parts of them.
 
-    Half precision is summed in single: a norm of 70,000 fits no float16, and is no overflow of the training.
+    Half precision is summed in single: a norm of 70,000 exceeds float16 without an overflow of the training.
     """
     if not gradients or gradients[0].is_meta:  # a dry run has shapes and no values
         return None
@@ -99,8 +97,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
             return norm_of_row(row)
     device, dtype, dense = first.device, first.dtype, torch.strided
     with torch.no_grad():
-        for each in gradients:  # as a rule they are alike, and finding that out must cost little
-            if each.dtype is not dtype or each.layout is not dense or each.device != device:
+        for gradient in gradients:  # usually they are alike, and finding that out must cost little
+            if gradient.dtype is not dtype or gradient.layout is not dense or gradient.device != device:
                 norms = _norms_of_some(gradients)
                 break
         else:
@@ -111,28 +109,27 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
 
 
 def few_values(tensors: Sequence[Tensor]) -> Tensor | None:
-    """A copy of all values side by side, where that takes less time than a kernel for each tensor; else None.
+    """Return a copy of all values side by side, if that takes less time than a kernel for each tensor; else None.
 
-    So it is with few values on the CPU, all of one type, of tensors whose gradients nobody records.
+    That is the case for few values of one type on the CPU, whose gradients are not recorded.
     """
     left, dtype, dense, recorded = LARGE, tensors[0].dtype, torch.strided, torch.is_grad_enabled()
-    for each in tensors:
-        left -= each.numel()
-        alike = each.dtype is dtype and each.layout is dense and each.is_cpu and type(each) in _PLAIN
-        if left < 0 or not alike or (recorded and each.requires_grad):
+    for tensor in tensors:
+        left -= tensor.numel()
+        alike = tensor.dtype is dtype and tensor.layout is dense and tensor.is_cpu and type(tensor) in _PLAIN
+        if left < 0 or not alike or (recorded and tensor.requires_grad):
             return None
     row: Tensor = torch_api.flatten_dense_tensors(tensors)
-    return row.clone() if len(tensors) == 1 else row  # of a single tensor torch gives a view
+    return row.clone() if len(tensors) == 1 else row  # of a single tensor torch returns a view
 
 
 def norm_of_row(row: Tensor) -> Tensor:
-    """The norm of few values; half precision is summed in single."""
+    """Return the norm of few values; half precision is summed in single."""
     norm: Tensor = torch.linalg.vector_norm(row, dtype=torch.float32 if row.dtype in HALVES else None)
     return norm
 
 
 def _norms_of_some(gradients: Sequence[Tensor]) -> Tensor | None:
-    """The norm of each, where they are of several devices and types, or sparse; None where there are only parts."""
     buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         if gradient.layout is not torch.strided:
@@ -147,7 +144,6 @@ def _norms_of_some(gradients: Sequence[Tensor]) -> Tensor | None:
 
 
 def _of_one_kind(norms: list[Tensor]) -> list[Tensor]:
-    """All on the device of the first, wide enough for each."""
     device = norms[0].device
     wide = torch.float32
     for norm in norms:
@@ -156,11 +152,11 @@ def _of_one_kind(norms: list[Tensor]) -> list[Tensor]:
 
 
 def dense_gradients(parameters: Sequence[Tensor]) -> tuple[list[Tensor | None], tuple[int, ...]]:
-    """For each parameter its gradient or None; and which are None because they are sparse or split over processes.
+    """Return the gradient of each parameter or None; and which are None because they are sparse or split.
 
-    What of a sparse gradient belongs together is known to the device alone, and asking it would mean to wait.
+    Summing duplicates in a sparse gradient would mean to wait for the device.
     """
-    gradients: list[Tensor | None] = [each.grad for each in parameters]
+    gradients: list[Tensor | None] = [parameter.grad for parameter in parameters]
     unknown = tuple(
         [
             place

@@ -1,8 +1,7 @@
 """Reductions of many tensors to one number each, in few kernels.
 
-In: tensors of any devices and types. Out: one row on one device, in their order. Guarantees: no kernel for each
-tensor where torch has one for all; many small CPU tensors are batched, bit-identical to one by one, with copies of at
-most a few megabytes; half precision is summed in single; nothing is waited for.
+Guarantees: no kernel for each tensor where torch has one for all; many small CPU tensors are batched, bit-identical to
+one by one, with copies of at most a few megabytes; half precision is summed in single; no device is waited for.
 """
 
 from __future__ import annotations
@@ -14,70 +13,77 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 
-CROWD = 64
-"""From how many tensors on it pays to look for those of one shape, ..."""
-SMALL = 2**11
-"""... of up to how many values each: copying larger ones takes as long as their kernels."""
-TOGETHER = 2**18
-"""How many values are copied side by side at a time: they stay in a core's cache."""
+
+def on_device(numbers: Sequence[float] | Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a row of these numbers on a device, without waiting for it."""
+    if device.type == "cuda":  # a copy from ordinary host memory would wait
+        return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the type of sums: squares of normal norms overflow float32. Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+MIN_BATCHED_TENSORS = 64  # of fewer it does not pay to batch those of one shape
+MAX_BATCHED_VALUES = 2**11  # of a tensor: copying larger ones takes as long as their kernels
+BATCH_VALUES = 2**18  # copied side by side at a time: they stay in a core's cache
 
 
 def crowd_row(
     tensors: list[Tensor], of_rows: Callable[[Tensor], Tensor], of_each: Callable[[list[Tensor]], Tensor]
 ) -> Tensor:
-    """A number for each tensor."""
-    if len(tensors) < CROWD:
+    """Return a number for each tensor, from matrices of tensors of one shape and from the rest."""
+    if len(tensors) < MIN_BATCHED_TENSORS:
         return of_each(tensors)
     shapes: dict[torch.Size, list[int]] = {}
     others: list[int] = []
-    for place, each in enumerate(tensors):
-        alike = 0 < each.numel() <= SMALL and each.is_contiguous()  # else they would be summed in another order
-        (shapes.setdefault(each.shape, []) if alike else others).append(place)
+    for place, tensor in enumerate(tensors):
+        alike = 0 < tensor.numel() <= MAX_BATCHED_VALUES and tensor.is_contiguous()
+        (shapes.setdefault(tensor.shape, []) if alike else others).append(place)
     order: list[int] = []
-    found: list[Tensor] = []
+    rows: list[Tensor] = []
     for shape, places in shapes.items():
         if len(places) == 1:
             others += places
             continue
-        most = TOGETHER // shape.numel()
+        most = BATCH_VALUES // shape.numel()
         for begin in range(0, len(places), most):
             some = places[begin : begin + most]
             order += some
-            found.append(of_rows(torch.stack([tensors[place] for place in some]).view(len(some), -1)))
+            rows.append(of_rows(torch.stack([tensors[place] for place in some]).view(len(some), -1)))
     if others:
         order += others
-        found.append(of_each([tensors[place] for place in others]))
-    row = torch.cat(found)
+        rows.append(of_each([tensors[place] for place in others]))
+    row = torch.cat(rows)
     return torch.empty_like(row).index_copy_(0, torch.tensor(order, device=row.device), row)
 
 
 HALVES = (torch.float16, torch.bfloat16)
-CHUNK = 2**11
-"""How many values of a large tensor are summed in one go on the CPU, ..."""
-LARGE = 2**14
-"""... and of how many on a tensor is large."""
+CHUNK = 2**11  # values of a large tensor that are summed at once on the CPU
+LARGE = 2**14  # values from which on a tensor is large
+# From tensors of one device and type to a row with a number for each.
 Kernel: TypeAlias = Callable[[list[Tensor]], Tensor]
-"""Takes tensors of one device and type, gives a row with a number for each."""
 
 
 def squares(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """The sum of the squares of each; 0 for None, and None when there is no tensor at all."""
+    """Return the sum of the squares of each; 0 for None, and None if there is no tensor."""
     norms = scalars(tensors, norms_of)
     return None if norms is None else norms.square_()
 
 
 def norms_of(tensors: list[Tensor]) -> Tensor:
-    """The L2 norm of each.
+    """Return the L2 norm of each.
 
-    Torch sums on the CPU in single precision, one value after another: of 16 million values that is wrong by a
-    thousandth, and by a hundredth where they are alike. Large tensors are therefore summed in chunks.
+    Torch sums on the CPU in single precision, one value after another: of 16 million values that is wrong by 0.1 %,
+    and by 1 % where they are alike. Large tensors are therefore summed in chunks.
     """
     wide = torch.float32 if tensors[0].dtype in HALVES else None
     if not tensors[0].is_cpu:
         return torch.stack(torch_api.foreach_norm(tensors, 2.0, wide))
-    if len(tensors) < CROWD:
+    if len(tensors) < MIN_BATCHED_TENSORS:
         return _norms_on_cpu(tensors, wide)
     return crowd_row(
         tensors,
@@ -87,31 +93,31 @@ def norms_of(tensors: list[Tensor]) -> Tensor:
 
 
 def nonzeros_of(tensors: list[Tensor]) -> Tensor:
-    """How many values of each are not zero."""
+    """Return the number of values of each that are not zero."""
     if not tensors[0].is_cpu:
         return torch.stack(torch_api.foreach_norm(tensors, 0.0, torch.float32 if tensors[0].dtype in HALVES else None))
-    # Single precision cannot count beyond some millions, one after another: no norm does for this.
+    # Single precision cannot count beyond some millions, so that no norm can be used.
     return crowd_row(
         tensors,
         lambda matrix: torch.count_nonzero(matrix, 1),
-        lambda some: torch.stack([torch.count_nonzero(each) for each in some]),
+        lambda some: torch.stack([torch.count_nonzero(tensor) for tensor in some]),
     )
 
 
 def largest_of(tensors: list[Tensor]) -> Tensor:
-    """The largest absolute value of each."""
+    """Return the largest absolute value of each."""
     if not tensors[0].is_cpu:
         return torch.stack(torch_api.foreach_norm(tensors, torch.inf))
-    # The ends take a tenth of what the norm takes on the CPU.
+    # On the CPU `aminmax` takes a tenth of the time of a norm.
     return crowd_row(
         tensors,
         lambda matrix: _larger(torch.aminmax(matrix, dim=1)),
-        lambda some: torch.stack([_larger(torch.aminmax(each)) for each in some]),
+        lambda some: torch.stack([_larger(torch.aminmax(tensor)) for tensor in some]),
     )
 
 
 def scalars(tensors: Sequence[Tensor | None], kernel: Kernel) -> Tensor | None:
-    """What the kernel gives for each; 0 for None, and None when there is no tensor at all."""
+    """Return the kernel's number for each tensor; 0 for None, and None if there is no tensor."""
     buckets = _alike(tensors)
     if not buckets:
         return None
@@ -129,7 +135,7 @@ def scalars(tensors: Sequence[Tensor | None], kernel: Kernel) -> Tensor | None:
 
 
 def flat_view(tensor: Tensor) -> Tensor:
-    """All values in a row: in the order of memory, so that nothing is copied where they lie side by side."""
+    """Return all values in a row, in the order of memory, so that a contiguous tensor is not copied."""
     if not tensor.is_contiguous():
         strides = tensor.stride()
         tensor = tensor.permute(sorted(range(tensor.dim()), key=lambda at: strides[at], reverse=True))
@@ -137,12 +143,12 @@ def flat_view(tensor: Tensor) -> Tensor:
 
 
 def _norms_on_cpu(tensors: list[Tensor], wide: torch.dtype | None) -> Tensor:
-    small = [each for each in tensors if each.numel() < LARGE]
-    found = list(torch_api.foreach_norm(small, 2.0, wide)) if small else []
+    small = [tensor for tensor in tensors if tensor.numel() < LARGE]
+    norms = list(torch_api.foreach_norm(small, 2.0, wide)) if small else []
     if len(small) < len(tensors):
-        few = iter(found)
-        found = [next(few) if each.numel() < LARGE else _norm_in_chunks(each, wide) for each in tensors]
-    return torch.stack(found)
+        few = iter(norms)
+        norms = [next(few) if tensor.numel() < LARGE else _norm_in_chunks(tensor, wide) for tensor in tensors]
+    return torch.stack(norms)
 
 
 def _larger(ends: tuple[Tensor, Tensor]) -> Tensor:
@@ -160,12 +166,12 @@ def _norm_in_chunks(tensor: Tensor, wide: torch.dtype | None) -> Tensor:
 
 
 def _alike(tensors: Sequence[Tensor | None]) -> list[tuple[Sequence[int], list[Tensor]]]:
-    """Which of them are of one device and type; as a rule all, and finding that out must cost little."""
-    present = [each for each in tensors if each is not None]
+    # Usually all are alike, and finding that out must cost little.
+    present = [tensor for tensor in tensors if tensor is not None]
     if not present:
         return []
     device, dtype = present[0].device, present[0].dtype
-    if len(present) == len(tensors) and all(each.dtype is dtype and each.device == device for each in present):
+    if len(present) == len(tensors) and all(tensor.dtype is dtype and tensor.device == device for tensor in present):
         return [(range(len(present)), present)]
     buckets: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
     for place, each in enumerate(tensors):
