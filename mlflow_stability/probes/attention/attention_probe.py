@@ -1,11 +1,11 @@
 """Entropy and largest logit of each attention head, and attention maps of some layers.
 
-In: forward passes in which the probe is open. Out: `attention_entropy` (0: each query attends to one key; 1: uniform
-over the keys it may attend to) and `attention_max_logit` by module and head; `collapsed_heads` as a share of all;
-maps of at most `MOST_HEADS` heads and the first tokens. Guarantees: the forward pass is unchanged; scratch memory is
-bounded for any sequence length; nothing waits for the device; one map at a time is on the device.
+`attention_entropy` (0: each query attends to one key; 1: uniform over the keys it may attend to) and
+`attention_max_logit` by module and head; `collapsed_heads` as a share of all; maps of at most `MAX_HEADS` heads and the
+first tokens. Heads are named `blocks.3.attn.head_0`. Further calls of the same module get `.1`, `.2` behind its name.
 
-Heads are named `blocks.3.attn.head_0`. Further calls of the same module get `.1`, `.2` behind the module's name.
+Guarantees: the forward pass is unchanged; scratch memory is bounded for any sequence length; no device is waited for;
+one map at a time is on the device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from mlflow_stability.probes.attention.attention_scores import Scores
-from mlflow_stability.probes.attention.attention_statistics import first_weights, head_numbers
+from mlflow_stability.probes.attention.attention_scores import Scores, first_weights, head_numbers
 from mlflow_stability.probes.attention.attention_tracer import AttentionTracer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.module_names import unwrapped
@@ -56,15 +55,13 @@ SIGNALS = (
     ),
 )
 
-MOST_DRAWN_HEADS = 32
-"""Of so many heads, at even distances, the weights are kept; the mean is over all."""
-MOST_LAYERS = 12
-"""Of so many layers, at even distances."""
+MAX_DRAWN_HEADS = 32  # at even distances; the mean is over all heads
+MAX_DRAWN_LAYERS = 12  # at even distances
 
 
 @dataclass(slots=True)
 class Drawing:
-    """A map on its way."""
+    """Map on its way to the host."""
 
     parcel: Parcel
     heads: tuple[int, ...]
@@ -75,7 +72,7 @@ class Drawing:
     number: int = 0
 
     def finished(self) -> AttentionMap:
-        """The map; waits for it where it has not arrived."""
+        """Return the map; waits for it if it has not arrived."""
         weights, average, numbers, ahead = self.parcel.opened()
         return AttentionMap(
             step=self.step,
@@ -94,10 +91,10 @@ class Drawing:
 
 
 def drawn(scores: Scores, numbers: Tensor, tokens: int, cross: bool) -> Drawing:
-    """Begin to take a map home; `numbers`: what is known of each head."""
+    """Begin to copy a map to the host; `numbers` are entropy and largest score of each head."""
     _, heads, queries, keys = scores.shape
     weights = first_weights(scores, tokens)
-    step = -(-heads // MOST_DRAWN_HEADS)
+    step = -(-heads // MAX_DRAWN_HEADS)
     average = weights.mean(0)
     ahead = (average.triu(1) > 0).any().reshape(1)
     kept = weights[::step].to(torch.float16)
@@ -106,24 +103,17 @@ def drawn(scores: Scores, numbers: Tensor, tokens: int, cross: bool) -> Drawing:
 
 
 def chosen(layers: int) -> frozenset[int]:
-    """Which of so many layers are drawn: the first, the last, and others at even distances."""
-    if layers <= MOST_LAYERS:
+    """Return which of so many layers are drawn: the first, the last, and others at even distances."""
+    if layers <= MAX_DRAWN_LAYERS:
         return frozenset(range(layers))
-    return frozenset(round(at * (layers - 1) / (MOST_LAYERS - 1)) for at in range(MOST_LAYERS))
+    return frozenset(round(at * (layers - 1) / (MAX_DRAWN_LAYERS - 1)) for at in range(MAX_DRAWN_LAYERS))
 
 
-QUANTITIES = tuple(each.quantity for each in SIGNALS[:2])
-"""What is told of each head."""
-EVERY = 500
-"""Every how many steps; measuring takes about as long as the attention itself."""
-FIRST = 10
-"""The first turn that is measured, so that there is a start to compare with."""
-COLLAPSED = 0.05
-"""A head of less entropy has collapsed."""
-MOST_HEADS = 4096
-"""Of so many heads there are series; of more, layers at even distances have them."""
-MOST_UNCHOSEN = 128
-"""So many layers are drawn at most where it is not known yet how many there will be."""
+QUANTITIES = ("attention_entropy", "attention_max_logit")  # of each head
+FIRST_STEP = 10  # the first that is measured, as a start to compare with
+COLLAPSED = 0.05  # entropy below which a head has collapsed
+MAX_HEADS = 4096  # with series; of more, layers at even distances have them
+MAX_DRAWN_IN_FIRST_PASS = 128  # layers, while it is unknown how many there will be
 
 _logger = logging.getLogger(__name__)
 
@@ -143,7 +133,7 @@ class _Layer:
 
 
 class AttentionProbe:
-    """Looks into the attention of every model that trains."""
+    """Measures the attention of every model that trains."""
 
     part = "attention"
 
@@ -156,20 +146,16 @@ class AttentionProbe:
         models: Callable[[], Sequence[Module]] | None = None,
     ) -> None:
         self.every = every
-        self.max_seq_len = max_seq_len
-        """Of how many tokens a map shows the weights."""
+        self.max_seq_len = max_seq_len  # tokens of a map
         self._guard = partial(guard, self.part)
-        self._keep = keep
-        """Takes each map when it has arrived at the host, in the order in which they were measured."""
+        self._keep = keep  # takes maps in the order in which they were measured
         self._tracer: AttentionTracer | None = None
         self._root: Module | None = None
         self._step = 0
-        self._now: list[_Layer] = []
-        """What was seen in the pass that is going on."""
-        self._seen: list[_Layer] = []
-        """What was seen in whole passes of this capture."""
+        self._now: list[_Layer] = []  # seen in the present pass
+        self._seen: list[_Layer] = []  # seen in complete passes of this capture
+        # Number of layers of each model in its last pass.
         self._counts: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
-        """How many layers each model had the last time."""
         self._places = WatchedModules(models)
         self._layouts: dict[tuple[tuple[str, int], ...], tuple[Signal, ...]] = {}
         self._on_their_way: list[Drawing] = []
@@ -177,13 +163,13 @@ class AttentionProbe:
     def due(self, own_step: int) -> bool:
         """Whether to look in this capture."""
         self._deliver(wait=False)
-        return bool(self.every) and (own_step % self.every == 0 or own_step == FIRST)
+        return bool(self.every) and (own_step % self.every == 0 or own_step == FIRST_STEP)
 
     def next_due(self, own_step: int) -> int:
         """The next turn that may be due: a map that is on its way is asked for until it has arrived."""
         if self._on_their_way or not self.every:
             return own_step + 1
-        return next_sampled_step(own_step, FIRST, self.every)
+        return next_sampled_step(own_step, FIRST_STEP, self.every)
 
     def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
         """Begin to look, right before a forward pass."""
@@ -196,20 +182,20 @@ class AttentionProbe:
     def close(self, whole: bool) -> None:
         """The pass is over; what was seen in one that raised is forgotten."""
         if self._tracer is not None:
-            self._tracer.close()  # before it is let go: Ctrl-C in the middle of this leaves it to be closed once more
+            self._tracer.close()  # before it is dropped: after Ctrl-C here it is closed again
         self._tracer = self._root = None
         now, self._now = self._now, []
         if whole:
             self._seen += now
-            self._counts.update({each.root: len(now) for each in now[:1]})
+            self._counts.update({layer.root: len(now) for layer in now[:1]})
 
     def measure(self, scores: Scores, cross: bool) -> _Measured:
-        """Make of the scores what is to be kept of them."""
+        """Return numbers, and where it is drawn a map, of the scores of one attention."""
         numbers = head_numbers(scores)
         return _Measured(numbers, drawn(scores, numbers, self.max_seq_len, cross) if self._is_drawn() else None)
 
-    def found(self, measured: _Measured, name: str) -> None:
-        """What was measured is an attention of this module."""
+    def add(self, measured: _Measured, name: str) -> None:
+        """Record what was measured as an attention of this module."""
         if self._root is not None:
             self._now.append(_Layer(self._root, name, measured))
 
@@ -218,16 +204,16 @@ class AttentionProbe:
         seen, self._seen = self._seen, []
         if not seen:
             return ()
-        names = _names([each.name for each in seen])
+        names = _numbered([layer.name for layer in seen])
         self._send(seen, names)
         self._deliver(wait=False)
         device = seen[-1].measured.numbers.device
-        numbers = [each.measured.numbers.to(device, torch.float32, non_blocking=True) for each in seen]
+        numbers = [layer.measured.numbers.to(device, torch.float32, non_blocking=True) for layer in seen]
         with torch.no_grad():
-            entropies = torch.cat([each[0] for each in numbers])
-            known = ~entropies.isnan()
-            share = ((entropies < COLLAPSED) & known).sum().to(torch.float32) / known.sum()
-            kept = _spread([each.shape[1] for each in numbers])
+            entropies = torch.cat([rows[0] for rows in numbers])
+            is_number = ~entropies.isnan()
+            share = ((entropies < COLLAPSED) & is_number).sum().to(torch.float32) / is_number.sum()
+            kept = _layers_with_series([rows.shape[1] for rows in numbers])
             values = torch.cat([*(numbers[at].flatten() for at in kept), share.reshape(1)])
         if len(kept) < len(seen):
             _logger.info("Attention series by head are recorded for %d of %d layers.", len(kept), len(seen))
@@ -241,21 +227,14 @@ class AttentionProbe:
     def _is_drawn(self) -> bool:
         number = len(self._now)
         layers = None if self._root is None else self._counts.get(self._root)
-        return number < MOST_UNCHOSEN if layers is None else number in chosen(layers)
+        return number < MAX_DRAWN_IN_FIRST_PASS if layers is None else number in chosen(layers)
 
     def _layout(self, layers: tuple[tuple[str, int], ...]) -> tuple[Signal, ...]:
-        """The signals of these layers: the same object each time."""
-        if layers not in self._layouts:
+        if layers not in self._layouts:  # the signals of a block are the same object each time
             self._layouts.clear()
-            self._layouts[layers] = (
-                *(
-                    Signal(quantity, f"{name}.head_{head}")
-                    for name, heads in layers
-                    for quantity in QUANTITIES
-                    for head in range(heads)
-                ),
-                Signal("collapsed_heads"),
-            )
+            places = [(name, quantity, heads) for name, heads in layers for quantity in QUANTITIES]
+            signals = [Signal(quantity, f"{name}.head_{at}") for name, quantity, heads in places for at in range(heads)]
+            self._layouts[layers] = (*signals, Signal("collapsed_heads"))
         return self._layouts[layers]
 
     def _send(self, seen: Sequence[_Layer], names: Sequence[str]) -> None:
@@ -272,30 +251,26 @@ class AttentionProbe:
             self._keep(self._on_their_way.pop(0).finished())
 
 
-def _names(names: Sequence[str]) -> list[str]:
-    """Each name once: with a number behind it from the second time on."""
-    often: Counter[str] = Counter()
-    found = []
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Add a number to a name from its second time on."""
+    counts: Counter[str] = Counter()
+    result = []
     for name in names:
-        found.append(f"{name}.{often[name]}" if often[name] else name)
-        often[name] += 1
-    return found
+        result.append(f"{name}.{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return result
 
 
-def _spread(heads: Sequence[int]) -> list[int]:
-    """Which layers have series: all, or as many at even distances as there may be heads."""
-    if sum(heads) <= MOST_HEADS:
+def _layers_with_series(heads: Sequence[int]) -> list[int]:
+    if sum(heads) <= MAX_HEADS:
         return list(range(len(heads)))
-    fitting = max(2, MOST_HEADS * len(heads) // sum(heads))
+    fitting = max(2, MAX_HEADS * len(heads) // sum(heads))
     return sorted({round(at * (len(heads) - 1) / (fitting - 1)) for at in range(fitting)})
 
 
 def _probe(context: ProbeContext) -> AttentionProbe | None:
-    asked = context.settings
-    if not asked.attention_every:
-        return None
-    longest = asked.attention_max_seq_len
-    return AttentionProbe(asked.attention_every, longest, context.guard, context.keep_attention, context.models)
+    every, max_seq_len = context.settings.attention_every, context.settings.attention_max_seq_len
+    return AttentionProbe(every, max_seq_len, context.guard, context.keep_attention, context.models) if every else None
 
 
 PROBES: tuple[ProbeFactory, ...] = (_probe,)

@@ -11,8 +11,8 @@ from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from mlflow_stability.probes.attention import attention_flex
-from mlflow_stability.probes.attention import attention_statistics as attention_numbers
+from mlflow_stability.probes.attention import attention_scores as attention_numbers
+from mlflow_stability.probes.attention import attention_sources
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.rerun.forward_rerun import run_again
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
@@ -49,11 +49,13 @@ def test_a_compiled_flex_attention_is_computed_in_blocks(monkeypatch: pytest.Mon
     maps: list[AttentionMap] = []
     probe = AttentionProbe(1, 16, unguarded, maps.append)
     largest: list[int] = []
-    block_of = attention_flex.FlexScores.block
+    block_of = attention_sources.FlexScores.block
     monkeypatch.setattr(
-        attention_flex.FlexScores, "block", lambda *given: largest.append((found := block_of(*given)).numel()) or found
+        attention_sources.FlexScores,
+        "block",
+        lambda *given: largest.append((found := block_of(*given)).numel()) or found,
     )
-    monkeypatch.setattr(attention_flex, "BLOCK", 4 * LENGTH * 20)
+    monkeypatch.setattr(attention_sources, "BLOCK", 4 * LENGTH * 20)
     monkeypatch.setattr(attention_numbers, "BLOCK_ON_CPU", 4 * LENGTH * 20)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         probe.open(model, 1, lambda: True)

@@ -312,7 +312,7 @@ def test_of_many_layers_twelve_are_drawn_and_no_more_than_so_many_heads_have_ser
     assert len(chosen(30)) == 12
     assert min(chosen(30)) == 0
     assert max(chosen(30)) == 29
-    monkeypatch.setattr(attention, "MOST_HEADS", 20)
+    monkeypatch.setattr(attention, "MAX_HEADS", 20)
     training.train(batches(1)[0])
     layers = {name.partition("@")[2].partition(".head")[0] for name in training.rows[-1]} - {""}
     assert len(layers) == 10

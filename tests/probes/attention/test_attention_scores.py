@@ -17,9 +17,8 @@ from probes.attention_by_hand import by_hand, looked
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from mlflow_stability.probes.attention import attention_statistics as attention_numbers
-from mlflow_stability.probes.attention.attention_scores import MASKED, scores_of_call
-from mlflow_stability.probes.attention.attention_statistics import first_weights, head_numbers
+from mlflow_stability.probes.attention import attention_scores as attention_numbers
+from mlflow_stability.probes.attention.attention_scores import MASKED, first_weights, head_numbers, scores_of_call
 
 
 class Mixing(nn.Module):
