@@ -9,8 +9,7 @@ from probes.looked_into import unguarded
 from torch import nn
 from torch.optim import SGD
 
-from mlflow_stability.probes.activations.activation_probe import ActivationProbe
-from mlflow_stability.probes.activations.input_values import InputProbe
+from mlflow_stability.probes.activations.activation_probe import ActivationProbe, InputProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.adam_rms import AdamRms

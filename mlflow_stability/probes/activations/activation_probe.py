@@ -1,192 +1,245 @@
-"""Statistics of module outputs: mean, deviation, extremes, kurtosis, dead, saturated and non-finite units.
+"""Statistics of module outputs, and of the input of the first layer.
 
-In: the forward pass of a measured step. Out: ten quantities for each module that is a leaf or has parameters of its
-own. Guarantees: outputs are read before anything can change them in place; only samples are kept, at most four
-million values together; no random number is drawn.
+Outputs: mean, deviation, extremes, kurtosis, dead, saturated and non-finite units of each module that is a leaf or has
+parameters of its own. The first call of a module counts, and the first of several output tensors. The outermost module
+is not measured. A plain call of `torch.relu` in a `forward` is visible only in the output of the module around it, or
+of a pooling layer.
 
-The first call of a module counts, and the first of several output tensors. The outermost module is not measured. A
-plain call of `torch.relu` in a `forward` is visible only in the output of the module around it, or of a pooling
-layer.
+Inputs: their size, and whether they differ between the rows of a batch, where the first layer is linear, a convolution
+or recurrent. Behind an embedding, and before or behind a normalisation, the size is not measured: it says nothing
+about the data, or does not matter.
+
+Guarantees: outputs are read before they can be changed in place; only samples are kept, at most four million values
+together; no random number is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Module
+from torch.nn.modules import batchnorm, conv, instancenorm
 
-from mlflow_stability.probes.activations.activation_samples import (
+from mlflow_stability.probes.activations.activation_statistics import (
+    ALWAYS,
+    QUANTITIES,
     ActivationSample,
     OutputKind,
-    axis_of,
     nature_of,
-    sample_of,
+    output_tensor,
+    sample_of_output,
+    statistics_of,
 )
-from mlflow_stability.probes.activations.activation_statistics import ALWAYS, QUANTITIES, statistics_of
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.pass_hooks import PassHooks
-from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
-from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, ProbeFactory, next_sampled_step
+from mlflow_stability.probes.hooks.untracked_ops import untracked
+from mlflow_stability.probes.probe import Guard, ProbeFactory
+from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
 from mlflow_stability.probes.tensors.tensor_sums import on_device
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured import Signal, SignalType
 
-MOST_LOOKED_AT = 8
-"""Further back in a tuple nothing is looked for."""
-
-
-def output_tensor(output: Any) -> Tensor | None:
-    """The first tensor of numbers in it, but not deeper than one level."""
-    if isinstance(output, Tensor):
-        return output if is_measurable(output) else None
-    parts: Iterable[Any] = ()
-    if isinstance(output, Mapping):
-        parts = output.values()
-    elif isinstance(output, (tuple, list)):
-        parts = output
-    return next((each for each in islice(parts, MOST_LOOKED_AT) if is_measurable(each)), None)
-
-
-FIRST_LOOK = 10
-MOST_VALUES = 2**16
-"""How many values of one output its statistics are made of, ..."""
-MOST_TOGETHER = 2**22
-"""... and how many all samples have together."""
-MOST_MODULES = 1024
-"""Of more modules every second, or third, is looked at."""
-MOST_LAYOUTS = 16
+SIGNALS = (
+    SignalType("input_low", "lowest input of the first layer; every `layers_every_n_steps`", "activations"),
+    SignalType("input_high", "highest input of the first layer", "activations"),
+    SignalType("input_rms", "root mean square of the inputs of the first layer", "activations"),
+    SignalType(
+        "input_spread",
+        "largest difference between rows of the input of the first layer; 0: all rows are the same",
+        "activations",
+    ),
+)
+MAX_SAMPLE = 2**16  # values of one output
+MAX_SAMPLES_TOGETHER = 2**22
+MAX_MODULES = 1024  # of more, every second or third is measured
+MAX_LAYOUTS = 16
 
 
-class ActivationProbe:
+class ActivationProbe(SampledForwardProbe):
     """The activations of one training."""
 
     part = "activations"
 
     def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:
-        self.every = every
-        """Every how many captures of a model; and once at the tenth."""
-        self._measure = guard(self.part, self._take)
-        self._places = WatchedModules(models)
-        self._hooks: PassHooks | None = None
-        self._alive: Callable[[], bool] = _over
-        """Knows the frame of the call, and by it all that was called: not to be kept beyond it."""
-        self._names: dict[int, tuple[str, OutputKind]] = {}
-        """Modules of the pass that is open, by identity."""
-        self._quota = MOST_VALUES
-        self._axes: dict[torch.Size, int] = {}
-        """Where the units of outputs of each shape were last known to lie."""
-        self._found: dict[str, tuple[OutputKind, ActivationSample]] = {}
-        self._whole: dict[str, tuple[OutputKind, ActivationSample]] = {}
-        """Those of passes that have ended as they should."""
+        super().__init__(guard, every, models)
+        self._names: dict[int, tuple[str, OutputKind]] = {}  # modules of the present pass, by identity
+        self._quota = MAX_SAMPLE
+        self._axes: dict[torch.Size, int] = {}  # dimension of the units of outputs by shape
+        self._samples: dict[str, tuple[OutputKind, ActivationSample]] = {}
+        self._complete: dict[str, tuple[OutputKind, ActivationSample]] = {}  # of passes that have ended
         self._layouts: dict[tuple[object, ...], tuple[tuple[Signal, ...], tuple[int, ...]]] = {}
 
-    def due(self, own_step: int) -> bool:
-        """Whether to look."""
-        return own_step == FIRST_LOOK or own_step % self.every == 0
-
-    def next_due(self, own_step: int) -> int:
-        """The next turn that is due."""
-        return next_sampled_step(own_step, FIRST_LOOK, self.every)
-
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
-        """Watch each module that is a leaf or has parameters of its own."""
-        self._hooks = hooks = PassHooks()
-        self._alive = alive
+        hooks = self.observe(alive)
         self._axes.clear()
-        chosen = [(name, each, nature) for name, each in self._places.inside(root) if (nature := _looked_at(each))]
-        chosen = chosen[:: -(-len(chosen) // MOST_MODULES) or 1]
-        self._quota = max(min(MOST_VALUES, MOST_TOGETHER // max(len(chosen), 1)), 1)
-        for name, module, nature in chosen:
-            self._names[id(module)] = name, nature
-            hooks.after(module, self._measure)
+        modules = self._modules.inside(root)
+        chosen = [(name, module, kind) for name, module in modules if (kind := _kind_of_measured(module))]
+        chosen = chosen[:: -(-len(chosen) // MAX_MODULES) or 1]
+        self._quota = max(min(MAX_SAMPLE, MAX_SAMPLES_TOGETHER // max(len(chosen), 1)), 1)
+        measure = self._guard(self.part, self._take)
+        for name, module, kind in chosen:
+            self._names[id(module)] = name, kind
+            hooks.after(module, measure)
 
     def close(self, whole: bool) -> None:
-        """Stop watching."""
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks, self._alive = None, _over
+        self.stop()
         self._names.clear()
         if whole:
-            self._whole.update(self._found)
-        self._found.clear()
+            self._complete.update(self._samples)
+        self._samples.clear()
 
     def blocks(self) -> Sequence[Block]:
-        """What was measured, a block for each device."""
-        found = dict(self._whole)
-        self._whole.clear()
+        samples = dict(self._complete)
+        self._complete.clear()
         by_device: dict[torch.device, list[str]] = {}
-        for name, (_, sample) in found.items():
+        for name, (_, sample) in samples.items():
             by_device.setdefault(sample.values.device, []).append(name)
         with untracked():
-            return [self._block(device, names, found) for device, names in by_device.items()]
+            return [self._block(device, names, samples) for device, names in by_device.items()]
 
     def finish(self) -> None:
-        """Nothing is on its way; what nobody has asked for is let go."""
-        self._whole.clear()
+        self._complete.clear()
 
     def _take(self, module: Module, _args: tuple[Any, ...], output: Any) -> None:
-        known = self._names.get(id(module))
-        if known is None or known[0] in self._found or not self._alive():
+        name, kind = self._names.get(id(module), ("", None))
+        if kind is None or name in self._samples or not self._alive():
             return
-        name, nature = known
         with untracked():
-            tensor = output_tensor(output)
-            if tensor is None or not tensor.is_floating_point():
-                return
-            axis = axis_of(tensor, nature, self._axes)
-            if axis is not None and nature.axis is not None:
-                self._axes[tensor.shape] = axis
-            self._found[name] = nature, sample_of(tensor, nature, axis, self._quota)
+            sample = sample_of_output(output, kind, self._axes, self._quota)
+        if sample is not None:
+            self._samples[name] = kind, sample
 
     def _block(
-        self, device: torch.device, names: Sequence[str], found: dict[str, tuple[OutputKind, ActivationSample]]
+        self, device: torch.device, names: Sequence[str], taken: dict[str, tuple[OutputKind, ActivationSample]]
     ) -> Block:
-        natures = [found[name][0] for name in names]
-        samples = [found[name][1] for name in names]
-        of_units = tuple(each.units is not None for each in samples)
+        kinds = [taken[name][0] for name in names]
+        samples = [taken[name][1] for name in names]
+        of_units = tuple(sample.units is not None for sample in samples)
         key = device, tuple(names), of_units
         if key not in self._layouts:
-            if len(self._layouts) >= MOST_LAYOUTS:
+            if len(self._layouts) >= MAX_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[key] = _layout(names, natures, of_units)
+            self._layouts[key] = _layout(names, kinds, of_units)
         signals, places = self._layouts[key]
-        table: Tensor = statistics_of(samples, natures).flatten()
+        table: Tensor = statistics_of(samples, kinds).flatten()
         return Block(signals, table.index_select(0, on_device(places, device, torch.long)))
 
 
-def _over() -> bool:
-    """No pass is going on."""
-    return False
-
-
-def _looked_at(module: Module) -> OutputKind | None:
-    """What is known of a module's output; None where it is not looked at."""
+def _kind_of_measured(module: Module) -> OutputKind | None:
     leaf = not module._modules
-    owns = any(each is not None for each in module._parameters.values())
+    owns = any(parameter is not None for parameter in module._parameters.values())
     return nature_of(module) if leaf or owns else None
 
 
+# The signals of each module, and their places in the table of all numbers of all modules.
 def _layout(
-    names: Sequence[str], natures: Sequence[OutputKind], of_units: Sequence[bool]
+    names: Sequence[str], kinds: Sequence[OutputKind], of_units: Sequence[bool]
 ) -> tuple[tuple[Signal, ...], tuple[int, ...]]:
-    """What is told of each module, and where it stands in the table of all numbers of all modules."""
     signals: list[Signal] = []
     places: list[int] = []
     for column, quantity in enumerate(QUANTITIES):
-        for row, (name, nature, has_units) in enumerate(zip(names, natures, of_units, strict=True)):
-            told = {
-                "activation_saturation": nature.saturates,
-                "activation_dead": has_units and (nature.rectifies or nature.may_rectify),
+        for row, (name, kind, has_units) in enumerate(zip(names, kinds, of_units, strict=True)):
+            applies = {
+                "activation_saturation": kind.saturates,
+                "activation_dead": has_units and (kind.rectifies or kind.may_rectify),
                 "activation_dormant": has_units,
             }
-            if column < ALWAYS or told[quantity]:
+            if column < ALWAYS or applies[quantity]:
                 signals.append(Signal(quantity, name))
                 places.append(row * len(QUANTITIES) + column)
     return tuple(signals), tuple(places)
 
 
-PROBES: tuple[ProbeFactory, ...] = (lambda context: ActivationProbe(context.guard, context.layers, context.models),)
+SIZES = ("input_low", "input_high", "input_rms")
+SPREAD = "input_spread"
+NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+LAYERS = (nn.Linear, conv._ConvNd, nn.RNNBase)
+MIN_ROWS = 8  # of which the spread is measured
+MAX_INPUT_VALUES = 2**24  # of larger inputs the first rows are measured
+
+
+class InputProbe(SampledForwardProbe):
+    """The input of the first layer of each model."""
+
+    part = "inputs"
+
+    def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:
+        super().__init__(guard, every, models)
+        self._names: dict[int, str] = {}  # modules of the present pass, by identity
+        self._is_embedded = False  # an embedding was called before the first layer
+        self._is_normalised = False  # a normalisation follows it
+        self._row: tuple[str, Tensor, Tensor | None] | None = None  # of the first layer: name, sizes, spread
+        self._calls = 0
+        self._blocks: list[Block] = []
+
+    def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
+        hooks = self.observe(alive)
+        self._is_embedded = self._is_normalised = False
+        self._row, self._calls = None, 0
+        look = self._guard(self.part, self._take)
+        for name, module in self._modules.inside(root):
+            owns = any(parameter is not None for parameter in module._parameters.values())
+            if owns or isinstance(module, NORMS):
+                self._names[id(module)] = name
+                hooks.before(module, look)
+
+    def close(self, whole: bool) -> None:
+        self.stop()
+        self._names.clear()
+        row, self._row = self._row, None
+        if whole and row is not None:
+            self._blocks += self._blocks_of(*row)
+
+    def blocks(self) -> Sequence[Block]:
+        blocks, self._blocks = self._blocks, []
+        return blocks
+
+    def finish(self) -> None:
+        self._blocks = []
+
+    def _take(self, module: Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        name = self._names.get(id(module))
+        if name is None or not self._alive():
+            return
+        if isinstance(module, EMBEDDINGS) and not self._calls:
+            self._is_embedded = True
+            return
+        self._calls += 1
+        if self._calls == 2:
+            self._is_normalised = isinstance(module, NORMS)
+        if self._calls > 1 and self._row is not None and name == self._row[0]:
+            self._row = (*self._row[:2], None)  # a loop over time: each row may begin with the same token
+        if self._calls > 1 or not isinstance(module, LAYERS):
+            return
+        with untracked():
+            tensor = output_tensor(args)
+            if tensor is None or not tensor.is_floating_point() or tensor.dim() < 2:
+                return
+            rows = 1 if isinstance(module, nn.RNNBase) and not module.batch_first and tensor.dim() == 3 else 0
+            self._row = (name, *_measure_input(tensor, rows))
+
+    def _blocks_of(self, name: str, sizes: Tensor, spread: Tensor | None) -> list[Block]:
+        blocks = [] if spread is None else [Block((Signal(SPREAD, name),), spread)]
+        if not self._is_embedded and not self._is_normalised:
+            blocks.append(Block(tuple(Signal(quantity, name) for quantity in SIZES), sizes))
+        return blocks
+
+
+# Sizes and spread; `rows` is the dimension of the rows.
+def _measure_input(tensor: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
+    if tensor.numel() > MAX_INPUT_VALUES:
+        tensor = tensor.narrow(rows, 0, max(1, tensor.size(rows) * MAX_INPUT_VALUES // tensor.numel()))
+    low, high = torch.aminmax(tensor)
+    rms = torch.linalg.vector_norm(tensor, dtype=torch.float32) / tensor.numel() ** 0.5
+    spread = None
+    if tensor.size(rows) >= MIN_ROWS:
+        spread = (tensor.amax(rows) - tensor.amin(rows)).amax().reshape(1).float()
+    return torch.stack((low.float(), high.float(), rms)), spread
+
+
+PROBES: tuple[ProbeFactory, ...] = (
+    lambda context: ActivationProbe(context.guard, context.layers, context.models),
+    lambda context: InputProbe(context.guard, context.layers, context.models),
+)

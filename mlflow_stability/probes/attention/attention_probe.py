@@ -25,8 +25,8 @@ from mlflow_stability.probes.attention.attention_scores import Scores, first_wei
 from mlflow_stability.probes.attention.attention_tracer import AttentionTracer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.module_names import unwrapped
-from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
+from mlflow_stability.probes.sampled_forward_probe import WatchedModules
 from mlflow_stability.probes.step.readback import Parcel
 from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType
 

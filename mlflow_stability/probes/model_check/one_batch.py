@@ -18,15 +18,16 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Module
 
-from mlflow_stability.probes.activations.activation_probe import output_tensor
-from mlflow_stability.probes.activations.activation_samples import (
+from mlflow_stability.probes.activations.activation_statistics import (
+    QUANTITIES,
     ActivationSample,
     OutputKind,
     axis_of,
     nature_of,
+    output_tensor,
     sample_of,
+    statistics_of,
 )
-from mlflow_stability.probes.activations.activation_statistics import QUANTITIES, statistics_of
 from mlflow_stability.probes.hooks import MODULE_CALLS, torch_api
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.model_check.batch_loss import BatchLoss, LossFunction, batch_of, loss_of

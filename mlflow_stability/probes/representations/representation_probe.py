@@ -1,40 +1,189 @@
 """Measures representations: of the modules that were named, and of those that put out sparse binary codes.
 
-In: the forward pass of a probe step. Out: for codes the quantities of `sparse_codes`, the share of inputs that differ
-and the temperature; for other outputs ranks and cosine similarity. Guarantees: codes are looked for among the outputs
-of all modules in the first two looks at a model, and of those that were named in every one; nothing is waited for: on
-an accelerator what was found out in one look is acted upon in the next.
-
-The outermost module itself is not looked at.
+For codes: the quantities of `sparse_codes`, the share of inputs that differ and the temperature; for other outputs
+ranks and cosine similarity. Codes are looked for among the outputs of all modules in the first two passes of a model
+that are measured, and of named modules in every one; on an accelerator what was found out in one pass is acted upon in
+the next. Of modules that put out one and the same tensor one is measured: the named one, else the innermost. The
+outermost module itself is not measured. Guarantees: no device is waited for; nothing of a pass is kept but numbers.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
+import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Embedding, Module
 
+from mlflow_stability.probes.activations.activation_statistics import axis_of, nature_of, output_tensor
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.pass_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import untracked
-from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
-from mlflow_stability.probes.representations.representation_pass import RepresentationPass
-from mlflow_stability.probes.step.readback import Readback
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory
+from mlflow_stability.probes.representations.representation_spectrum import QUANTITIES as OF_ROWS
+from mlflow_stability.probes.representations.representation_spectrum import describe_rows
+from mlflow_stability.probes.representations.sparse_codes import QUANTITIES as OF_CODES
+from mlflow_stability.probes.representations.sparse_codes import (
+    are_codes,
+    bits_of,
+    describe_codes,
+    may_be_codes,
+    share_that_differs,
+    spread_rows,
+    temperature_of,
+)
+from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
+from mlflow_stability.probes.step.readback import Readback, value_on_host
+from mlflow_stability.vocabulary.measured import Signal, SignalType
 
-LOOKS = 2
-"""In so many looks at a model codes are looked for everywhere."""
-FIRST_LOOK = 10
-MOST_NAMED = 12
-"""Of a model's modules, where one that was asked for is not among them."""
-MOST_FOUND = 16
-"""Modules with codes that are measured without having been named."""
+SIGNALS = (
+    SignalType("sdr_input_ratio", "share of inputs that differ", "representations", interval="forward pass"),
+    SignalType("sdr_temperature", "parameter or buffer of that name", "representations", interval="forward pass"),
+)
+
+INPUTS, TEMPERATURE = "sdr_input_ratio", "sdr_temperature"
+Numbers = tuple[tuple[str, ...], Tensor]  # quantities, and a row of values
 
 
-class RepresentationProbe:
+class RepresentationPass:
+    """Measurements of one model in one forward pass."""
+
+    def __init__(
+        self,
+        places: Mapping[str, Module],
+        named: Set[str],
+        codes: Mapping[str, bool],
+        everywhere: bool,
+        alive: Callable[[], bool],
+    ) -> None:
+        self.learnt: dict[str, bool] = {}  # whether a module puts out codes
+        self.flags: dict[str, Tensor] = {}  # the same, where it is known on the device only
+        self._places = places
+        self._named = named
+        self._codes = codes
+        self._everywhere = everywhere
+        self._alive = alive
+        self._names = {id(module): name for name, module in places.items()}
+        self._seen: set[str] = set()
+        self._outputs: dict[str, weakref.ref[Tensor]] = {}  # of modules that are measured or may be
+        self._numbers: dict[str, tuple[Numbers, int]] = {}  # by module: numbers, and the number of rows
+        # By module: number of rows of its input, and the share that differs; of embeddings without a name.
+        self._shares: list[tuple[str, int, Tensor]] = []
+
+    def wanted(self) -> Iterator[Module]:
+        """Yield the modules to observe."""
+        measured = self._named | {name for name, codes in self._codes.items() if codes and name in self._places}
+        around = {above for name in measured for above in above_of(name)}
+        for name, module in self._places.items():
+            inputs = name in around or (bool(measured) and isinstance(module, Embedding))
+            if self._everywhere or name in measured or inputs:
+                yield module
+
+    def take(self, module: Module, args: tuple[Any, ...], output: Any) -> None:
+        """Run after each call of such a module; the first call counts."""
+        name = self._names.get(id(module))
+        if name is None or name in self._seen or not self._alive():
+            return
+        self._seen.add(name)
+        learning = torch.is_grad_enabled()
+        with untracked():
+            tensor, inputs = output_tensor(output), output_tensor(args)
+            if tensor is not None and not self._is_taken(name, tensor):
+                self._measure(name, module, tensor, learning)
+            if inputs is not None:
+                self._compare(name, module, inputs)
+
+    def over(self) -> None:
+        """End the pass and keep only numbers."""
+        self._alive = lambda: False
+        self._places = {}
+        self._names.clear()
+        self._outputs.clear()
+
+    def numbers(self) -> Iterator[tuple[str, Numbers]]:
+        """Yield what was measured of each module."""
+        for name, ((quantities, row), rows) in self._numbers.items():
+            above = {"", name, *above_of(name)}
+            shares = [share for owner, count, share in self._shares if count == rows and owner in above]
+            if shares and quantities is not OF_ROWS:
+                # The least share limits the number of different codes.
+                least = torch.stack([share.to(row) for share in shares]).amin()
+                yield name, ((INPUTS, *quantities), torch.cat((least.view(1), row)))
+            else:
+                yield name, (quantities, row)
+
+    # Whether a module inside this one returned the same tensor and is measured in its place.
+    def _is_taken(self, name: str, tensor: Tensor) -> bool:
+        twin = next((other for other, output in self._outputs.items() if output() is tensor), None)
+        if twin is None or twin in self._named:
+            return twin is not None and name not in self._named
+        if name not in self._named:
+            self.learnt[name] = False
+            return True
+        self._outputs.pop(twin, None)
+        self._numbers.pop(twin, None)
+        self.flags.pop(twin, None)
+        self.learnt[twin] = False
+        return False
+
+    def _measure(self, name: str, module: Module, tensor: Tensor, learning: bool) -> None:
+        named = name in self._named
+        codes = self._codes.get(name, False) or (named and tensor.dtype is torch.bool)
+        if (named or self._everywhere) and may_be_codes(tensor, learning):
+            flag = are_codes(tensor)
+            value = value_on_host(flag)
+            if value is None:
+                self.flags[name] = flag
+            else:
+                codes = self.learnt[name] = bool(value)
+            self._outputs[name] = weakref.ref(tensor)
+        if codes and tensor.dim() >= 2 and tensor.size(-1) >= 2:
+            rows = spread_rows(tensor)
+            if rows.size(0) >= 2:
+                self._numbers[name] = self._of_codes(name, rows), rows.size(0)
+        elif named and not codes and tensor.is_floating_point():
+            nature = nature_of(module)
+            axis = None if nature is None else axis_of(tensor, nature, {})
+            axis = axis if axis is not None else (1 if tensor.dim() > 3 else -1)
+            rows = spread_rows(tensor, axis) if tensor.dim() >= 2 else tensor.view(1, -1)
+            if min(rows.shape) >= 2:
+                self._numbers[name] = (OF_ROWS, describe_rows(rows)), rows.size(0)
+
+    def _of_codes(self, name: str, rows: Tensor) -> Numbers:
+        numbers = describe_codes(bits_of(rows))
+        chain = [self._places[place] for place in (name, *above_of(name)) if place in self._places]
+        temperature = temperature_of(chain, rows.device)
+        if temperature is None:
+            return OF_CODES, numbers
+        return (*OF_CODES, TEMPERATURE), torch.cat((numbers, temperature.to(numbers.dtype).view(1)))
+
+    def _compare(self, name: str, module: Module, inputs: Tensor) -> None:
+        if isinstance(module, Embedding):
+            self._share("", inputs, inputs.numel())
+            return
+        for other, ((quantities, _), rows) in self._numbers.items():
+            if quantities is not OF_ROWS and (other == name or name in above_of(other)):
+                self._share(name, inputs, rows)
+
+    def _share(self, owner: str, inputs: Tensor, rows: int) -> None:
+        share = share_that_differs(inputs, rows)
+        if share is not None:
+            self._shares.append((owner, rows, share))
+
+
+def above_of(name: str) -> list[str]:
+    """Return the names of the modules around a module, the nearest first."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
+
+
+SEARCHED_PASSES = 2  # in which codes are looked for everywhere
+MAX_NAMES = 12
+MAX_UNNAMED = 16  # modules with codes
+
+
+class RepresentationProbe(SampledForwardProbe):
     """The representations of one training."""
 
     part = "representations"
@@ -47,109 +196,82 @@ class RepresentationProbe:
         models: Callable[[], Sequence[Module]] | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.names = tuple(names)
-        """The modules that were asked for."""
-        self.every = every
-        """Every how many captures of a model; and once at the tenth."""
-        self.met: set[str] = set()
-        """Those of the names that some model had a module for."""
+        super().__init__(guard, every, models)
+        self.names = tuple(names)  # of modules, as the user gave them
+        self.met: set[str] = set()  # names for which a model had a module
         self._say = say
-        self._had: dict[str, None] = {}
-        """The outermost modules of the models that were looked at."""
-        self._guard = guard
-        self._places = WatchedModules(models)
+        self._outermost: dict[str, None] = {}  # outermost modules of the models that were measured
         self._readback = Readback()
-        self._looks: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
-        self._codes: dict[str, bool] = {}
-        """What was found out of a module: whether it puts out codes."""
-        self._hooks: PassHooks | None = None
-        self._alive: Callable[[], bool] = _over
-        """Knows the frame of the call, and by it all that was called: not to be kept beyond it."""
+        self._passes: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        self._codes: dict[str, bool] = {}  # whether a module puts out codes
         self._pass: RepresentationPass | None = None
-        self._ended: list[RepresentationPass] = []
-        """Passes of this capture that are over."""
+        self._ended: list[RepresentationPass] = []  # passes of this capture
         self._layouts: dict[tuple[str, tuple[str, ...]], tuple[Signal, ...]] = {}
 
-    def due(self, own_step: int) -> bool:
-        """Whether to look."""
-        return own_step == FIRST_LOOK or own_step % self.every == 0
-
-    def next_due(self, own_step: int) -> int:
-        """The next turn that is due."""
-        return next_sampled_step(own_step, FIRST_LOOK, self.every)
-
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
-        """Put hooks on the modules that are measured and on what they stand in; in the first looks on all."""
         self._readback.deliver()
-        looks = self._looks[root] = self._looks.get(root, 0) + 1
-        places = dict(self._places.inside(root))
-        named = self._named(places)
+        passes = self._passes[root] = self._passes.get(root, 0) + 1
+        places = dict(self._modules.inside(root))
+        named = self._named_modules(places)
         if self.names:
-            self._had |= dict.fromkeys(each for each in places if "." not in each)
-        self._hooks, self._alive = PassHooks(), alive
-        self._pass = RepresentationPass(places, named, self._codes, looks <= LOOKS, alive)
+            self._outermost |= dict.fromkeys(name for name in places if "." not in name)
+        hooks = self.observe(alive)
+        self._pass = RepresentationPass(places, named, self._codes, passes <= SEARCHED_PASSES, alive)
         take = self._guard(self.part, self._pass.take)
         for module in self._pass.wanted():
-            self._hooks.after(module, take)
+            hooks.after(module, take)
 
     def close(self, whole: bool) -> None:
-        """Stop watching."""
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks, self._alive = None, _over
+        self.stop()
         if self._pass is not None:
             self._pass.over()
             if whole:
                 self._ended.append(self._pass)
         self._pass = None
-        if whole and max(self._looks.values(), default=0) >= LOOKS:  # by now every model was met
+        if whole and max(self._passes.values(), default=0) >= SEARCHED_PASSES:  # every model was seen
             self._emit_missing()
 
     def blocks(self) -> Sequence[Block]:
-        """What was measured, a block for each module."""
         ended, self._ended = self._ended, []
         with untracked():
-            for each in ended:
-                self._learn(each)
-            return [self._block(name, *numbers) for each in ended for name, numbers in each.numbers()]
+            for model_pass in ended:
+                self._learn(model_pass)
+            return [self._block(name, *numbers) for model_pass in ended for name, numbers in model_pass.numbers()]
 
     def finish(self) -> None:
-        """Say which of the names no model had, where that was not said before; let go of what nobody has asked for."""
         self._ended.clear()
         self._emit_missing()
 
     def _emit_missing(self) -> None:
-        missing, self.names = (
-            [each for each in self.names if each not in self.met],
-            tuple(each for each in self.names if each in self.met),
-        )
-        if missing and self._had:
+        missing = [name for name in self.names if name not in self.met]
+        self.names = tuple(name for name in self.names if name in self.met)
+        if missing and self._outermost:
             self._say(
                 f"representations: no trained module is called {' or '.join(map(repr, missing))}, so it is "
-                f"not measured. Module names: {', '.join(list(self._had)[:MOST_NAMED])}; nested modules may "
+                f"not measured. Module names: {', '.join(list(self._outermost)[:MAX_NAMES])}; nested modules may "
                 "be named too."
             )
 
-    def _named(self, places: Mapping[str, Module]) -> set[str]:
-        """The modules that were asked for: of that very name, else the outermost ones whose name ends with it."""
-        found: set[str] = set()
+    def _named_modules(self, places: Mapping[str, Module]) -> set[str]:
+        """Return the modules of the given names, else the outermost modules whose names end with them."""
+        modules: set[str] = set()
         for name in self.names:
-            ends = [each for each in places if each == name or each.endswith(f".{name}")]
-            highest = min((each.count(".") for each in ends), default=0)
-            found |= {name} if name in places else {each for each in ends if each.count(".") == highest}
+            ends = [place for place in places if place == name or place.endswith(f".{name}")]
+            highest = min((end.count(".") for end in ends), default=0)
+            modules |= {name} if name in places else {end for end in ends if end.count(".") == highest}
             self.met |= {name} if ends else set()
-        return found
+        return modules
 
-    def _learn(self, ended: RepresentationPass) -> None:
-        names = tuple(ended.flags)
-        self._note(ended.learnt)
+    def _learn(self, model_pass: RepresentationPass) -> None:
+        names = tuple(model_pass.flags)
+        self._note(model_pass.learnt)
         if names:
-            flags = [ended.flags[name] for name in names]
+            flags = [model_pass.flags[name] for name in names]
             self._readback.fetch(flags, lambda values, _: self._note(dict(zip(names, map(bool, values), strict=True))))
 
     def _note(self, learnt: Mapping[str, bool]) -> None:
         for name, codes in learnt.items():
-            if not codes or sum(self._codes.values()) < MOST_FOUND + len(self.names):
+            if not codes or sum(self._codes.values()) < MAX_UNNAMED + len(self.names):
                 self._codes[name] = codes
 
     def _block(self, name: str, quantities: tuple[str, ...], row: Tensor) -> Block:
@@ -159,18 +281,9 @@ class RepresentationProbe:
         return Block(self._layouts[key], row)
 
 
-def _over() -> bool:
-    """No pass is going on."""
-    return False
-
-
 def _probe(context: ProbeContext) -> RepresentationProbe | None:
-    asked = context.settings
-    if not asked.sdr_check_interval:
-        return None
-    return RepresentationProbe(
-        context.guard, asked.representations, asked.sdr_check_interval, context.models, context.say
-    )
+    names, every = context.settings.representations, context.settings.sdr_check_interval
+    return RepresentationProbe(context.guard, names, every, context.models, context.say) if every else None
 
 
 PROBES: tuple[ProbeFactory, ...] = (_probe,)

@@ -1,26 +1,34 @@
-"""Describes sparse binary codes: how many bits are on, how many patterns differ, how evenly the bits are used.
+"""Sparse binary codes among module outputs: which outputs are codes, and how diverse they are.
 
-In: a matrix of booleans, a row for each code. Out: one number for each quantity. Guarantees: no loop over codes or
-bits; nothing is waited for; scratch memory is a byte for each bit and some megabytes.
+An output is taken for codes by its values; masks are not: dropout masks are not all zeros and ones, one-hot choices
+have one bit, numbers without gradient are not learnt, boolean rows must have equally many bits. The temperature that
+makes the codes is that of the module or inside it, else that of the nearest module around it.
 
-Eight booleans that lie side by side are one 64-bit word. Words are added up for columns, 255 rows at a time so that no
-byte overflows. For patterns eight words are folded into one without a gap, and the words of a row, well mixed, are
-summed up with odd weights that are always the same. Two different codes have the same sum with a chance of about
-2^-58; the patterns are counted by two independent sums and the larger count holds: that 100,000 codes are counted wrong
-has a chance of less than 1 in 10^12.
+Eight booleans side by side are one 64-bit word. Words are added up for columns, 255 rows at a time so that no byte
+overflows. For patterns eight words are folded into one without a gap, and the words of a row, mixed, are summed with
+odd weights that are always the same. Two different codes have the same sum with a chance of about 2^-58; patterns are
+counted by two independent sums and the larger count holds: that 100,000 codes are counted wrong has a chance of less
+than 1 in 10^12.
+
+Guarantees: no loop over codes or bits; no device is waited for; scratch memory is a byte for each bit and some
+megabytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import log
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.functional import pad
 
-from mlflow_stability.probes.tensors.tensor_sums import on_device, widest
+from mlflow_stability.probes.hooks.untracked_ops import is_measurable
+from mlflow_stability.probes.tensors.tensor_sums import HALVES, on_device, widest
 from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
@@ -109,21 +117,17 @@ SIGNALS = (
     ),
 )
 
-QUANTITIES = tuple(each.quantity for each in SIGNALS)
-"""What `describe_codes` gives, in its order."""
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""The percentiles of the duty cycles."""
-CHUNK = 2**17
-"""How many words are worked on at a time: as many as a cache holds."""
-BYTES = 8
-"""Of a word."""
-MOST_IN_A_BYTE = 255
+QUANTITIES = tuple(signal.quantity for signal in SIGNALS)  # of `describe_codes`, in its order
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)  # percentiles of how often a bit is on
+CHUNK = 2**17  # words that fit into a cache
+WORD_BYTES = 8
+MAX_OF_BYTE = 255
+# Odd factors: the golden ratio, MurmurHash3's finalizer, Knuth's generator.
 MIXERS = ((-7046029254386353131, -4658895280553007687), (-4417276706812531889, 6364136223846793005))
-"""Odd factors with bits all over them: the golden ratio, MurmurHash3's finalizer, Knuth's generator."""
 
 
 def describe_codes(bits: Tensor) -> Tensor:
-    """The quantities of a matrix of booleans with at least two rows."""
+    """Return the quantities of a matrix of booleans with at least two rows, one for each code."""
     rows, width = bits.shape
     words = _words(bits)
     columns = _column_counts(words)[:width]
@@ -157,43 +161,39 @@ def describe_codes(bits: Tensor) -> Tensor:
 
 
 def different_rows(rows: Tensor) -> Tensor:
-    """How many different rows a matrix of any numbers has."""
+    """Return how many different rows a matrix has."""
     octets = rows.contiguous().view(torch.uint8)
-    words = _filled(octets, BYTES).view(torch.int64)
-    sums = torch.cat([_sums(each) for each in _chunks(words)], 1)
+    words = _filled(octets, WORD_BYTES).view(torch.int64)
+    sums = torch.cat([_sums(chunk) for chunk in _chunks(words)], 1)
     return _most_different(sums)
 
 
 def _words(bits: Tensor) -> Tensor:
-    """Eight columns as one word; the number of words is a multiple of eight."""
-    return _filled(bits.contiguous(), BYTES * BYTES).view(torch.int64)
+    return _filled(bits.contiguous(), WORD_BYTES * WORD_BYTES).view(torch.int64)
 
 
 def _filled(rows: Tensor, multiple: int) -> Tensor:
-    """With zeros behind each row, if its length is not a multiple."""
     missing = -rows.size(1) % multiple
     return pad(rows, (0, missing)) if missing else rows
 
 
 def _column_counts(words: Tensor) -> Tensor:
-    """How often each bit is on."""
-    whole = len(words) // MOST_IN_A_BYTE * MOST_IN_A_BYTE
-    sums = words[:whole].view(-1, MOST_IN_A_BYTE, words.size(1)).sum(1)
+    whole = len(words) // MAX_OF_BYTE * MAX_OF_BYTE
+    sums = words[:whole].view(-1, MAX_OF_BYTE, words.size(1)).sum(1)
     rest = words[whole:].sum(0, keepdim=True)
     return torch.cat((sums, rest)).view(torch.uint8).sum(0)
 
 
 def _patterns(words: Tensor) -> Tensor:
-    """How many different rows there are."""
-    return _most_different(torch.cat([_sums(_folded(each)) for each in _chunks(words)], 1))
+    return _most_different(torch.cat([_sums(_folded(chunk)) for chunk in _chunks(words)], 1))
 
 
 def _chunks(words: Tensor) -> tuple[Tensor, ...]:
     return torch.split(words, max(CHUNK // max(words.size(1), 1), 1))
 
 
+# Only the lowest bit of each byte is in use: eight words have room in one.
 def _folded(words: Tensor) -> Tensor:
-    """Only the lowest bit of each byte is in use: eight words have room in one."""
     for shift in (1, 2, 4):
         half = words.size(1) // 2
         words = words[:, :half] | (words[:, half:] << shift)
@@ -201,12 +201,11 @@ def _folded(words: Tensor) -> Tensor:
 
 
 def _sums(words: Tensor) -> Tensor:
-    """Two sums of each row."""
     return torch.stack([(_mixed(words, seed) * _weights(words.size(1), seed, words.device)).sum(1) for seed in (0, 1)])
 
 
+# A change of any bit changes bits all over the word; different words stay different.
 def _mixed(words: Tensor, seed: int) -> Tensor:
-    """Each word as another one, so that a change of any bit changes bits all over it; different ones stay different."""
     first, second = MIXERS[seed]
     words = words * first
     words ^= (words >> 32) & 0xFFFFFFFF
@@ -217,11 +216,86 @@ def _mixed(words: Tensor, seed: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _weights(count: int, seed: int, device: torch.device) -> Tensor:
-    """Odd numbers that look random and are the same every time."""
     generator = Random(seed)
     return on_device([generator.getrandbits(63) | 1 for _ in range(count)], device, torch.long)
 
 
+# The larger count holds, for a sum may be shared by chance.
 def _most_different(sums: Tensor) -> Tensor:
-    """How many different values the rows have; the larger count, for a sum may be shared by chance."""
     return 1 + (sums.sort(1).values.diff(dim=1) != 0).sum(1).amax()
+
+
+MIN_BITS = 64
+MAX_ACTIVE_SHARE = 0.25
+MIN_ACTIVE_BITS = 2
+MAX_CHECKED_VALUES = 2**16
+MAX_VALUES = 2**24  # of more, evenly spread rows are taken
+
+
+def may_be_codes(output: Tensor, learning: bool) -> bool:
+    """Whether shape and type are those of codes; `learning` says whether gradients are recorded."""
+    wide = output.dim() >= 2 and output.size(-1) >= MIN_BITS and output.numel() >= 2 * output.size(-1)
+    learnt = output.is_floating_point() and (output.requires_grad or not learning)
+    return wide and (learnt or output.dtype is torch.bool)
+
+
+def are_codes(output: Tensor) -> Tensor:
+    """Whether the values are those of codes, as a scalar on the device: zeros and few ones, but several in a row."""
+    rows = output.reshape(-1, output.size(-1))
+    rows = rows[:: -(-rows.numel() // MAX_CHECKED_VALUES)]
+    on = bits_of(rows)
+    active = on.sum(1)
+    share = active.sum().to(torch.float32) / on.numel()  # else it would have the script's default type
+    fit = (share < MAX_ACTIVE_SHARE) & (share * on.size(1) >= MIN_ACTIVE_BITS)
+    if output.dtype is torch.bool:
+        return fit & (active == active[0]).all()
+    # A straight-through gradient adds and subtracts a number, so that values are not exactly zero or one.
+    near = 0.01 if output.dtype in HALVES else 1e-3
+    return fit & ((rows - on.to(rows.dtype)).abs() <= near).all()
+
+
+def bits_of(rows: Tensor) -> Tensor:
+    """Return which values are on."""
+    return rows if rows.dtype is torch.bool else rows > 0.5
+
+
+def spread_rows(output: Tensor, axis: int = -1) -> Tensor:
+    """Return the output as a matrix, a row for each example or place; of large ones evenly spread rows."""
+    matrix = output.movedim(axis, -1).reshape(-1, output.size(axis))
+    return matrix[:: -(-matrix.numel() // MAX_VALUES)]
+
+
+def share_that_differs(inputs: Tensor, count: int) -> Tensor | None:
+    """Return the share of different rows among `count` inputs, or None if there are not so many rows."""
+    if inputs.numel() == count:
+        rows = inputs.reshape(count, 1)
+    elif inputs.dim() and inputs.numel() == count * inputs.size(-1):
+        rows = inputs.reshape(count, -1)
+    elif inputs.dim() and inputs.size(0) == count:
+        rows = inputs.flatten(1)
+    else:
+        return None
+    return different_rows(rows).to(torch.float32) / count if inputs.numel() <= MAX_VALUES else None
+
+
+# Names of a parameter, buffer or attribute that holds the temperature, or its logarithm.
+PLAIN, LOGARITHM = "temperature", "log_temperature"
+
+
+def temperature_of(chain: Sequence[Module], device: torch.device) -> Tensor | None:
+    """Return the temperature as a scalar on the device; `chain` is the module and those around it, outwards."""
+    for module in chain:
+        for inner in Module.modules(module):
+            for name in (PLAIN, LOGARITHM):
+                value = _scalar(getattr(inner, name, None), device)
+                if value is not None:
+                    return value.exp() if name == LOGARITHM else value
+    return None
+
+
+def _scalar(held: Any, device: torch.device) -> Tensor | None:
+    if is_measurable(held) and held.is_floating_point():
+        return held.detach().mean(dtype=torch.float32).to(device, non_blocking=True)
+    if isinstance(held, (int, float)) and not isinstance(held, bool):
+        return on_device([float(held)], device, torch.float32)[0]
+    return None

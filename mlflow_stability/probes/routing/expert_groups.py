@@ -1,11 +1,9 @@
-"""Finds experts that stand beside each other in a model, and the modules that may be their router.
-
-In: the modules of a model with their names. Out: groups of experts, each with candidates in the order of the model.
-Guarantees: only shapes, classes and names are read; whether a candidate is the router shows in a forward pass alone.
+"""Finds groups of experts in a model, and the modules that may be their router.
 
 Experts are the members of a `ModuleList` or `ModuleDict` that are built alike, or slices of tensors with three or more
-dimensions, as in transformers since version 5. A candidate stands beside them and owns a matrix with a row or a column
-for each expert; the other side of the matrix is as wide as what experts take, unless its name says that it is a router.
+dimensions, as in transformers since version 5. A candidate is beside them and owns a matrix with a row or a column for
+each expert; the other side of the matrix is as wide as what experts take, unless its name says that it is a router.
+Only shapes, classes and names are read; whether a candidate is the router shows in a forward pass alone.
 """
 
 from __future__ import annotations
@@ -17,33 +15,30 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn import Module
 
-FEWEST, MOST = 2, 4096
-"""Experts of a group."""
-LEVELS = 2
-"""How many levels above its nearest place a router is looked for."""
-_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-"""What stands above them belongs to other layers."""
+MIN_EXPERTS, MAX_EXPERTS = 2, 4096
+MAX_LEVELS_UP = 2  # in which a router is looked for
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)  # beyond them are other layers
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _EXPERTS = re.compile(r"expert|moe|mixture", re.IGNORECASE)
 _ROUTER = re.compile(r"gat(?:e|ing)|rout", re.IGNORECASE)
+# Attributes with the number of experts of a token.
 _TOP_K = (
     *("top_k", "topk", "k", "moe_top_k", "moe_topk", "moe_k", "num_experts_per_tok", "num_experts_per_token"),
     *("num_selected_experts", "experts_per_token", "n_activated_experts", "num_activated_experts"),
 )
-"""Attributes that say how many experts a token goes to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A module that may be a router."""
+    """Module that may be a router."""
 
     name: str
-    """Of what stands directly beside the experts: the module itself, or one that it is in."""
+    """Of the module directly beside the experts: the candidate, or one around it."""
     module: Module
     around: tuple[Module, ...]
-    """The modules that it is in, up to the one beside the experts."""
+    """The modules around it, up to the one beside the experts."""
     top_k: int
-    """How many experts a token goes to, as attributes say; 0: none does."""
+    """Number of experts of a token, by attributes; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +47,16 @@ class ExpertGroup:
 
     count: int
     called: tuple[Module, ...]
-    """The experts, where each is called alone."""
+    """The experts, if each is called alone."""
     stacked: Module | None
-    """The module that holds all of them in its tensors, where it is called."""
+    """The module with the tensors of all of them, if it is called."""
     candidates: tuple[Candidate, ...]
 
 
 def expert_groups(root: Module, names: Mapping[Module, str]) -> list[ExpertGroup]:
-    """The groups in a model that have a candidate."""
+    """Return the groups of a model that have a candidate."""
     parents = {child: module for module in Module.modules(root) for child in module._modules.values() if child}
-    found = []
+    groups = []
     for module in Module.modules(root):
         experts = tuple(_alike(module))
         if experts:
@@ -71,38 +66,39 @@ def expert_groups(root: Module, names: Mapping[Module, str]) -> list[ExpertGroup
             count, widths = _stacked(module, names.get(module, ""))
             group = _group(count, widths, module, (), names, parents) if count else None
         if group is not None:
-            found.append(group)
-    return found
+            groups.append(group)
+    return groups
 
 
 def _alike(module: Module) -> Iterator[Module]:
-    """The members of a list that are built alike and have weights."""
     if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return
     members = [
-        each for each in module._modules.values() if each is not None and any(True for _ in Module.parameters(each))
+        member
+        for member in module._modules.values()
+        if member is not None and any(True for _ in Module.parameters(member))
     ]
-    shapes = {(type(each), tuple(weight.shape for weight in Module.parameters(each))) for each in members}
-    if FEWEST <= len(members) <= MOST and len(shapes) == 1 and _sizes(members[0]):
+    shapes = {(type(member), tuple(weight.shape for weight in Module.parameters(member))) for member in members}
+    if MIN_EXPERTS <= len(members) <= MAX_EXPERTS and len(shapes) == 1 and _sizes(members[0]):
         yield from members
 
 
 def _sizes(module: Module) -> frozenset[int]:
-    """The sizes of its matrices: what it takes and gives is as wide as one of them."""
-    return frozenset(size for each in Module.parameters(module) if each.dim() >= 2 for size in each.shape)
+    return frozenset(
+        size for parameter in Module.parameters(module) if parameter.dim() >= 2 for size in parameter.shape
+    )
 
 
 def _stacked(module: Module, name: str) -> tuple[int, frozenset[int]]:
-    """How many experts the tensors of a module hold, and their sizes; 0: it holds none."""
-    tensors = {key: each for key, each in module._parameters.items() if each is not None and each.dim() >= 3}
-    counts = {each.size(0) for each in tensors.values()}
+    tensors = {key: weight for key, weight in module._parameters.items() if weight is not None and weight.dim() >= 3}
+    counts = {tensor.size(0) for tensor in tensors.values()}
     if len(counts) != 1 or isinstance(module, _CONVOLUTIONS):
         return 0, frozenset()
     count = counts.pop()
-    said = _EXPERTS.search(" ".join((name, type(module).__name__, *tensors, *vars(module))))
-    if said is None or not FEWEST <= count <= MOST:
+    name_of_experts = _EXPERTS.search(" ".join((name, type(module).__name__, *tensors, *vars(module))))
+    if name_of_experts is None or not MIN_EXPERTS <= count <= MAX_EXPERTS:
         return 0, frozenset()
-    return count, frozenset(size for each in tensors.values() for size in each.shape[1:])
+    return count, frozenset(size for tensor in tensors.values() for size in tensor.shape[1:])
 
 
 def _group(
@@ -114,17 +110,17 @@ def _group(
     parents: Mapping[Module, Module],
 ) -> ExpertGroup | None:
     inside, owner = holder, parents.get(holder) if experts else holder
-    for _ in range(LEVELS + 1):
+    for _ in range(MAX_LEVELS_UP + 1):
         if owner is None or isinstance(owner, _LISTS):
             return None
-        found = [
-            each
+        candidates = [
+            candidate
             for beside in owner._modules.values()
             if beside is not None and beside is not inside
-            for each in _candidates(beside, owner, count, widths, names)
+            for candidate in _candidates(beside, owner, count, widths, names)
         ]
-        if found:
-            return ExpertGroup(count, experts, None if experts or owner is holder else holder, tuple(found))
+        if candidates:
+            return ExpertGroup(count, experts, None if experts or owner is holder else holder, tuple(candidates))
         inside, owner = owner, parents.get(owner)
     return None
 
@@ -139,18 +135,17 @@ def _candidates(
     while stack:
         module, around = stack.pop()
         deeper = (*around, module)
-        called = " ".join((title, *(type(each).__name__ for each in deeper))).rpartition(".")[2]
+        called = " ".join((title, *(type(inner).__name__ for inner in deeper))).rpartition(".")[2]
         for weight in module._parameters.values():
             if weight is not None and weight.dim() == 2 and count in weight.shape:
                 other = weight.size(1) if weight.size(0) == count else weight.size(0)
                 if other in widths or _ROUTER.search(called):
                     yield Candidate(title, module, around, _top_k((*reversed(deeper), owner), count))
                     break
-        stack += [(each, deeper) for each in reversed(module._modules.values()) if each is not None]
+        stack += [(child, deeper) for child in reversed(module._modules.values()) if child is not None]
 
 
 def _top_k(chain: tuple[Module, ...], count: int) -> int:
-    """The first attribute that says it, from the candidate outwards."""
     for module in chain:
         for name in _TOP_K:
             value = vars(module).get(name)

@@ -1,17 +1,18 @@
-"""Measures the routers of mixtures of experts, which it finds by itself.
+"""Measures the routers of mixtures of experts, which it finds itself.
 
-In: the forward pass of a measured step. Out: for each router the quantities of `router_statistics`, the share of each
-expert and, where it is known, the share of dropped tokens. Guarantees: only numbers are kept; modules are searched
-once for each model, and a model without experts has no hook.
-
-A candidate is a router where it put out a number for each expert before the first expert was called. Which experts got
-a token is taken from how many rows each was called with; else from the choices that the router put out, or that the
+Of each router: tokens, certainty, load, logits, the share of each expert and, where it is known, the share of dropped
+tokens. A candidate is a router if it put out a number for each expert before the first expert was called. Which experts
+got a token is taken from how many rows each was called with; else from the choices that the router put out, or that the
 experts were given; else from the largest scores, where an attribute such as `top_k` says how many count. Where nothing
 does, the mixture is soft: the share of an expert is its mean probability.
+
+Guarantees: only numbers are kept; modules are searched once for each model, and a model without experts has no hook;
+no device is waited for; scratch memory is a few times that of the scores, which are thinned to four million values.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,46 +26,141 @@ from torch.nn import Module
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.pass_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
-from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, ProbeFactory, next_sampled_step
+from mlflow_stability.probes.probe import Guard, ProbeFactory
 from mlflow_stability.probes.routing.expert_groups import Candidate, ExpertGroup, expert_groups
-from mlflow_stability.probes.routing.router_statistics import (
-    DROPPED,
-    QUANTITIES,
-    SHARE,
-    choices_in,
-    counts_of,
-    describe_router,
-    scores_in,
-)
+from mlflow_stability.probes.sampled_forward_probe import SampledForwardProbe
 from mlflow_stability.probes.tensors.tensor_sums import on_device
-from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured import Signal, SignalType
 
-FIRST_LOOK = 10
-LOOKS = 2
-"""After so many looks at a model only the routers that were found are measured."""
-MOST_SHARES = 4096
-"""Of so many experts together there is a share each; of more, routers at even distances have them."""
-MOST_LOOKED_AT = 8
-"""Further back in a tuple nothing is looked for."""
+SIGNALS = (
+    SignalType(
+        "router_tokens",
+        "tokens of the batch, of each router of a mixture of experts; every `layers_every_n_steps`, as those below",
+        "routing",
+        unit="{token}",
+        interval="forward pass",
+    ),
+    SignalType("router_experts", "experts of the router", "routing", interval="forward pass"),
+    SignalType("router_active", "to how many experts a token goes", "routing", interval="forward pass"),
+    SignalType(
+        "router_entropy",
+        "how certain the router is of each token: the mean entropy of its probabilities, 0 to 1",
+        "routing",
+        interval="forward pass",
+    ),
+    SignalType(
+        "router_load_entropy",
+        "how even the shares are, as entropy: 0 where one expert gets all, 1 where all get the same; a metric, too",
+        "routing",
+        every_place=True,
+        interval="forward pass",
+    ),
+    SignalType("router_max_share", "largest share of an expert", "routing", interval="forward pass"),
+    SignalType(
+        "router_max_logit",
+        "largest router logit, without the mean of its token's logits; a metric, too",
+        "routing",
+        every_place=True,
+        combined="max",
+        interval="forward pass",
+    ),
+    SignalType(
+        "router_share",
+        "by expert (`blocks.3.moe.router.expert_0`): its share of the tokens' choices",
+        "routing",
+        interval="forward pass",
+    ),
+    SignalType(
+        "router_dropped",
+        "share of tokens, or of their choices, that no expert takes; where it can be seen",
+        "routing",
+        interval="forward pass",
+    ),
+)
+
+# Of `describe_router` before the shares of the experts, in its order.
+QUANTITIES = tuple(signal.quantity for signal in SIGNALS[:7])
+SHARE, DROPPED = "router_share", "router_dropped"
+MAX_VALUES = 2**22
+COMPARED_AT_ONCE = 2**24  # choices with experts
+MAX_ROUNDING = 0.01  # of the sum of probabilities in half precision
+
+
+def describe_router(scores: Tensor, counts: Tensor | None, tokens: int) -> Tensor:
+    """Return quantities and shares; `counts` is how often each expert was chosen, None for a soft mixture."""
+    wide = scores[:: -(-scores.numel() // MAX_VALUES)].to(torch.float32)
+    sums = wide.sum(1)
+    are_probabilities = (wide >= 0).all() & ((sums - 1).abs() < MAX_ROUNDING).all()
+    tiny = torch.finfo(torch.float32).tiny
+    logs = torch.where(are_probabilities, wide.clamp_min(tiny).log(), wide.log_softmax(1))
+    shown = torch.where(are_probabilities, logs, wide)
+    probabilities = logs.exp()
+    experts = wide.size(1)
+    entropy = -(probabilities * logs).sum(1).mean() / math.log(experts)
+    # A softmax does not see what all logits of a token have in common.
+    largest = (shown - shown.mean(1, keepdim=True)).abs().amax()
+    if counts is None:
+        shares, active = probabilities.mean(0), torch.full_like(entropy, float(experts))
+    else:
+        counts = counts.to(torch.float32)
+        shares, active = counts / counts.sum().clamp_min(1.0), counts.sum() / tokens
+    load = -torch.special.xlogy(shares, shares).sum() / math.log(experts)
+    sizes = torch.full_like(entropy, float(tokens)), torch.full_like(entropy, float(experts))
+    few = (*sizes, active, entropy, load, shares.amax(), largest)
+    return torch.cat((torch.stack(few), shares))
+
+
+def counts_of(choices: Tensor, experts: int) -> Tensor:
+    """Return how often each expert is named; other numbers mean that a choice was dropped."""
+    named = torch.arange(experts, device=choices.device, dtype=choices.dtype)
+    rows = torch.split(choices.reshape(-1, 1), max(COMPARED_AT_ONCE // experts, 1))
+    return torch.stack([(row == named).sum(0) for row in rows]).sum(0)
+
+
+def scores_in(output: Tensor, experts: int) -> Tensor | None:
+    """Return a row for each token, or None if an output has no number for each expert."""
+    if output.dim() < 2 or output.size(-1) != experts or not output.is_floating_point():
+        return None
+    rows = output.reshape(-1, experts)
+    return rows if rows.size(0) >= 2 else None
+
+
+def choices_in(given: Tensor, experts: int, tokens: int) -> tuple[Tensor, Tensor | None] | None:
+    """Return how often each expert is chosen and the share of dropped tokens, or None if there are no choices.
+
+    A row of whole numbers for each token either names the experts or has a one for each chosen expert. Only the second
+    shows that a token was dropped: its row is zero.
+    """
+    if given.is_floating_point() or given.dtype is torch.bool or given.numel() % tokens or given.dim() < 1:
+        return None
+    width = given.numel() // tokens
+    if given.dim() >= 2 and given.size(-1) == experts and width == experts:
+        rows = given.reshape(tokens, experts) != 0
+        return rows.sum(0), 1 - rows.any(1).sum() / tokens
+    if 1 <= width < experts and (width == 1 or given.size(-1) == width):
+        return counts_of(given, experts), None
+    return None
+
+
+SEARCHED_PASSES = 2  # of a model; later only the routers that were found are measured
+MAX_SHARES = 4096  # experts with a share; of more, routers at even distances have shares
+MAX_OUTPUTS = 8  # items of a tuple that are searched
 
 
 @dataclass(slots=True, eq=False)
 class _Seen:
-    """What a forward pass showed of one group of experts."""
-
     group: ExpertGroup
     candidate: Candidate | None = None
-    """The one that put out scores first."""
+    """The first that put out scores."""
     scores: Tensor | None = None
     counts: Tensor | None = None
     dropped: Tensor | None = None
     rows: dict[int, int] = field(default_factory=dict)
-    """How many rows each expert was called with, by identity."""
+    """Rows that each expert was called with, by identity."""
     began: bool = False
-    """Whether an expert was called."""
+    """An expert was called."""
     over: bool = False
-    """Whether the router was called once more: the first call counts."""
+    """The router was called again: the first call counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,75 +169,58 @@ class _Measured:
     experts: int
     row: Tensor
     dropped: bool
-    """Whether the share of dropped tokens stands at the end of the row."""
+    """The last number is the share of dropped tokens."""
 
 
-class RouterProbe:
+class RouterProbe(SampledForwardProbe):
     """The routers of one training."""
 
     part = "routers"
 
     def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:
-        self.every = every
-        """Every how many steps of a model; and once at the tenth."""
-        self._guard = guard
-        self._places = WatchedModules(models)
+        super().__init__(guard, every, models)
         self._groups: weakref.WeakKeyDictionary[Module, list[ExpertGroup]] = weakref.WeakKeyDictionary()
-        self._looks: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        self._passes: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._root: weakref.ref[Module] | None = None
-        self._hooks: PassHooks | None = None
-        self._alive: Callable[[], bool] = _over
         self._seen: list[_Seen] = []
         self._measured: list[_Measured] = []
         self._layouts: dict[tuple[str, int, bool, bool], tuple[Signal, ...]] = {}
 
-    def due(self, own_step: int) -> bool:
-        """Whether to look."""
-        return own_step == FIRST_LOOK or own_step % self.every == 0
-
-    def next_due(self, own_step: int) -> int:
-        """The next turn that is due."""
-        return next_sampled_step(own_step, FIRST_LOOK, self.every)
-
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
-        """Watch experts and what may be their routers."""
         groups = self._groups.get(root)
         if groups is None:
-            names = {module: name for name, module in self._places.inside(root)}
+            names = {module: name for name, module in self._modules.inside(root)}
             groups = self._groups[root] = expert_groups(root, names)
         if not groups:
             return
-        self._hooks, self._alive, self._root = PassHooks(), alive, weakref.ref(root)
+        hooks = self.observe(alive)
+        self._root = weakref.ref(root)
         self._seen = [_Seen(group) for group in groups]
         for seen in self._seen:
-            self._hook(self._hooks, seen)
+            self._hook(hooks, seen)
 
     def close(self, whole: bool) -> None:
-        """Stop watching; `whole`: what was seen counts."""
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks, self._alive = None, _over
-        seen, self._seen = self._seen, []
+        self.stop()
+        groups, self._seen = self._seen, []
         root = None if self._root is None else self._root()
         self._root = None
         if not whole or root is None:
             return
         # Experts of two layers in turn, as in JetMoe, have one router.
-        routers = {each.candidate.module: each for each in reversed(seen) if each.candidate is not None}
+        routers = {seen.candidate.module: seen for seen in reversed(groups) if seen.candidate is not None}
+        with_router = [seen for seen in groups if seen in routers.values()]
         with untracked():
-            self._measured += [_measured(each) for each in seen if each in routers.values()]
-        looks = self._looks[root] = self._looks.get(root, 0) + 1
-        if looks == LOOKS:
-            self._groups[root] = [each.group for each in seen if each in routers.values()]
+            self._measured += [_measure(seen) for seen in with_router]
+        passes = self._passes[root] = self._passes.get(root, 0) + 1
+        if passes == SEARCHED_PASSES:
+            self._groups[root] = [seen.group for seen in with_router]
 
     def blocks(self) -> Sequence[Block]:
-        """What was measured, a block for each router."""
         measured, self._measured = self._measured, []
-        step = -(-sum(each.experts for each in measured) // MOST_SHARES)
-        return [self._block(each, at % step == 0) for at, each in enumerate(measured)]
+        step = -(-sum(router.experts for router in measured) // MAX_SHARES)
+        return [self._block(router, at % step == 0) for at, router in enumerate(measured)]
 
     def finish(self) -> None:
-        """Nothing is on its way; what nobody has asked for is let go."""
         self._measured.clear()
 
     def _hook(self, hooks: PassHooks, seen: _Seen) -> None:
@@ -156,7 +235,7 @@ class RouterProbe:
                     _take_call(seen, module, args, kwargs)
 
         put_out, called = self._guard(self.part, put_out), self._guard(self.part, called)
-        routers = [module for each in seen.group.candidates for module in (each.module, *each.around)]
+        routers = [module for candidate in seen.group.candidates for module in (candidate.module, *candidate.around)]
         for module in dict.fromkeys(routers):
             hooks.after(module, put_out)
         for module in (*seen.group.called, *([seen.group.stacked] if seen.group.stacked is not None else [])):
@@ -167,7 +246,7 @@ class RouterProbe:
         if key not in self._layouts:
             shares = [Signal(SHARE, f"{measured.name}.expert_{at}") for at in range(measured.experts)]
             last = [Signal(DROPPED, measured.name)] if measured.dropped else []
-            few = [Signal(each, measured.name) for each in QUANTITIES]
+            few = [Signal(quantity, measured.name) for quantity in QUANTITIES]
             self._layouts[key] = (*few, *(shares if with_shares else []), *last)
         row = measured.row
         if not with_shares:
@@ -175,34 +254,28 @@ class RouterProbe:
         return Block(self._layouts[key], row)
 
 
-def _over() -> bool:
-    """No pass is going on."""
-    return False
-
-
 def _tensors(given: Any, depth: int = 1) -> Iterator[Tensor]:
-    """The tensors in an output or in arguments."""
     if isinstance(given, Tensor):
         if is_measurable(given):
             yield given
     elif depth >= 0 and isinstance(given, (tuple, list, Mapping)):
         parts = given.values() if isinstance(given, Mapping) else given
-        for each in islice(parts, MOST_LOOKED_AT):
-            yield from _tensors(each, depth - 1)
+        for part in islice(parts, MAX_OUTPUTS):
+            yield from _tensors(part, depth - 1)
 
 
+# Called for a candidate, and for modules around it.
 def _take_output(seen: _Seen, module: Module, output: Any) -> None:
-    """A candidate, or what it is in, put something out."""
     if seen.began:
         seen.over |= seen.candidate is not None and module is seen.candidate.module
         return
     count = seen.group.count
     if seen.candidate is None:
-        found = next((each for each in seen.group.candidates if each.module is module), None)
-        for each in _tensors(output) if found is not None else ():
-            scores = scores_in(each, count)
+        candidate = next((other for other in seen.group.candidates if other.module is module), None)
+        for tensor in _tensors(output) if candidate is not None else ():
+            scores = scores_in(tensor, count)
             if scores is not None:
-                seen.candidate, seen.scores = found, scores.clone()  # it may be changed in place
+                seen.candidate, seen.scores = candidate, scores.clone()  # it may be changed in place
                 break
     router = seen.candidate
     if router is not None and (module is router.module or module in router.around):
@@ -212,15 +285,15 @@ def _take_output(seen: _Seen, module: Module, output: Any) -> None:
 def _take_choices(seen: _Seen, given: Any) -> None:
     if seen.scores is None or seen.counts is not None:
         return
-    for each in _tensors(given):
-        found = choices_in(each, seen.group.count, seen.scores.size(0))
-        if found is not None:
-            seen.counts, seen.dropped = found
+    for tensor in _tensors(given):
+        choices = choices_in(tensor, seen.group.count, seen.scores.size(0))
+        if choices is not None:
+            seen.counts, seen.dropped = choices
             return
 
 
+# Called for an expert, or the module that holds all of them.
 def _take_call(seen: _Seen, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """An expert is called, or the module that holds all of them."""
     seen.began = True
     if seen.over:
         return
@@ -228,18 +301,18 @@ def _take_call(seen: _Seen, module: Module, args: tuple[Any, ...], kwargs: Mappi
         _take_choices(seen, args)
         _take_choices(seen, kwargs)
         return
-    rows = next((each for each in _tensors((args, kwargs)) if each.dim()), None)
+    rows = next((tensor for tensor in _tensors((args, kwargs)) if tensor.dim()), None)
     if rows is not None:
         seen.rows[id(module)] = seen.rows.get(id(module), 0) + rows.numel() // max(rows.size(-1), 1)
 
 
-def _measured(seen: _Seen) -> _Measured:
+def _measure(seen: _Seen) -> _Measured:
     scores, router = seen.scores, seen.candidate
     assert scores is not None
     assert router is not None
     tokens, group, counts, dropped = scores.size(0), seen.group, seen.counts, seen.dropped
-    rows = [seen.rows.get(id(each), 0) for each in group.called]
-    if len(set(rows)) > 1:  # alike: each got all tokens, or a buffer of fixed size
+    rows = [seen.rows.get(id(expert), 0) for expert in group.called]
+    if len(set(rows)) > 1:  # else each got all tokens, or a buffer of fixed size
         counts = on_device(rows, scores.device, torch.float32)
         if router.top_k and dropped is None:
             dropped = (1 - counts.sum() / (tokens * router.top_k)).clamp_min(0.0)

@@ -13,8 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.probes.activations.activation_probe import MOST_VALUES, ActivationProbe
-from mlflow_stability.probes.activations.activation_samples import sample_of
-from mlflow_stability.probes.activations.activation_statistics import QUANTITIES
+from mlflow_stability.probes.activations.activation_statistics import QUANTITIES, sample_of
 from mlflow_stability.probes.hooks import MODULE_CALLS
 
 
@@ -167,7 +166,7 @@ def test_a_large_output_is_sampled_and_described_all_the_same() -> None:
 
 
 def test_a_sample_is_bounded_and_meets_all_columns() -> None:
-    from mlflow_stability.probes.activations.activation_samples import OutputKind
+    from mlflow_stability.probes.activations.activation_statistics import OutputKind
 
     x = torch.arange(100.0).repeat(5000, 1)
     taken = sample_of(x, OutputKind(), None, MOST_VALUES).values

@@ -9,7 +9,7 @@ import torch
 from probes.looked_into import looked_into, unguarded
 from torch import Tensor, nn
 
-from mlflow_stability.probes.activations.input_values import InputProbe
+from mlflow_stability.probes.activations.activation_probe import InputProbe
 
 ROWS = torch.arange(16.0).reshape(8, 2)
 

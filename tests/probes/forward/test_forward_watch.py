@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver, ForwardWatch
 from mlflow_stability.probes.hooks import MODULE_CALLS
-from mlflow_stability.probes.objects.watched_modules import WatchedModules
+from mlflow_stability.probes.sampled_forward_probe import WatchedModules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.(script|save|load)"),  # on its way out, and still in use

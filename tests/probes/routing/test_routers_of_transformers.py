@@ -11,7 +11,7 @@ from probes.looked_into import looked_into, unguarded
 from torch import Tensor, nn
 
 from mlflow_stability.probes.routing import RouterProbe
-from mlflow_stability.probes.routing.router_statistics import QUANTITIES
+from mlflow_stability.probes.routing.router_probe import QUANTITIES
 
 pytestmark = pytest.mark.slow
 SIZES = {

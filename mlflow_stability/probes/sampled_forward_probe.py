@@ -1,0 +1,94 @@
+"""Base of probes that observe modules during the forward pass of some steps, and the names of these modules."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch.nn import Module
+
+from mlflow_stability.probes.forward.pass_hooks import PassHooks
+from mlflow_stability.probes.objects.module_names import plain_name, unwrapped
+from mlflow_stability.probes.probe import Guard, next_sampled_step
+
+FIRST_STEP = 10  # of a model that is measured
+
+
+class WatchedModules:
+    """Names of the modules inside the models that were seen, so that modules of two models have different names.
+
+    Names are without what wrappers add, and begin with the model's class where several models train. Guarantees:
+    neither models nor modules are kept alive.
+    """
+
+    def __init__(self, models: Callable[[], Sequence[Module]] | None = None) -> None:
+        self._models = models  # returns the models that train; None: those that were seen
+        self._seen: list[weakref.ref[Module]] = []
+
+    def inside(self, root: Module) -> Iterator[tuple[str, Module]]:
+        """Yield the modules in `root` without `root` itself, each once, in the order of the model."""
+        title, path = self._place(root)
+        scripted: set[Module] = set()
+        for name, module in Module.named_modules(root):
+            if isinstance(module, torch.jit.ScriptModule):  # hooks do not run inside it
+                scripted.update(Module.modules(module))
+            plain = ".".join(filter(None, (path, plain_name(name))))
+            if plain and module not in scripted:
+                yield title + plain, module
+
+    def _place(self, root: Module) -> tuple[str, str]:
+        """Return the title of the model of `root`, and the path of `root` in it: usually `root` is the model."""
+        part = unwrapped(root)
+        for model in () if self._models is None else map(unwrapped, self._models()):
+            for name, module in () if model is part else Module.named_modules(model):
+                if module is part or module is root:
+                    return self._title(model), plain_name(name)
+        return self._title(part), ""
+
+    def _title(self, model: Module) -> str:
+        if all(reference() is not model for reference in self._seen):
+            self._seen.append(weakref.ref(model))
+        seen = [reference() for reference in self._seen] if self._models is None else map(unwrapped, self._models())
+        models = [other for other in seen if other is not None]
+        if all(other is not model for other in models):
+            models.append(model)
+        if len(models) == 1:
+            return ""
+        titles = [type(other).__name__ for other in models]
+        at = next(number for number, other in enumerate(models) if other is model)
+        return f"{titles[at]}_{at}." if Counter(titles)[titles[at]] > 1 else f"{titles[at]}."
+
+
+class SampledForwardProbe:
+    """Probe that observes modules in the tenth step of a model and in every `every`-th one."""
+
+    def __init__(self, guard: Guard, every: int, models: Callable[[], Sequence[Module]] | None) -> None:
+        self.every = every
+        self._guard = guard
+        self._modules = WatchedModules(models)
+        self._hooks: PassHooks | None = None
+        self._alive: Callable[[], bool] = _over  # refers to the frame of the pass: not kept beyond it
+
+    def due(self, own_step: int) -> bool:
+        return own_step == FIRST_STEP or own_step % self.every == 0
+
+    def next_due(self, own_step: int) -> int:
+        return next_sampled_step(own_step, FIRST_STEP, self.every)
+
+    def observe(self, alive: Callable[[], bool]) -> PassHooks:
+        """Return hooks for the pass that begins."""
+        hooks = PassHooks()
+        self._hooks, self._alive = hooks, alive
+        return hooks
+
+    def stop(self) -> None:
+        """Remove the hooks and forget the pass."""
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks, self._alive = None, _over
+
+
+def _over() -> bool:
+    return False
