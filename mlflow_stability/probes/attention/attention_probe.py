@@ -161,18 +161,15 @@ class AttentionProbe:
         self._on_their_way: list[Drawing] = []
 
     def due(self, own_step: int) -> bool:
-        """Whether to look in this capture."""
         self._deliver(wait=False)
         return bool(self.every) and (own_step % self.every == 0 or own_step == FIRST_STEP)
 
     def next_due(self, own_step: int) -> int:
-        """The next turn that may be due: a map that is on its way is asked for until it has arrived."""
         if self._on_their_way or not self.every:
             return own_step + 1
         return next_sampled_step(own_step, FIRST_STEP, self.every)
 
     def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
-        """Begin to look, right before a forward pass."""
         self._root, self._step, self._now = root, step, []
         names = {id(module): name for name, module in self._places.inside(root)}
         names[id(root)] = type(unwrapped(root)).__name__
@@ -180,7 +177,6 @@ class AttentionProbe:
         self._tracer.open()
 
     def close(self, whole: bool) -> None:
-        """The pass is over; what was seen in one that raised is forgotten."""
         if self._tracer is not None:
             self._tracer.close()  # before it is dropped: after Ctrl-C here it is closed again
         self._tracer = self._root = None
@@ -200,7 +196,6 @@ class AttentionProbe:
             self._now.append(_Layer(self._root, name, measured))
 
     def blocks(self) -> Sequence[Block]:
-        """What was measured: the capture is over."""
         seen, self._seen = self._seen, []
         if not seen:
             return ()
@@ -220,7 +215,6 @@ class AttentionProbe:
         return (Block(self._layout(tuple((names[at], numbers[at].shape[1]) for at in kept)), values),)
 
     def finish(self) -> None:
-        """The recording ends: wait for the maps that have not arrived; let go of what nobody has asked for."""
         self._seen.clear()
         self._deliver(wait=True)
 

@@ -64,7 +64,6 @@ class ProductScores:
 
     @property
     def shape(self) -> Shape:
-        """Samples, heads, queries, keys."""
         samples, heads, queries, _ = self.query.shape
         return samples, heads, queries, self.key.shape[2]
 
@@ -73,7 +72,6 @@ class ProductScores:
         return self.query.device
 
     def block(self, samples: slice, queries: slice, keys: slice) -> Tensor:
-        """A new tensor of these scores for all heads."""
         query, key = self._wide(self.query[samples, :, queries]), self._wide(self.key[samples, :, keys])
         heads, shared = query.shape[1], key.shape[1]
         grouped = (query * self.scale).reshape(len(query), shared, heads // shared * query.shape[2], query.shape[3])
@@ -106,7 +104,6 @@ class ScriptScores:
 
     @property
     def shape(self) -> Shape:
-        """Samples, heads, queries, keys."""
         samples, heads, queries, keys = self.scores.shape
         return samples, heads, queries, keys
 
@@ -115,7 +112,6 @@ class ScriptScores:
         return self.scores.device
 
     def block(self, samples: slice, queries: slice, keys: slice) -> Tensor:
-        """A new tensor of these scores for all heads."""
         part = in_wide(self.scores[samples, :, queries, keys])
         return part.masked_fill(part <= MASKED, -torch.inf)
 

@@ -141,8 +141,8 @@ SOFTMAX = frozenset({functional.softmax, torch.softmax, Tensor.softmax, torch.sp
 PRODUCTS = frozenset(
     {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum, functional.linear}
 )
-MAX_CANDIDATES = 2  # how many results of a softmax are followed at a time
-MANY_KEYS = 4096  # with so many keys, and four times as many as queries, three dimensions are taken for a classifier's
+MAX_CANDIDATES = 2  # results of a softmax that are followed at a time
+MANY_KEYS = 4096  # more, and four times as many as queries, are classes
 
 
 @dataclass(slots=True)
@@ -260,16 +260,13 @@ class FlexScores:
 
     @property
     def shape(self) -> Shape:
-        """Samples, heads, queries, keys."""
         return self.products.shape
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
         return self.products.device
 
     def block(self, samples: slice, queries: slice, keys: slice) -> Tensor:
-        """A new tensor of these scores for all heads."""
         scores = self.products.block(samples, queries, keys)
         parts = zip(self.shape, (samples, slice(None), queries, keys), strict=True)
         places = [torch.arange(size, device=self.device)[part] for size, part in parts]

@@ -1,6 +1,6 @@
 """Finds parameters that no step changes: in no optimizer, not registered, or without a gradient.
 
-Nothing is read from a device: whether a tensor has a gradient, and how often torch counted a write to it.
+No value is read from a device: only whether a tensor has a gradient, and how often torch counted a write to it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ from mlflow_stability.kinds.first_look.not_trained import (
     NotOptimizedFacts,
 )
 from mlflow_stability.kinds.first_look.unregistered import Holder, UnregisteredFacts, UnregisteredModule
+from mlflow_stability.probes.objects.model_discovery import state_of
 from mlflow_stability.probes.objects.module_names import owners_of_parameters, plain_name
-from mlflow_stability.probes.objects.optimizer_state import state_of
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 OPTIMIZED, NO_GRADIENT = NotOptimized().held, NoGradient().share
-NAMED = 3
-"""Number of modules that are named."""
+MAX_NAMES = 3
 _OF_TORCH = frozenset(vars(Module()))
+# Kind of holder, attribute, key in it, and the tensor.
 _Hidden: TypeAlias = tuple[Holder, str, str, Tensor]
-"""What holds a tensor, the attribute, the key in it, and the tensor."""
 _HOLDERS: Mapping[type, Holder] = {list: Holder.LIST, tuple: Holder.TUPLE, dict: Holder.DICT}
 
 
 class LeftOut:
-    """What was in no optimizer at the look before."""
+    """Parameters that were in no optimizer at the last look."""
 
     def __init__(self) -> None:
         self._versions: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._had_gradient: set[int] = set()
+        # Version counters of parameters at the first look at them.
         self._first_versions: dict[int, int] = {}
-        """How often parameters of optimizers were written to before the first look at them."""
 
     def note_gradients(self, optimizer: Optimizer) -> None:
-        """Note which parameters of an optimizer have a gradient; called right before its step."""
+        """Note which parameters of an optimizer have a gradient, right before its step."""
         for held in parameters_of(optimizer):
             self._first_versions.setdefault(id(held), held._version)
             if held.grad is not None:
@@ -59,26 +58,26 @@ class LeftOut:
         step: int,
         living: Callable[[], Sequence[Optimizer]],
     ) -> list[Finding]:
-        """What was left out both now and at the look before, and was not written to in between.
+        """Return what was left out both now and at the last look, and was not written to in between.
 
-        `living` gives the optimizers that did not step yet as well: it is asked only where something is left out.
+        `living` returns optimizers that did not step yet as well; it is called only if something is left out.
         """
-        found, forgotten = _left_out(models, optimizers)
-        if forgotten or any(found):
-            found, forgotten = _left_out(models, (*optimizers, *living()))
-        candidates = [*(held[3] for hidden in found for held in hidden), *(tensor for _, tensor in forgotten)]
+        unregistered, forgotten = _left_out(models, optimizers)
+        if forgotten or any(unregistered):
+            unregistered, forgotten = _left_out(models, (*optimizers, *living()))
+        candidates = [*(held[3] for hidden in unregistered for held in hidden), *(tensor for _, tensor in forgotten)]
         same = {id(tensor) for tensor in candidates if self._is_unchanged(tensor)}
         self._versions = {id(tensor): (weakref.ref(tensor), tensor._version) for tensor in candidates}
-        findings = [_finding_of([held for held in hidden if id(held[3]) in same], step) for hidden in found]
+        findings = [_finding_of([held for held in hidden if id(held[3]) in same], step) for hidden in unregistered]
         missing = [(name, tensor) for name, tensor in forgotten if id(tensor) in same]
         if missing:
-            share = _values(tensor for _, tensor in missing) / max(1, _values(_in_need(models)))
+            share = _values(tensor for _, tensor in missing) / max(1, _values(_requiring_gradient(models)))
             facts = NotOptimizedFacts(len(missing), share, _modules_of(missing, models))
             findings.append(Finding.at(facts, step, Severity.WARNING, remedies=NotOptimized.remedies))
         return [finding for finding in findings if finding is not None]
 
     def without_gradient(self, models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> Finding | None:
-        """A large part of what these optimizers hold, if it never had a gradient in any look, and has no state."""
+        """Return a finding if a large part of these optimizers' parameters never had a gradient, and has no state."""
         held = [
             (optimizer, tensor)
             for optimizer in optimizers
@@ -93,7 +92,7 @@ class LeftOut:
         share = _values(never) / max(1, _values(tensor for _, tensor in held))
         is_idle = len(never) == len(held)
         if share < NO_GRADIENT or (is_idle and any(self._first_versions.get(id(t)) != t._version for t in never)):
-            return None  # what has no gradient and changes all the same is trained without gradients
+            return None  # what changes without a gradient is trained in another way
         facts = NoGradientFacts(len(never), share, _modules_of([("", tensor) for tensor in never], models), step)
         remedies = NO_GRADIENT_AT_ALL if is_idle else NoGradient.remedies
         return Finding.at(facts, step, Severity.WARNING, remedies=remedies)
@@ -106,14 +105,13 @@ class LeftOut:
 def _left_out(
     models: Sequence[Module], optimizers: Sequence[Optimizer]
 ) -> tuple[list[list[_Hidden]], list[tuple[str, Tensor]]]:
-    """What is not registered, by model, and what is in none of these optimizers."""
     trained = {id(held) for optimizer in optimizers for held in parameters_of(optimizer)}
     forgotten = [pair for model in models for pair in _not_optimized(model, trained)]
     return [_unregistered(model, trained) for model in models], forgotten
 
 
+# Parameters with a gradient that are in no optimizer, where optimizers hold most of the model.
 def _not_optimized(model: Module, trained: set[int]) -> list[tuple[str, Tensor]]:
-    """The parameters that have a gradient and are in no optimizer, where optimizers hold most of the model."""
     named = [(name, tensor) for name, tensor in Module.named_parameters(model) if tensor.requires_grad]
     named = [(name, tensor) for name, tensor in named if not is_lazy(tensor)]
     held = _values(tensor for _, tensor in named if id(tensor) in trained)
@@ -132,10 +130,10 @@ def _not_optimized(model: Module, trained: set[int]) -> list[tuple[str, Tensor]]
     ]
 
 
+# Tensors with a gradient that modules hold in lists, dicts or attributes.
 def _unregistered(model: Module, trained: set[int]) -> list[_Hidden]:
-    """Tensors with a gradient that modules hold in lists, dicts or attributes: holder, attribute and key of each."""
     registered = {id(tensor) for tensor in Module.parameters(model)} | trained
-    found: list[_Hidden] = []
+    hidden: list[_Hidden] = []
     for path, module in Module.named_modules(model):
         for name, value in vars(module).items():
             if name in _OF_TORCH:
@@ -144,8 +142,8 @@ def _unregistered(model: Module, trained: set[int]) -> list[_Hidden]:
             for holder, key, tensor in _held(value):
                 if id(tensor) not in registered and tensor.is_leaf and tensor.grad is not None:
                     registered.add(id(tensor))
-                    found.append((holder, where, key, tensor))
-    return found
+                    hidden.append((holder, where, key, tensor))
+    return hidden
 
 
 def _held(value: Any) -> Iterator[tuple[Holder, str, Tensor]]:
@@ -163,7 +161,6 @@ def _held(value: Any) -> Iterator[tuple[Holder, str, Tensor]]:
 
 
 def _finding_of(hidden: Sequence[_Hidden], step: int) -> Finding | None:
-    """About the attribute with the most values."""
     by_name: dict[str, list[_Hidden]] = {}
     for held in hidden:
         by_name.setdefault(held[1], []).append(held)
@@ -175,8 +172,7 @@ def _finding_of(hidden: Sequence[_Hidden], step: int) -> Finding | None:
     return Finding.at(facts, step, Severity.WARNING, place=name, remedies=UnregisteredModule.remedies)
 
 
-def _in_need(models: Sequence[Module]) -> Iterator[Tensor]:
-    """The parameters of these models that require a gradient."""
+def _requiring_gradient(models: Sequence[Module]) -> Iterator[Tensor]:
     return (tensor for model in models for tensor in Module.parameters(model) if tensor.requires_grad)
 
 
@@ -187,4 +183,4 @@ def _values(tensors: Iterable[Tensor]) -> int:
 def _modules_of(named: Sequence[tuple[str, Tensor]], models: Sequence[Module]) -> tuple[str, ...]:
     owners = owners_of_parameters(models)
     names = dict.fromkeys(owners.get(id(tensor), "a tensor outside the model") for _, tensor in named)
-    return tuple(names)[:NAMED]
+    return tuple(names)[:MAX_NAMES]

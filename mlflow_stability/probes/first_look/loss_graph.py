@@ -1,29 +1,29 @@
-"""Reads from the graph of a loss what goes into the loss function; no value is read, and nothing is kept."""
+"""What the autograd graph of a loss says about its loss function and inputs; no value is read, and nothing is kept."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import Module
 
+from mlflow_stability.kinds.first_look.loss_broadcast import LossBroadcast, LossBroadcastFacts
 from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInputFacts, remedies_for
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.vocabulary.result import Finding, Severity
 
-MAX_NODES = 64
-"""Number of nodes that are looked at, from the loss on: the sum of a few losses."""
-MAX_RESHAPES = 8
-"""Number of nodes between an activation and the loss function that only arrange values anew."""
+MAX_NODES = 64  # from the loss on: enough for the sum of a few losses
+MAX_RESHAPES = 8  # between an activation and the loss function
+# Nodes that combine values or losses to one loss.
 COMBINING = frozenset(
     ("Add", "Sub", "Mul", "Div", "Neg", "Mean", "Sum", "Stack", "Cat", "Squeeze", "Unsqueeze", "ToCopy", "View")
 )
-"""Nodes that make one loss of several values or losses."""
+# Nodes that only reshape values or convert their type.
 ARRANGING = frozenset(
     ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
 )
-"""Nodes that keep the values and arrange them anew, or convert their type."""
 LOSSES: Mapping[str, LossFunction] = {
     "NllLoss": LossFunction.NLL,
     "NllLoss2D": LossFunction.NLL,
@@ -37,16 +37,14 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "Addmm": Activation.LINEAR,
     "Convolution": Activation.LINEAR,
 }
+# Activations that each loss function should not get.
 UNEXPECTED: Mapping[LossFunction, frozenset[Activation]] = {
     LossFunction.CROSS_ENTROPY: frozenset((Activation.SOFTMAX, Activation.SIGMOID, Activation.RELU, Activation.TANH)),
     LossFunction.BINARY_CROSS_ENTROPY: frozenset((Activation.SOFTMAX, Activation.SIGMOID, Activation.RELU)),
     LossFunction.NLL: frozenset((Activation.SOFTMAX, Activation.LINEAR)),
 }
-"""What each loss function should not be given."""
-MEAN = 1
-"""How torch writes ``reduction="mean"`` in a node."""
-CLASSES_DIM = 1
-"""The dimension of the classes in the input of `nll_loss`."""
+MEAN = 1  # ``reduction="mean"`` in a node
+CLASSES_DIM = 1  # of the input of `nll_loss`
 MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
     Activation.SOFTMAX: (nn.Softmax, nn.Softmax2d),
     Activation.SIGMOID: (nn.Sigmoid,),
@@ -56,7 +54,7 @@ MODULES: Mapping[Activation, tuple[type[Module], ...]] = {
 
 
 def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | None:
-    """Whether a loss function in the graph of this loss is given probabilities where it expects something else."""
+    """Return a finding if a loss function gets the output of an activation that it does not expect."""
     for function, _, node in loss_functions(loss):
         activation = ACTIVATIONS.get(node_name(source_of(node)))
         if function is LossFunction.NLL and is_over_batch(node):
@@ -69,7 +67,7 @@ def loss_input(loss: Tensor, models: Sequence[Module], step: int) -> Finding | N
 
 
 def is_over_batch(node: Any) -> bool:
-    """Whether this node, the input of `nll_loss`, is a log-softmax over the rows."""
+    """Whether the input node of `nll_loss` is a log-softmax over the rows."""
     if node_name(node) != "LogSoftmax" or getattr(node, "_saved_dim", CLASSES_DIM) != 0:
         return False
     metadata = getattr(node, "_input_metadata", None)
@@ -77,7 +75,7 @@ def is_over_batch(node: Any) -> bool:
 
 
 def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
-    """Loss functions, each with its node and with the node that its input comes from."""
+    """Yield the loss functions in the graph, with their node and that of their input."""
     waiting, looked_at = [loss.grad_fn], 0
     while waiting and looked_at < MAX_NODES:
         node = waiting.pop(0)
@@ -98,14 +96,14 @@ def loss_functions(loss: Tensor) -> Iterator[tuple[LossFunction, Any, Any]]:
 
 
 def mean_squared_error(loss: Tensor) -> Any:
-    """The node of this loss, if it is a mean squared error alone."""
+    """Return the node of this loss if it is a mean squared error alone, else None."""
     node = loss.grad_fn
     is_mean = node_name(node) == "MseLoss" and getattr(node, "_saved_reduction", None) == MEAN
     return node if is_mean else None
 
 
 def source_of(node: Any) -> Any:
-    """The node that the values come from, however they were arranged since."""
+    """Return the node of the values before they were reshaped."""
     for _ in range(MAX_RESHAPES):
         if node_name(node) not in ARRANGING:
             break
@@ -114,13 +112,71 @@ def source_of(node: Any) -> Any:
 
 
 def node_name(node: Any) -> str:
-    """``Softmax`` of ``SoftmaxBackward0``; empty for none."""
+    """Return ``Softmax`` for ``SoftmaxBackward0``; empty for None."""
     return "" if node is None else str(node.name()).partition("Backward")[0]
 
 
 def _module_of(activation: Activation, models: Sequence[Module]) -> str:
-    """The module that applies this activation; empty where there is none, or several."""
     kinds = MODULES.get(activation, ())
     named = (pair for model in models for pair in Module.named_modules(model))
     names = [name for name, module in named if isinstance(module, kinds)]
     return plain_name(names[0]) if len(names) == 1 else ""
+
+
+def chance_loss(loss: Tensor) -> float | None:
+    """Return the loss of a model that gives each class the same probability; None without a mean cross entropy."""
+    node = loss.grad_fn
+    if not node_name(node).startswith("NllLoss") or node_name(node) not in LOSSES:
+        return None
+    source = node.next_functions[0][0] if node is not None else None
+    if node_name(source) != "LogSoftmax" or getattr(node, "_saved_reduction", None) != MEAN:
+        return None
+    shape = _shape(source)
+    classes = shape[1] if len(shape) > 1 else 0
+    return math.log(classes) if classes > 1 else None
+
+
+# Nodes of a difference between prediction and target.
+DIFFERENCES = frozenset(("MseLoss", "SmoothL1Loss", "HuberLoss", "Sub"))
+OF_A_DIFFERENCE = frozenset(("Pow", "Abs", "Sqrt"))
+# Nodes by which a script makes pairs on purpose.
+ON_PURPOSE = frozenset(("Unsqueeze", "View", "UnsafeView", "ReshapeAlias", "Slice", "Index", "Expand", "Repeat"))
+
+
+def loss_over_pairs(loss: Tensor, step: int) -> Finding | None:
+    """Return a finding if a difference in the graph of this loss has a value for each pair of rows."""
+    waiting, looked_at = [loss.grad_fn], 0
+    while waiting and looked_at < MAX_NODES:
+        node = waiting.pop(0)
+        if node is None:
+            continue
+        looked_at += 1
+        name, inputs = node_name(node), [following for following, _ in node.next_functions]
+        if name in DIFFERENCES:
+            facts = _pairs(node, name, inputs)
+            if facts is not None:
+                return Finding.at(facts, step, Severity.WARNING, remedies=LossBroadcast.remedies)
+        if name in COMBINING or name in OF_A_DIFFERENCE:
+            waiting += inputs
+    return None
+
+
+def _pairs(node: Any, name: str, inputs: list[Any]) -> LossBroadcastFacts | None:
+    if len([following for following in inputs if following is not None]) != 1:
+        return None  # the target has a graph of its own
+    source = next(following for following in inputs if following is not None)
+    whole = _shape(node) if name == "Sub" else _shape(source)
+    if name != "Sub":  # the loss function has broadcast both before
+        if node_name(source) != "Expand":
+            return None
+        source = source.next_functions[0][0]
+    shape = _shape(source)
+    rows = whole[0] if len(whole) == 2 and whole[0] == whole[1] > 1 else 0
+    if not rows or shape not in ((rows, 1), (rows,)) or node_name(source) in ON_PURPOSE:
+        return None
+    return LossBroadcastFacts(rows, is_column=len(shape) == 2)
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    metadata = getattr(node, "_input_metadata", None) if node is not None else None
+    return tuple(metadata[0].shape) if metadata else ()

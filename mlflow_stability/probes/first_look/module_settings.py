@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import Module
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from mlflow_stability.kinds.first_look.module_settings import (
     AccumulationFacts,
@@ -18,62 +18,92 @@ from mlflow_stability.kinds.first_look.module_settings import (
     StrongDropout,
     StrongDropoutFacts,
 )
+from mlflow_stability.kinds.optimizer.weight_decay_strong import OF_L2, StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.probes.first_look.loss_graph import LOSSES, MEAN, node_name
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.vocabulary.result import Finding, Severity
 
+DECAY_LIMITS = StrongWeightDecay()
+_DECOUPLED = ("Lion", "Muon")
+
+
+def strong_decay(optimizer: Optimizer, step: int) -> Finding | None:
+    """Return a finding about the parameter group with the strongest decay, if that is too strong."""
+    strong = []
+    for group in optimizer.param_groups:
+        decay, rate = group.get("weight_decay"), group.get("lr")
+        if not isinstance(decay, float | int) or not isinstance(rate, float | int):
+            continue
+        if _adds_to_gradient(optimizer, group) and decay >= DECAY_LIMITS.strong_l2:
+            strong.append(StrongDecayFacts(float(decay), float(rate), is_l2=True))
+        if decay * rate < DECAY_LIMITS.strong:
+            continue
+        if _is_decoupled(optimizer, bool(group.get("decoupled_weight_decay"))):
+            strong.append(StrongDecayFacts(float(decay), float(rate)))
+    if not strong:
+        return None
+    facts = max(strong, key=lambda facts: facts.shrinks_by)
+    remedies = OF_L2 if facts.is_l2 else StrongWeightDecay.remedies
+    return Finding.at(facts, step, Severity.WARNING, remedies=remedies)
+
+
+def _adds_to_gradient(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+    return type(optimizer) is Adam and not group.get("decoupled_weight_decay")
+
+
+# Whether a step multiplies weights by 1 - rate * decay.
+def _is_decoupled(optimizer: Optimizer, is_set: bool) -> bool:
+    name = type(optimizer).__name__
+    return is_set or type(optimizer) is SGD or name.endswith("AdamW") or name.startswith(_DECOUPLED)
+
+
 DROPPED, SHARED, ACCUMULATION = StrongDropout().least, OptimizedTwice().share, AccumulationSum()
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-MEANS = frozenset((*LOSSES, "MseLoss", "SmoothL1Loss", "HuberLoss"))
-"""Loss functions whose node says how they reduce."""
+MEANS = frozenset((*LOSSES, "MseLoss", "SmoothL1Loss", "HuberLoss"))  # their nodes say how they reduce
 
 
 def strong_dropout(models: Sequence[Module], step: int) -> Finding | None:
-    """The dropout in training mode that drops most, if that is nearly all."""
+    """Return a finding about the dropout with the highest probability, if it drops nearly all."""
     named = (pair for model in models for pair in Module.named_modules(model))
-    found = [
+    strong = [
         StrongDropoutFacts(plain_name(name) or type(module).__name__, float(module.p))
         for name, module in named
         if isinstance(module, DROPOUTS) and module.training and DROPPED <= module.p < 1
     ]
-    if not found:
+    if not strong:
         return None
-    facts = max(found, key=lambda facts: facts.probability)
+    facts = max(strong, key=lambda facts: facts.probability)
     return Finding.at(facts, step, Severity.WARNING, place=facts.module, remedies=StrongDropout.remedies)
 
 
 class _Stepped(NamedTuple):
-    """An optimizer that took a step, and the gradients that it took it with."""
-
     optimizer: weakref.ref[Optimizer]
     gradients: dict[int, tuple[weakref.ref[Tensor], int]]
-    """By parameter: the gradient, and how often it had been changed."""
+    """By parameter: the gradient and its version counter."""
 
     def used(self, parameter: Tensor) -> bool:
-        """Whether it took its step with the gradient that this parameter has now."""
-        gradient, (known, version) = parameter.grad, self.gradients.get(id(parameter), _NO_GRADIENT)
-        return gradient is not None and known() is gradient and version == gradient._version
+        """Whether the step was taken with the gradient that this parameter has now."""
+        gradient, (reference, version) = parameter.grad, self.gradients.get(id(parameter), _NO_GRADIENT)
+        return gradient is not None and reference() is gradient and version == gradient._version
 
 
 _NO_GRADIENT: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
 
 
 class SharedParameters:
-    """Which optimizers took a step with the same gradients of the same parameters."""
+    """Optimizers that took a step with the same gradients of the same parameters."""
 
     def __init__(self) -> None:
         self._step = 0
-        self._stepped: list[_Stepped] = []
-        """Optimizers of the step in progress."""
-        self._before = 0
-        """The step at which two of them had shared parameters before."""
+        self._stepped: list[_Stepped] = []  # in the present step
+        self._before = 0  # last step in which two shared parameters
 
     def look(self, optimizer: Optimizer, step: int) -> Finding | None:
-        """Whether it shares most parameters with another one of this step, as at the look before."""
+        """Return a finding if it shares most parameters with another optimizer, as at the last look."""
         if step != self._step:
             self._step, self._stepped = step, []
-        others = [each for each in self._stepped if each.optimizer() not in (None, optimizer)]
+        others = [other for other in self._stepped if other.optimizer() not in (None, optimizer)]
         gradients = {id(held): held.grad for held in parameters_of(optimizer)}
         held = {key: (weakref.ref(grad), grad._version) for key, grad in gradients.items() if grad is not None}
         self._stepped.append(_Stepped(weakref.ref(optimizer), held))
@@ -107,12 +137,11 @@ class Accumulation:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._steps = 0
-        """Number of steps in a row with as many of them as are a finding."""
+        self._steps = 0  # in a row
         self._step = 0
 
     def note(self, loss: Tensor, step: int) -> Finding | None:
-        """Count one loss; a finding when steps enough were seen."""
+        """Count one loss; return a finding after enough steps."""
         finding = None
         if step != self._step:
             finding = self._end_step(step)

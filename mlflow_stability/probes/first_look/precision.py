@@ -1,7 +1,6 @@
-"""Measures what precision does to steps: Adam's epsilon, small gradients in fp16, updates that round to nothing.
+"""Effects of precision on steps: Adam's epsilon, small gradients in fp16, updates that round to nothing.
 
-In: optimizers before and after some of their steps. Out: signals. Guarantees: no device is waited for; a few samples of
-weights in half precision are copied at these steps alone.
+Guarantees: no device is waited for; a few samples of weights in half precision are copied at these steps alone.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
-from mlflow_stability.probes.objects.optimizer_state import state_of
+from mlflow_stability.probes.objects.model_discovery import state_of
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.probes.tensors.tensor_sums import HALVES
@@ -38,31 +37,27 @@ SIGNALS = (
 OVER_EPSILON = (Signal("gradient_over_epsilon", ""),)
 FP16_MAX = (Signal("fp16_gradient_max", ""),)
 LOST = (Signal("updates_lost", ""),)
-SAMPLES = 8
-"""Number of tensors of which samples are compared, the largest ones."""
-SAMPLE = 2**16
-"""Number of values of a sample."""
-RISING = 1.001
-"""Ratio of the learning rate to that of the look before from which on it rises: early steps of a warm-up are small."""
+MAX_SAMPLED_TENSORS = 8  # the largest ones
+MAX_SAMPLE = 2**16  # values of a tensor
+MIN_RISE = 1.001  # of the learning rate since the last look: early steps of a warm-up are small
+# State of optimizers that round their steps; others may keep what rounding removed.
 OF_STEPS = frozenset(("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg"))
-"""What optimizers keep that round their steps; others may keep what rounding has taken away."""
 _ADAMS = re.compile(r"adam", re.IGNORECASE)
 
 
 class Precision:
-    """What precision does in one step."""
+    """Effects of precision in one step."""
 
     def __init__(self) -> None:
-        self._rate: float | None = None
-        """The learning rate at the look before."""
+        self._rate: float | None = None  # learning rate at the last look
+        # Some weights, a copy of their values, and whether they have a gradient.
         self._samples: list[tuple[Tensor, Tensor, Tensor]] = []
-        """The present values of some weights, a copy of them, and whether they have a gradient."""
         self._blocks: list[Block] = []
 
     def before_step(self, view: StepView) -> None:
         """Look at one optimizer, the first one of a step."""
         before, self._rate = self._rate, _highest_rate(view.optimizer)
-        is_settled = before is not None and self._rate is not None and self._rate <= RISING * before
+        is_settled = before is not None and self._rate is not None and self._rate <= MIN_RISE * before
         self._samples = []
         held = [tensor for tensor in parameters_of(view.optimizer) if _is_plain(tensor) and _is_plain(tensor.grad)]
         with untracked():
@@ -73,7 +68,7 @@ class Precision:
                 largest = [gradient.abs().amax().float() for gradient in gradients]
                 self._blocks.append(Block(FP16_MAX, torch.stack(largest).amax().reshape(1)))
             if halves and is_settled and _rounds(view.optimizer):
-                chosen = sorted(halves, key=Tensor.numel, reverse=True)[:SAMPLES]
+                chosen = sorted(halves, key=Tensor.numel, reverse=True)[:MAX_SAMPLED_TENSORS]
                 self._samples = [_sampled(tensor) for tensor in chosen]
 
     def after_step(self, view: StepView) -> None:
@@ -93,24 +88,22 @@ class Precision:
 
     def blocks(self) -> list[Block]:
         """What was measured in this step."""
-        found = self._blocks
+        blocks = self._blocks
         self.forget()  # a step that raised an error has left its samples
-        return found
+        return blocks
 
     def _over_epsilon(self, view: StepView, held: Sequence[Tensor]) -> None:
-        """Of Adam and its kind: the gradient beside what is added to its remembered size."""
         epsilons = [group.get("eps") for group in view.optimizer.param_groups]
         count = sum(tensor.numel() for tensor in held)
         if view.norm is None or not count or not _ADAMS.search(type(view.optimizer).__name__):
             return
-        known = [float(epsilon) for epsilon in epsilons if isinstance(epsilon, float | int) and epsilon > 0]
-        if len(known) == len(epsilons):
-            over = view.norm / (min(known) * count**0.5)
+        numbers = [float(epsilon) for epsilon in epsilons if isinstance(epsilon, float | int) and epsilon > 0]
+        if len(numbers) == len(epsilons):
+            over = view.norm / (min(numbers) * count**0.5)
             self._blocks.append(Block(OVER_EPSILON, over.reshape(1) if isinstance(over, Tensor) else (over,)))
 
 
 def _highest_rate(optimizer: Optimizer) -> float | None:
-    """The highest learning rate; None where one is a tensor, whose value may be on a device."""
     rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
     return max(rates, default=0.0) if all(isinstance(rate, float | int) for rate in rates) else None
 
@@ -121,13 +114,12 @@ def _is_plain(tensor: Tensor | None) -> bool:
 
 def _sampled(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     assert tensor.grad is not None
-    stride = max(1, tensor.numel() // SAMPLE)
+    stride = max(1, tensor.numel() // MAX_SAMPLE)
     now = tensor.detach().flatten()[::stride] if tensor.is_contiguous() else tensor.detach()
     gradient = tensor.grad.flatten()[::stride] if tensor.is_contiguous() else tensor.grad
     return now, now.clone(), gradient != 0
 
 
 def _rounds(optimizer: Optimizer) -> bool:
-    """Whether the optimizer keeps nothing from which rounded steps could be made up for."""
     state = state_of(optimizer)
     return all(set(kept) <= OF_STEPS for kept in state.values() if isinstance(kept, dict))

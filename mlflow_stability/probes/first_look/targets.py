@@ -1,7 +1,6 @@
-"""Measures the targets of a loss, which its graph holds: their classes, how many are ignored, how much they vary.
+"""Targets of a loss, which its graph holds: their classes, how many are ignored, how much they vary.
 
-In: losses right before gradients are computed. Out: rows of numbers on the device of the targets. Guarantees: the
-device is not waited for; no hook for saved tensors runs, so that nothing is moved or computed anew for us.
+Guarantees: no device is waited for; no hook for saved tensors runs, so that nothing is moved or recomputed.
 """
 
 from __future__ import annotations
@@ -40,14 +39,11 @@ SIGNALS = (
 CLASSES = (Signal("class_low", ""), Signal("class_high", ""), Signal("targets_ignored", ""))
 LABELS = (Signal("label_low", ""), Signal("label_high", ""))
 UNREACHABLE = (Signal("targets_unreachable", ""),)
-RANGES = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf)}
-"""What activations give."""
-SLACK = 0.01
-"""How far outside a target may be."""
+RANGES = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf)}  # of activations
+SLACK = 0.01  # of a target outside its range
 OF_NUMBERS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 VARIANCE = (Signal("target_variance", ""),)
-FEWEST = 8
-"""Minimum number of targets in a step."""
+MIN_TARGETS = 8  # in a step
 _NONE = object()
 
 
@@ -55,15 +51,15 @@ class Targets:
     """Targets of the losses of one step."""
 
     def __init__(self) -> None:
+        # Of each loss: lowest and highest class, number of ignored targets and of all.
         self._classes: list[Tensor] = []
-        """For each loss its lowest and highest class, the number of ignored targets and that of all."""
         self._labels: list[Tensor] = []
         self._unreachable: list[Tensor] = []
         self._variances: list[Tensor | None] = []
         self._counted = 0
 
     def clear(self) -> None:
-        """A step begins."""
+        """Forget the targets of the step before."""
         self._classes, self._labels, self._unreachable, self._variances, self._counted = [], [], [], [], 0
 
     def note(self, loss: Tensor) -> None:
@@ -85,26 +81,26 @@ class Targets:
 
     def blocks(self) -> list[Block]:
         """What was measured in this step."""
-        found: list[Block] = []
+        blocks: list[Block] = []
         with untracked():
-            if self._counted >= FEWEST and _same_device(self._classes):
+            if self._counted >= MIN_TARGETS and _same_device(self._classes):
                 rows = torch.stack(self._classes)
                 low, high = rows[:, 0].amin(), rows[:, 1].amax()
-                found.append(Block(CLASSES, torch.stack((low, high, rows[:, 2].sum() / rows[:, 3].sum()))))
+                blocks.append(Block(CLASSES, torch.stack((low, high, rows[:, 2].sum() / rows[:, 3].sum()))))
             if _same_device(self._labels):
                 rows = torch.stack(self._labels)
-                found.append(Block(LABELS, torch.stack((rows[:, 0].amin(), rows[:, 1].amax()))))
+                blocks.append(Block(LABELS, torch.stack((rows[:, 0].amin(), rows[:, 1].amax()))))
             if _same_device(self._unreachable):
-                found.append(Block(UNREACHABLE, torch.stack(self._unreachable).mean(0, keepdim=True)))
-            known = [variance for variance in self._variances if variance is not None]
-            if len(known) == len(self._variances) and _same_device(known):
-                found.append(Block(VARIANCE, torch.stack(known).sum(0, keepdim=True)))
+                blocks.append(Block(UNREACHABLE, torch.stack(self._unreachable).mean(0, keepdim=True)))
+            variances = [variance for variance in self._variances if variance is not None]
+            if len(variances) == len(self._variances) and _same_device(variances):
+                blocks.append(Block(VARIANCE, torch.stack(variances).sum(0, keepdim=True)))
         self.clear()
-        return found
+        return blocks
 
 
 def saved(node: Any, name: str) -> Tensor | None:
-    """What a node keeps for its backward pass; None where a hook would have to run to get it."""
+    """Return what a node saved for its backward pass, or None if a hook would have to run to get it."""
     holder = getattr(node, f"_raw_saved_{name}", None)
     if holder is None or getattr(holder, "unpack_hook", _NONE) is not None:
         return None  # packed by a hook, or by a torch that does not say so
@@ -121,21 +117,19 @@ def _of_classes(target: Tensor, ignored: int) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """What torch gives as an unsigned number of 64 bits."""
+    # torch gives it as an unsigned number of 64 bits
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def _variance(loss: Tensor) -> Tensor | None:
-    """Of a mean squared error alone: the mean over features of the variance of its targets."""
     node = mean_squared_error(loss)
     target = None if node is None else _prediction_and_target(node)[1]
-    if target is None or target.dim() == 0 or len(target) < FEWEST:
+    if target is None or target.dim() == 0 or len(target) < MIN_TARGETS:
         return None
     return target.detach().float().var(0, correction=0).mean()
 
 
 def _unreachable(loss: Tensor) -> Tensor | None:
-    """The share of the targets of this loss that its last activation cannot give."""
     node = loss.grad_fn
     if node is None or node_name(node) not in OF_NUMBERS:
         return None
@@ -146,8 +140,8 @@ def _unreachable(loss: Tensor) -> Tensor | None:
     return ((target < limits[0] - SLACK) | (target > limits[1] + SLACK)).float().mean()
 
 
+# The target is the argument without a gradient.
 def _prediction_and_target(node: Any) -> tuple[Any, Tensor | None]:
-    """The node that gives the prediction, and the target: the argument without a gradient, whichever comes first."""
     (first, _), (second, _) = node.next_functions[:2]
     if first is not None and second is not None:
         return None, None

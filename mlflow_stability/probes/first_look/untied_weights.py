@@ -21,13 +21,11 @@ SIGNALS = (
     ),
 )
 MAX_PAIRS = 4
-"""Number of pairs that are compared."""
-ROWS = 64
-"""Number of rows that are compared: a copy of a large table would take its memory again."""
+MAX_ROWS = 64  # a copy of a large table would take its memory again
 
 
 def copied_embeddings(models: Sequence[Module]) -> list[Block]:
-    """A value for each trained linear layer that has the shape of an embedding, and not its tensor."""
+    """Return a value for each trained linear layer with the shape of an embedding in a tensor of its own."""
     names = names_of_modules(models)
     modules = [module for model in models for module in Module.modules(model)]
     tables = [module.weight for module in modules if isinstance(module, nn.Embedding) and _is_trained(module.weight)]
@@ -42,8 +40,8 @@ def copied_embeddings(models: Sequence[Module]) -> list[Block]:
     blocks = []
     with untracked():
         for name, weight, table in pairs:
-            rows, values = weight[:ROWS], table[:ROWS]
-            # Equal values that all are one number say nothing of where they came from.
+            rows, values = weight[:MAX_ROWS], table[:MAX_ROWS]
+            # Values that all are one number may be equal by chance.
             same = (rows == values).all() & (rows != rows[0, 0]).any()
             blocks.append(Block((Signal("copied_embedding", name),), same.to(torch.float32).reshape(1)))
     return blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.hook_handles import HookHandles, uncompiled
-from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS
 from mlflow_stability.probes.hooks.thread_state import ThreadState, noted, raised_by_script, restore_thread_state
 
 # `torch_hooks` is imported from its own module: it uses all probes, and a resumed script needs none.
@@ -12,7 +12,6 @@ __all__ = [
     "MODULE_CALLS",
     "HookHandles",
     "ThreadState",
-    "WatchedCalls",
     "noted",
     "raised_by_script",
     "restore_thread_state",

@@ -1,16 +1,18 @@
-"""Tells from the first steps on why the loss of a training has no level that measures progress.
+"""Detects trainings whose loss has no level that measures progress: adversarial, bootstrapped, policies, preferences.
 
-In: the user's word, samples of policies, copies of the model, classes of libraries. Out: ``loss_without_level``, once,
-when it is known, and again where more is known later. Guarantees: a training without copies and samples is looked at
-in its first steps and rarely later; values are compared every 100 steps, only where there is a copy.
+Evidence is what the user says, samples of policies, copies of the model, and classes of libraries. The signal
+``loss_without_level`` is emitted when this is known, and again when more is known. Guarantees: a training without
+copies and samples is examined in its first steps and rarely later; values are compared every 100 steps, only where
+there is a copy; no library is imported.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,14 +20,53 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.hooks import MODULE_CALLS, WatchedCalls
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
 from mlflow_stability.probes.loss_level.policy_samples import POLICY_SAMPLES
-from mlflow_stability.probes.loss_level.target_copies import MOST_WATCHED, TargetCopy, target_copies
-from mlflow_stability.probes.loss_level.trainer_classes import level_by_classes
+from mlflow_stability.probes.loss_level.target_copies import MAX_WATCHED_MODULES, TargetCopy, target_copies
 from mlflow_stability.probes.objects import Kind, remembered
+from mlflow_stability.probes.objects.model_discovery import living, places_of
 from mlflow_stability.probes.probe import BaseProbe, ProbeContext, ProbeFactory, StepView, next_multiple
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_said
 from mlflow_stability.vocabulary.measured import Signal, SignalType
+
+# Names of TRL's trainers. Those for supervised fine-tuning, rewards and distillation have a level.
+TRAINERS: tuple[tuple[re.Pattern[str], NoLevel], ...] = (
+    (re.compile(r"Online|Nash|XPO|GRPO|PPO|RLOO|Reinforce"), NoLevel.POLICY),
+    (re.compile(r"DPO|KTO|ORPO|CPO|BCO"), NoLevel.PREFERENCE),
+)
+# Where classes of modules that train without a level are defined.
+TRAINED_MODULES: tuple[tuple[re.Pattern[str], NoLevel], ...] = (
+    (re.compile(r"(?:stable_baselines3|sb3_contrib)\.(?:dqn|qrdqn|sac|td3|tqc|crossq|ddpg)\b"), NoLevel.BOOTSTRAPPED),
+    (re.compile(r"(?:stable_baselines3|sb3_contrib)\.common\.(?:\w+\.)*policies"), NoLevel.POLICY),
+    (re.compile(r"torchrl\.objectives\.(?:ppo|a2c|reinforce|grpo|llm)"), NoLevel.POLICY),
+    (re.compile(r"torchrl\.objectives\.(?:dqn|sac|ddpg|td3|redq|iql|cql|crossq|dreamer)"), NoLevel.BOOTSTRAPPED),
+    (
+        re.compile(r"lightly\.loss\.(?:dino|ibot|koleo)|solo\.methods\.(?:byol|dino|mocov|nnbyol)"),
+        NoLevel.SELF_DISTILLATION,
+    ),
+)
+LIBRARIES = ("trl", "stable_baselines3", "torchrl", "lightly", "solo")
+
+
+def level_by_classes(modules: Iterable[Module]) -> NoLevel | None:
+    """Return why the loss of a training with these modules has no level, by their classes, or None."""
+    if not any(name in sys.modules for name in LIBRARIES):
+        return None
+    trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    if "trl" in sys.modules and isinstance(trainer, type):
+        for instance in living(trainer)[0]:
+            bases = [base.__name__ for base in type(instance).__mro__ if base.__module__.startswith("trl")]
+            reason = _reason(TRAINERS, bases)
+            if reason is not None:
+                return reason
+    kinds = {type(module) for module in modules}
+    return _reason(TRAINED_MODULES, sorted({base.__module__ for kind in kinds for base in kind.__mro__}))
+
+
+def _reason(reasons: Iterable[tuple[re.Pattern[str], NoLevel]], names: Iterable[str]) -> NoLevel | None:
+    names = list(names)
+    return next((reason for pattern, reason in reasons if any(pattern.search(name) for name in names)), None)
+
 
 SIGNALS = (
     SignalType(
@@ -38,80 +79,66 @@ SIGNALS = (
     ),
 )
 
-FIRST_STEPS = 8
-"""Number of first steps of each training in which calls of copies are watched, ..."""
-LATER = (100, 1000)
-"""... and the steps from which on as many are watched again: some targets are used after a warm-up only."""
-NEEDED_STEPS = 3
-"""Number of steps that must show the same before anything is concluded."""
-EVERY = 100
-"""Interval in steps at which values of copies are compared, and samples of policies are looked at."""
-FROZEN_AFTER = 3000
-"""Steps after which a copy that never changed is a frozen reference: DQN copies every 2,500 steps (Mnih et al.)."""
-MOST_SEARCHES = 8
-"""A script that makes an optimizer for every sample has no copy that could be followed."""
+WINDOW_STEPS = 8  # in which calls of copies are watched: the first ones of each training,
+LATER_WINDOWS = (100, 1000)  # and those from these steps on, for targets that are used after a warm-up only
+MIN_STEPS = 3  # that must show the same
+EVERY_STEPS = 100  # values of copies are compared
+FROZEN_AFTER_STEPS = 3000  # without a change a copy is a reference: DQN copies every 2,500 (Mnih et al.)
+MAX_SEARCHES = 8  # more optimizers than that are made for single samples
+# Libraries of environments. With one of them loaded, a model that is called between steps only with smaller batches
+# than the one it is trained on chooses actions. A validation has batches as large; the lengths of sequences do not
+# count.
 ENVIRONMENTS = ("gymnasium", "gym", "pettingzoo", "dm_env", "envpool", "procgen", "brax")
-"""Libraries of environments. With one of them loaded, a model that is called between steps only with smaller batches
-than the one it is trained on chooses actions. A validation has batches as large; the lengths of sequences do not
-count."""
-ACTING_STEPS = 256
-"""Number of first steps in which those modules are watched: several may follow each round of actions, as in PPO."""
+ACTING_STEPS = 256  # in which those modules are watched: several follow each round of actions, as in PPO
+# Least number of samples that were acted on, as a share of those trained on: with up to twenty epochs of each round.
+# A text that is generated now and then has fewer.
 ACTING_SHARE = 0.05
-"""Least number of samples that were acted on, as a share of those trained on: with up to twenty epochs of each round.
-A text that is generated now and then has fewer."""
 
 _SIGNALS = (Signal(LOSS_LEVEL),)
 
 
 class LossLevelProbe(BaseProbe):
-    """What is known about the loss of one recording."""
+    """The reason why the loss of one recording has no level, if it has none."""
 
     part = "level of the loss"
 
     def __init__(self, context: ProbeContext) -> None:
         self._guard = context.guard
-        said = context.settings.loss
-        self._said = None if said is None else level_said(said)
-        self._told: LossLevel | None = None
-        self._news: LossLevel | None = self._said
+        word = context.settings.loss
+        self._by_user = None if word is None else level_said(word)
+        self._reported: LossLevel | None = None
+        self._news: LossLevel | None = self._by_user
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._searches = 0
         self._copies: list[TargetCopy] = []
-        self._looks: Counter[str] = Counter()
-        """Number of steps looked at in the present window, by training, ..."""
-        self._calls: Counter[str] = Counter()
-        """... and in how many of them a copy was called."""
-        self._in_use = False
-        """Whether copies were seen to be called between most steps."""
+        self._looks: Counter[str] = Counter()  # steps in the present window, by training
+        self._calls: Counter[str] = Counter()  # steps of these in which a copy was called
+        self._in_use = False  # copies are called between most steps
         self._policy_steps = self._acting_steps = self._acted = self._trained = 0
         self._seen = POLICY_SAMPLES.with_gradient, POLICY_SAMPLES.later
         self._acting: list[WatchedCalls] = []
+        # By trained module: dimensions and rows of its batches since the last step, and their number; the last one is
+        # the batch that it was trained on.
         self._sizes: dict[int, dict[tuple[int, int], int]] = {}
-        """Dimensions and rows of the batches that each trained module was called with since the step before, and how
-        many there were; the last one is the batch that it was trained on."""
-        self._compared_at = -EVERY
+        self._compared_at = -EVERY_STEPS
         self._blocks: list[Block] = []
 
     def due(self, step: int) -> bool:
-        """Whether to look at this step."""
-        return not self._is_over and (self._watches(step) or bool(self._acting) or step % EVERY == 0)
+        return not self._is_over and (self._watches(step) or bool(self._acting) or step % EVERY_STEPS == 0)
 
     def next_due(self, step: int) -> int:
-        """The next step that may be due."""
-        return step + 1 if self._watches(step + 1) or self._acting else next_multiple(step, EVERY)
+        return step + 1 if self._watches(step + 1) or self._acting else next_multiple(step, EVERY_STEPS)
 
     def before_step(self, view: StepView) -> None:
-        """Look at what was called and sampled since the step before."""
-        if self._said is None:
+        if self._by_user is None:
             if view.optimizer not in self._optimizers:
                 self._search(view)
             self._look(view)
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """What is known now."""
         blocks, self._blocks = self._blocks, []
-        if self._news is not None and self._news != self._told:
-            self._told = self._news
+        if self._news is not None and self._news != self._reported:
+            self._reported = self._news
             blocks.append(Block(_SIGNALS, (self._news.code,)))
             if self._is_over:
                 self.close()
@@ -119,9 +146,8 @@ class LossLevelProbe(BaseProbe):
         return blocks
 
     def close(self) -> None:
-        """Watch no calls any more."""
-        for each in self._copies:
-            each.look_away()
+        for copy in self._copies:
+            copy.look_away()
         self._stop_acting()
 
     def _stop_acting(self) -> None:
@@ -130,16 +156,15 @@ class LossLevelProbe(BaseProbe):
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing that is still looked for could change what is known."""
-        return self._told is not None and not (self._told.reason is NoLevel.BOOTSTRAPPED and self._copies)
+        return self._reported is not None and not (self._reported.reason is NoLevel.BOOTSTRAPPED and self._copies)
 
     @staticmethod
     def _watches(step: int) -> bool:
-        return step <= FIRST_STEPS or any(first <= step <= first + FIRST_STEPS for first in LATER)
+        return step <= WINDOW_STEPS or any(first <= step <= first + WINDOW_STEPS for first in LATER_WINDOWS)
 
     def _search(self, view: StepView) -> None:
         self._optimizers.add(view.optimizer)
-        if self._searches >= MOST_SEARCHES:
+        if self._searches >= MAX_SEARCHES:
             return
         self._searches += 1
         modules, optimizers = remembered(Kind.MODULE, Kind.OPTIMIZER)
@@ -147,22 +172,23 @@ class LossLevelProbe(BaseProbe):
         if reason is not None:
             self._conclude(reason)
             return
-        known = {id(each.module): each for each in self._copies}
-        found = target_copies(modules, [*optimizers, view.optimizer])
-        new = [each for each in found if id(each.module) not in known]
+        followed = {id(copy.module): copy for copy in self._copies}
+        copies = target_copies(modules, [*optimizers, view.optimizer])
+        new = [copy for copy in copies if id(copy.module) not in followed]
         self._copies += new
         if new:
-            self._compared_at = -EVERY
+            self._compared_at = -EVERY_STEPS
         self._look_at_actions(modules, optimizers)
 
     def _look_at_actions(self, modules: Sequence[Module], optimizers: Sequence[Optimizer]) -> None:
-        """Where an environment may act on them, watch the modules that are trained."""
         if self._acting or not any(name in sys.modules for name in ENVIRONMENTS):
             return
-        trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
-        owners = [each for each in modules if any(id(one) in trained for one in each._parameters.values())]
+        trained = set(places_of(optimizers))
+        owners = [
+            module for module in modules if any(id(parameter) in trained for parameter in module._parameters.values())
+        ]
         called = self._guard(self.part, self._called)
-        self._acting = [MODULE_CALLS.watch(each, called) for each in owners[:MOST_WATCHED]]
+        self._acting = [MODULE_CALLS.watch(owner, called) for owner in owners[:MAX_WATCHED_MODULES]]
 
     def _called(self, module: Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if args and isinstance(args[0], Tensor) and args[0].dim():
@@ -178,13 +204,13 @@ class LossLevelProbe(BaseProbe):
             self._acting_steps += acted > 0
             self._acted, self._trained = self._acted + acted, self._trained + trained
             enough = self._acted >= ACTING_SHARE * self._trained
-            if self._acting_steps >= NEEDED_STEPS and enough and not self._copies:
+            if self._acting_steps >= MIN_STEPS and enough and not self._copies:
                 self._conclude(NoLevel.POLICY)
             if view.step >= ACTING_STEPS:
                 self._stop_acting()
         if self._copies and not self._in_use:
             self._look_at_calls(view, watches)
-        if self._copies and (view.step - self._compared_at >= EVERY or view.step == FIRST_STEPS):
+        if self._copies and (view.step - self._compared_at >= EVERY_STEPS or view.step == WINDOW_STEPS):
             self._compare(view.step)
 
     def _look_at_samples(self) -> None:
@@ -192,27 +218,27 @@ class LossLevelProbe(BaseProbe):
         if seen != self._seen:
             self._seen = seen
             self._policy_steps += 1
-            if self._policy_steps >= NEEDED_STEPS and self._told is None:
+            if self._policy_steps >= MIN_STEPS and self._reported is None:
                 self._conclude(NoLevel.POLICY)
 
     def _look_at_calls(self, view: StepView, watches: bool) -> None:
-        called = any(each.was_called for each in self._copies)
-        for each in self._copies:
-            each.was_called = False
+        called = any(copy.was_called for copy in self._copies)
+        for copy in self._copies:
+            copy.was_called = False
             if watches:
-                each.watch(self._guard)
+                copy.watch(self._guard)
             else:
-                each.look_away()
+                copy.look_away()
         if not watches:
             self._looks.clear()
             self._calls.clear()
             return
         self._looks[view.place] += 1
         self._calls[view.place] += called
-        if self._calls[view.place] >= max(NEEDED_STEPS, (self._looks[view.place] - 1) / 2):
+        if self._calls[view.place] >= max(MIN_STEPS, (self._looks[view.place] - 1) / 2):
             self._in_use = True
-            for each in self._copies:
-                each.look_away()
+            for copy in self._copies:
+                copy.look_away()
             self._judge(view.step)
 
     def _compare(self, step: int) -> None:
@@ -229,14 +255,13 @@ class LossLevelProbe(BaseProbe):
         self._judge(step)
 
     def _judge(self, step: int) -> None:
-        """Conclude from what has arrived so far."""
         if not self._in_use:
             return
-        changed = any(each.has_changed for each in self._copies)
-        if changed or any(each.is_equal for each in self._copies):
-            frozen = not changed and step >= FROZEN_AFTER
+        changed = any(copy.has_changed for copy in self._copies)
+        if changed or any(copy.is_equal for copy in self._copies):
+            frozen = not changed and step >= FROZEN_AFTER_STEPS
             self._conclude(NoLevel.PREFERENCE if frozen else NoLevel.BOOTSTRAPPED)
-        if changed or step >= FROZEN_AFTER:
+        if changed or step >= FROZEN_AFTER_STEPS:
             self._copies = []
 
     def _conclude(self, reason: NoLevel) -> None:
@@ -244,9 +269,9 @@ class LossLevelProbe(BaseProbe):
 
 
 def _samples(sizes: dict[tuple[int, int], int]) -> tuple[int, int]:
-    """Return how many samples a module acted on, and how many it was trained on.
+    """Return the number of samples that a module acted on, and on which it was trained.
 
-    None were acted on where a batch was as large as the one that it was trained on.
+    It acted on none if another batch was as large as the one on which it was trained.
     """
     *others, trained_on = sizes
     trained = trained_on[1] * sizes[trained_on]

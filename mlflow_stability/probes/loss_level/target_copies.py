@@ -1,11 +1,10 @@
 """Finds second copies of a trained model that compute its target: target networks, momentum encoders, mean teachers.
 
-In: the modules and optimizers of a process. Out: copies, each with what is known about it. Guarantees: values are
-compared on the device and arrive later; modules are referenced weakly; nothing is put on them.
-
 A copy has parameters of the same names and shapes as a trained module or a part of it, and no optimizer changes them.
 It computes a target if the training calls it between most steps. An average of the weights that is only evaluated is
 not called there, and a frozen teacher has other values than its student and keeps them.
+
+Guarantees: values are compared on the device and arrive later; modules are referenced weakly and not changed.
 """
 
 from __future__ import annotations
@@ -19,56 +18,50 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.hooks import MODULE_CALLS, WatchedCalls
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
 from mlflow_stability.probes.objects.model_discovery import outermost, places_of
 from mlflow_stability.probes.tensors.gradient_norm import is_split
 
-MOST_COPIES = 8
-"""Number of copies that are followed."""
-MOST_WATCHED = 64
-"""Number of modules of one copy whose calls are watched: a script may call a method that calls its parts."""
-MOST_MODULES = 4096
-"""Above this number of modules no copy is searched for: that would take a second."""
-NEAR = 1e-3
-"""Difference of the values, as a share of their size, up to which one is a copy of the other: averaging rounds."""
-COMPARED = 3
-"""Number of its parameters that are compared with those of the trained model."""
+MAX_COPIES = 8
+MAX_WATCHED_MODULES = 64  # of one copy: a script may call a method that calls its parts
+MAX_MODULES = 4096  # searching more for copies would take a second
+MAX_DIFFERENCE = 1e-3  # of the values of a copy, as a share of their size: averaging rounds
+COMPARED_PARAMETERS = 3  # of a copy
 
 
 class TargetCopy:
-    """A copy of a trained module."""
+    """Copy of a trained module."""
 
     def __init__(self, copy: Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         self._copy = weakref.ref(copy)
         self._pairs = [(weakref.ref(own), weakref.ref(trained)) for own, trained in pairs]
         self._watched: list[WatchedCalls] = []
-        self.was_called = False
-        """Whether it was called since this was last set to False."""
-        self.is_equal = False
-        """Whether it had the values of the trained module when it was found."""
+        self.was_called = False  # since this was last set to False
+        self.is_equal = False  # it had the values of the trained module when it was found
         self.has_changed = False
         self._checksum: float | None = None
 
     @property
     def module(self) -> Module | None:
-        """The copy; None once the script has let go of it."""
+        """The copy, or None once the script has dropped it."""
         return self._copy()
 
     def watch(self, guard: Callable[..., Callable[..., object]]) -> None:
-        """Begin to observe calls of it and its parts."""
+        """Observe calls of the copy and its parts."""
         copy = self._copy()
         if copy is not None and not self._watched:
-            told = guard("target copies", self._called)
-            owners = [each for each in Module.modules(copy) if each is copy or any(True for _ in each._parameters)]
-            self._watched = [MODULE_CALLS.watch(each, told) for each in owners[:MOST_WATCHED]]
+            called = guard("target copies", self._called)
+            owners = [
+                module for module in Module.modules(copy) if module is copy or any(True for _ in module._parameters)
+            ]
+            self._watched = [MODULE_CALLS.watch(owner, called) for owner in owners[:MAX_WATCHED_MODULES]]
 
     def look_away(self) -> None:
-        """Observe no calls any more."""
         while self._watched:
             self._watched.pop().remove()
 
     def comparison(self) -> Tensor | None:
-        """On the device: a checksum of its values, and how far they are from those of the trained module."""
+        """Return on the device a checksum of the values and their distance from those of the trained module."""
         pairs = [(own(), trained()) for own, trained in self._pairs]
         there = [(own.detach(), trained.detach()) for own, trained in pairs if own is not None and trained is not None]
         if not there or not all(_can_be_compared(own, trained) for own, trained in there):
@@ -82,9 +75,9 @@ class TargetCopy:
             return torch.stack([total, apart / size])
 
     def compared(self, checksum: float, distance: float) -> None:
-        """Take in what arrived of a comparison."""
+        """Take the result of a comparison."""
         if self._checksum is None:
-            self.is_equal = distance <= NEAR
+            self.is_equal = distance <= MAX_DIFFERENCE
         elif checksum != self._checksum:
             self.has_changed = True
         self._checksum = checksum
@@ -94,34 +87,34 @@ class TargetCopy:
 
 
 def target_copies(modules: Sequence[Module], optimizers: Iterable[Optimizer]) -> list[TargetCopy]:
-    """The copies of trained modules among all modules of a process."""
+    """Return the copies of trained modules among all modules of a process."""
     trained = set(places_of(optimizers))
     roots = outermost(modules)
-    if not trained or len(modules) > MOST_MODULES:
+    if not trained or len(modules) > MAX_MODULES:
         return []
-    resting = [each for root in roots for each in _resting(root, trained)]
+    resting = [module for root in roots for module in _resting(root, trained)]
     if not resting:
         return []
-    known = [_names(each) for root in roots for each in _training(root, trained)]
-    found = []
-    for copy in resting[: 4 * MOST_COPIES]:
+    twins = [_names(module) for root in roots for module in _training(root, trained)]
+    copies = []
+    for copy in resting[: 4 * MAX_COPIES]:
         names = _names(copy)
-        twin = next((each for each in known if _has(each, names)), None)
+        twin = next((module for module in twins if _has(module, names)), None)
         if twin is not None:
-            pairs = sorted(((own, twin[name]) for name, own in names.items()), key=_telling)
+            pairs = sorted(((own, twin[name]) for name, own in names.items()), key=_comparison_order)
             trains = [pair for pair in pairs if id(pair[1]) in trained and pair[0].is_floating_point()]
             if trains:
-                found.append(TargetCopy(copy, trains[:COMPARED]))
-    return found[:MOST_COPIES]
+                copies.append(TargetCopy(copy, trains[:COMPARED_PARAMETERS]))
+    return copies[:MAX_COPIES]
 
 
+# Not on two devices, and not where values are split over processes.
 def _can_be_compared(own: Tensor, trained: Tensor) -> bool:
-    """Return False on two devices, and where values are split over processes: a rank cannot compare its part alone."""
     return own.device == trained.device and not own.is_meta and not is_split(own) and not is_split(trained)
 
 
-def _telling(pair: tuple[Tensor, Tensor]) -> tuple[bool, int]:
-    """Order in which parameters tell copies apart: weights are drawn at random, biases are often constant."""
+# Weights first: they are drawn at random, and biases are often constant.
+def _comparison_order(pair: tuple[Tensor, Tensor]) -> tuple[bool, int]:
     return pair[0].dim() < 2, pair[0].numel()
 
 
@@ -139,13 +132,13 @@ def _is_trained(parameter: Tensor, trained: set[int]) -> bool:
     return parameter.requires_grad and id(parameter) in trained
 
 
+# The largest modules none of whose parameters is trained.
 def _resting(module: Module, trained: set[int]) -> Iterator[Module]:
-    """The largest modules in it none of whose parameters is trained."""
     parameters = list(Module.parameters(module))
     if not parameters:
         return
-    if not any(_is_trained(each, trained) for each in parameters):
-        if any(each.dim() >= 2 for each in parameters):
+    if not any(_is_trained(parameter, trained) for parameter in parameters):
+        if any(parameter.dim() >= 2 for parameter in parameters):
             yield module
         return
     for child in module._modules.values():
@@ -154,7 +147,6 @@ def _resting(module: Module, trained: set[int]) -> Iterator[Module]:
 
 
 def _training(module: Module, trained: set[int]) -> Iterator[Module]:
-    """All modules in it that have a trained parameter."""
-    for each in Module.modules(module):
-        if any(_is_trained(one, trained) for one in Module.parameters(each)):
-            yield each
+    for inner in Module.modules(module):
+        if any(_is_trained(parameter, trained) for parameter in Module.parameters(inner)):
+            yield inner

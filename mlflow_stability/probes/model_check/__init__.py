@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mlflow_stability.probes.model_check.check import check
-from mlflow_stability.probes.model_check.settings import model_lint
-from mlflow_stability.probes.model_check.training_mode import evaluation_mode, few_rows
+from mlflow_stability.probes.model_check.settings import evaluation_mode, few_rows, model_lint
 
 __all__ = [
     "check",

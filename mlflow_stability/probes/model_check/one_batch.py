@@ -1,36 +1,37 @@
-"""One batch through a model, forward and backward, without changing anything.
+"""Runs one batch through a model, forward and backward, without changing anything.
 
-In: a model, a batch, the loss function. Out: loss, gradient norms, the modules that were called, statistics of their
-outputs. Guarantees: parameters, gradients, buffers, random numbers, attributes, hooks and training modes are
-afterwards what they were, to the last bit; a recording of `autolog()` does not see it. Where that cannot be promised,
-nothing is run, and `reason` says why.
+Results are loss, gradient norms, the modules that were called, and statistics of their outputs. Without a loss
+function, only what is beyond doubt is computed: the output's own loss, cross-entropy for whole numbers as targets, the
+mean squared error for targets of the output's shape.
+
+Guarantees: parameters, gradients, buffers, random numbers, attributes, hooks and training modes are afterwards what
+they were, to the last bit; a recording of `autolog()` does not see it. Where that cannot be promised, nothing is run,
+and `reason` says why.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import Module
+from torch.nn import Module, functional
 
 from mlflow_stability.probes.activations.activation_statistics import (
     QUANTITIES,
     ActivationSample,
     OutputKind,
-    axis_of,
     nature_of,
-    output_tensor,
-    sample_of,
+    sample_of_output,
     statistics_of,
 )
 from mlflow_stability.probes.hooks import MODULE_CALLS, torch_api
 from mlflow_stability.probes.hooks.untracked_ops import untracked
-from mlflow_stability.probes.model_check.batch_loss import BatchLoss, LossFunction, batch_of, loss_of
 from mlflow_stability.probes.model_check.values import fetched
 from mlflow_stability.probes.objects.module_names import plain_name, unwrapped
 from mlflow_stability.probes.rerun.forward_rerun import (
@@ -45,24 +46,114 @@ from mlflow_stability.probes.rerun.writable_state import WritableState
 from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, TrackedWrites, WrittenTensors
 from mlflow_stability.probes.step.readback import Readback
 
-MOST_SECONDS, MOST_BYTES = 600.0, 16 * 2**30
-"""What one batch may take, and what of the tensors that it writes to may be copied."""
-QUOTA = 2**14
-"""How many values of one output its statistics are made of."""
-ZERO_SHARE = "zero_share"
-"""The share of zeros of one output, which is no signal of a recording."""
+LossFunction = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Arguments of a model, and the target of its output."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    target: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoss:
+    """Loss of a batch, and the loss of guessing."""
+
+    loss: Tensor
+    chance: float | Tensor | None = None
+    level: str = ""
+    """Describes guessing: ``chance for 10 classes``."""
+    classes: int = 0
+
+
+def batch_of(given: Any) -> Batch:
+    """Read keyword arguments, a pair of inputs and targets, or inputs alone."""
+    if isinstance(given, Mapping):
+        return Batch((), dict(given), given)
+    if isinstance(given, tuple | list) and len(given) == 2:
+        inputs, target = given
+        if isinstance(inputs, Mapping):
+            return Batch((), dict(inputs), target)
+        return Batch(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, target)
+    return Batch((given,), {})
+
+
+def loss_of(output: Any, batch: Batch, function: LossFunction | None) -> BatchLoss | None:
+    """Return the loss of an output, or None if it is unknown."""
+    if function is not None:
+        loss = function(output, batch.target) if batch.target is not None else function(output)
+        return _with_chance(loss, output, batch.target, function)
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        scores = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+        labels = batch.kwargs.get("labels")
+        classes = scores.shape[-1] if isinstance(scores, Tensor) and scores.dim() > 1 else 0
+        return _of_classes(own, classes) if _counts(labels) and classes > 1 else BatchLoss(own)
+    if not isinstance(output, Tensor):
+        return None
+    target = batch.target
+    if isinstance(target, Tensor) and _counts(target) and output.is_floating_point():
+        if output.dim() >= 2 and output.shape[:-1] == target.shape:
+            loss = functional.cross_entropy(output.flatten(0, -2), target.flatten().long())
+            return _of_classes(loss, output.shape[-1])
+        if output.dim() >= 2 and (output.shape[0], *output.shape[2:]) == tuple(target.shape):
+            return _of_classes(functional.cross_entropy(output, target.long()), output.shape[1])
+        return None
+    if isinstance(target, Tensor) and target.is_floating_point() and target.shape == output.shape:
+        return _of_numbers(functional.mse_loss(output, target), target)
+    return BatchLoss(output) if output.numel() == 1 and output.requires_grad else None
+
+
+def _with_chance(loss: Any, output: Any, target: Any, function: LossFunction) -> BatchLoss | None:
+    if not isinstance(loss, Tensor):
+        return None
+    if loss.numel() != 1:
+        loss = loss.mean()
+    if not isinstance(target, Tensor) or not isinstance(output, Tensor):
+        return BatchLoss(loss)
+    mean = getattr(function, "reduction", "mean") == "mean"
+    if mean and (isinstance(function, nn.CrossEntropyLoss) or function is functional.cross_entropy):
+        return _of_classes(loss, output.shape[1] if output.dim() > 1 else output.shape[0])
+    if mean and (isinstance(function, nn.MSELoss) or function is functional.mse_loss):
+        return _of_numbers(loss, target)
+    if mean and isinstance(function, nn.BCEWithLogitsLoss | nn.BCELoss):
+        return BatchLoss(loss, math.log(2), "chance for yes or no", 2)
+    return BatchLoss(loss)
+
+
+def _of_classes(loss: Tensor, classes: int) -> BatchLoss:
+    return BatchLoss(loss, math.log(classes), f"chance for {classes:,} classes", classes)
+
+
+def _of_numbers(loss: Tensor, target: Tensor) -> BatchLoss:
+    if target.numel() < 2:
+        return BatchLoss(loss)
+    return BatchLoss(loss, target.detach().float().var(correction=0), "predicting the mean of the targets")
+
+
+def _counts(target: Any) -> bool:
+    return isinstance(target, Tensor) and not target.is_floating_point() and target.dtype is not torch.bool
+
+
+# Of one batch, and of copies of the tensors that it writes to.
+MAX_SECONDS, MAX_BYTES = 600.0, 16 * 2**30
+MAX_SAMPLE = 2**14  # values of one output
+ZERO_SHARE = "zero_share"  # not a signal of recordings
 
 
 @dataclass(slots=True)
 class BatchPass:
-    """What one batch showed."""
+    """Results of one batch."""
 
     reason: str = ""
-    """Why there is nothing, or no loss; empty: there is."""
+    """Why there are no results, or no loss; empty: there are."""
     error: str = ""
     """What the model or the loss raised."""
     error_place: str = ""
-    """The innermost module that was running then."""
+    """The innermost module that was running."""
     loss: float | None = None
     chance: float | None = None
     level: str = ""
@@ -72,29 +163,29 @@ class BatchPass:
     outputs: dict[str, dict[str, float]] = field(default_factory=dict)
     """Statistics of the first output of each module, by quantity."""
     grad_norms: dict[str, float] | None = None
-    """By parameter; a parameter that the loss does not depend on is missing. None: there are no gradients."""
+    """By parameter on which the loss depends; None: there are no gradients."""
 
 
-def run_batch(model: Module, given: Any, function: LossFunction | None) -> BatchPass:
-    """Run it, and leave everything as it was."""
-    inner, found = unwrapped(model), BatchPass()
+def run_batch(model: Module, batch_input: Any, function: LossFunction | None) -> BatchPass:
+    """Run a batch and restore everything."""
+    inner, result = unwrapped(model), BatchPass()
     parameters, buffers = dict(Module.named_parameters(inner)), dict(Module.named_buffers(inner))
-    if any(each.is_meta for each in (*parameters.values(), *buffers.values())):
-        found.reason = "parameters on the meta device have no values"
-        return found
-    device = next((each.device for each in parameters.values()), torch.device("cpu"))
-    batch = batch_of(_moved(given, device))
-    # Of a loss function whose attributes can be seen, they are restored; any other was given to be called.
+    if any(parameter.is_meta for parameter in (*parameters.values(), *buffers.values())):
+        result.reason = "parameters on the meta device have no values"
+        return result
+    device = next((parameter.device for parameter in parameters.values()), torch.device("cpu"))
+    batch = batch_of(_moved(batch_input, device))
+    # Attributes of a loss function are restored if it is a module.
     loss_module = function if isinstance(function, Module) else None
     state = WritableState(inner, (*batch.args, loss_module, batch.target), batch.kwargs, with_hooks=True)
     mode = mode_of_script()
     if mode or state.refusal:
-        found.reason = f"{mode} is active" if mode else f"it might change the model: {state.refusal}"
-        return found
-    written = WrittenTensors(MOST_SECONDS, MOST_BYTES)
+        result.reason = f"{mode} is active" if mode else f"it might change the model: {state.refusal}"
+        return result
+    written = WrittenTensors(MAX_SECONDS, MAX_BYTES)
     watch = _Watch(inner)
-    modes = [(each, each.training) for each in Module.modules(inner)]
-    devices = [each.device for each in (*parameters.values(), *buffers.values())]
+    modes = [(module, module.training) for module in Module.modules(inner)]
+    devices = [parameter.device for parameter in (*parameters.values(), *buffers.values())]
     loss: BatchLoss | None = None
     gradients: dict[str, Tensor] = {}
     with (
@@ -106,9 +197,9 @@ def run_batch(model: Module, given: Any, function: LossFunction | None) -> Batch
     ):
         try:
             with kept(state, written), torch.enable_grad(), watch.hooks():
-                if not inner.training:  # what training does, dropout and running statistics included
-                    for each, _ in modes:
-                        each.training = True
+                if not inner.training:  # with dropout and running statistics
+                    for module, _ in modes:
+                        module.training = True
                 stand_ins = _stand_ins(parameters, buffers)
                 written.stand_ins([stand_ins[name] for name in buffers], watched=False)
                 with TrackedWrites(written):
@@ -118,44 +209,43 @@ def run_batch(model: Module, given: Any, function: LossFunction | None) -> Batch
                     if loss is not None and loss.loss.requires_grad:
                         gradients = _gradients(loss.loss, parameters, stand_ins)
         except NotRunAgain as error:
-            found.reason = f"it might change the model: {error}"
-            return found
-        except Exception as error:  # of the model or the loss: it is what is wrong with them
-            found.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
-            found.error_place = watch.innermost()
+            result.reason = f"it might change the model: {error}"
+            return result
+        except Exception as error:  # of the model or the loss: the result of the check
+            result.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+            result.error_place = watch.innermost()
         finally:
-            for each, training in modes:
-                each.training = training
-    _read(found, watch, loss, gradients)
-    return found
+            for module, training in modes:
+                module.training = training
+    _read(result, watch, loss, gradients)
+    return result
 
 
+# Parameters share memory with those of the model, but no gradient or hook; buffers are copies.
 def _stand_ins(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters that share memory with those of the model, and nothing else: no gradient, no hook; copied buffers."""
-    found = {name: each.detach().requires_grad_(each.requires_grad) for name, each in parameters.items()}
-    return found | {name: each.detach().clone() for name, each in buffers.items()}
+    result = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in parameters.items()}
+    return result | {name: tensor.detach().clone() for name, tensor in buffers.items()}
 
 
+# Also of code that holds the parameter itself.
 def _gradients(loss: Tensor, parameters: Mapping[str, Tensor], stand_ins: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients by parameter, also of code that holds the parameter itself."""
-    names = [name for name, each in parameters.items() if each.requires_grad]
+    names = [name for name, part in parameters.items() if part.requires_grad]
     asked = [*(stand_ins[name] for name in names), *(parameters[name] for name in names)]
-    found = torch.autograd.grad(loss, asked, allow_unused=True)
+    values = torch.autograd.grad(loss, asked, allow_unused=True)
     gradients: dict[str, Tensor] = {}
-    for name, one, other in zip(names, found[: len(names)], found[len(names) :], strict=True):
-        parts = [each for each in (one, other) if each is not None]
+    for name, own, original in zip(names, values[: len(names)], values[len(names) :], strict=True):
+        parts = [part for part in (own, original) if part is not None]
         if parts:
             gradients[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1]
     return gradients
 
 
 class _Watch:
-    """Which modules are called, and what they put out."""
-
     def __init__(self, model: Module) -> None:
-        self._names = {id(each): plain_name(name) or type(model).__name__ for name, each in Module.named_modules(model)}
+        named = Module.named_modules(model)
+        self._names = {id(module): plain_name(name) or type(model).__name__ for name, module in named}
         self._modules = list(Module.modules(model))
-        self._natures = {id(each): nature_of(each) or OutputKind() for each in self._modules}
+        self._natures = {id(module): nature_of(module) or OutputKind() for module in self._modules}
         self._axes: dict[torch.Size, int] = {}
         self.called: list[str] = []
         self.running: list[str] = []
@@ -163,19 +253,18 @@ class _Watch:
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
-        """With hooks on every module, and without them afterwards."""
+        """Put hooks on every module inside."""
         handles = []
         try:
-            for each in self._modules:
-                handles.append(each.register_forward_pre_hook(self._before))
-                handles.append(each.register_forward_hook(self._after))
+            for module in self._modules:
+                handles.append(module.register_forward_pre_hook(self._before))
+                handles.append(module.register_forward_hook(self._after))
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
     def innermost(self) -> str:
-        """The module that was running when an exception came."""
         return self.running[-1] if self.running else ""
 
     def _before(self, module: Module, _args: Any) -> None:
@@ -188,31 +277,28 @@ class _Watch:
         self.called.append(name)
         nature = self._natures[id(module)]
         with untracked():
-            tensor = output_tensor(output)
-            if name not in self.samples and tensor is not None and tensor.is_floating_point() and tensor.numel():
-                axis = axis_of(tensor, nature, self._axes)
-                if axis is not None and nature.axis is not None:
-                    self._axes[tensor.shape] = axis
-                self.samples[name] = nature, sample_of(tensor, nature, axis, QUOTA)
+            sample = None if name in self.samples else sample_of_output(output, nature, self._axes, MAX_SAMPLE)
+            if sample is not None:
+                self.samples[name] = nature, sample
 
 
-def _read(found: BatchPass, watch: _Watch, loss: BatchLoss | None, gradients: Mapping[str, Tensor]) -> None:
-    """Bring the numbers to the host."""
-    found.called = watch.called
-    found.outputs = _statistics(watch.samples)
+def _read(result: BatchPass, watch: _Watch, loss: BatchLoss | None, gradients: Mapping[str, Tensor]) -> None:
+    result.called = watch.called
+    result.outputs = _statistics(watch.samples)
     if loss is not None:
         chance = loss.chance if isinstance(loss.chance, Tensor) else None
         values = fetched([loss.loss.detach(), *([chance] if chance is not None else [])])
-        found.loss = values[0]
-        found.chance = values[1] if chance is not None else loss.chance if isinstance(loss.chance, float) else None
-        found.level, found.classes = loss.level, loss.classes
+        result.loss = values[0]
+        result.chance = values[1] if chance is not None else loss.chance if isinstance(loss.chance, float) else None
+        result.level, result.classes = loss.level, loss.classes
     if gradients:
         with untracked():
-            wide = {name: each.to_dense() if each.is_sparse else each for name, each in gradients.items()}
+            wide = {name: grad.to_dense() if grad.is_sparse else grad for name, grad in gradients.items()}
             norms = fetched([_norm(gradient) for gradient in wide.values()])
-        found.grad_norms = dict(zip(wide, norms, strict=True))
-    elif not found.error:
-        found.reason = _without_gradients(loss)
+        result.grad_norms = dict(zip(wide, norms, strict=True))
+    elif not result.error:
+        without_loss = "no loss is known for this output; give loss=, and a batch of inputs and targets"
+        result.reason = without_loss if loss is None else "the loss depends on no trainable parameter"
 
 
 def _norm(gradient: Tensor) -> Tensor:
@@ -221,36 +307,28 @@ def _norm(gradient: Tensor) -> Tensor:
     return norm
 
 
-def _without_gradients(loss: BatchLoss | None) -> str:
-    if loss is None:
-        return "no loss is known for this output; give loss=, and a batch of inputs and targets"
-    return "the loss depends on no trainable parameter"
-
-
 def _statistics(samples: Mapping[str, tuple[OutputKind, ActivationSample]]) -> dict[str, dict[str, float]]:
-    """The statistics of all outputs, by module and quantity."""
     by_device: dict[torch.device, list[str]] = {}
     for name, (_, sample) in samples.items():
         by_device.setdefault(sample.values.device, []).append(name)
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     for names in by_device.values():
         with untracked():
-            table = statistics_of([samples[each][1] for each in names], [samples[each][0] for each in names])
-            zeros = torch.stack([(samples[each][1].values == 0).mean(dtype=torch.float32) for each in names])
+            table = statistics_of([samples[name][1] for name in names], [samples[name][0] for name in names])
+            zeros = torch.stack([(samples[name][1].values == 0).mean(dtype=torch.float32) for name in names])
         rows: list[Sequence[float]] = []
         readback = Readback()
         readback.fetch([], lambda _values, read, into=rows: into.extend(read), [*table, zeros])  # type: ignore[misc]
         readback.drain()
         *of_modules, shares = rows
         for name, row, share in zip(names, of_modules, shares, strict=True):
-            found[name] = {**dict(zip(QUANTITIES, row, strict=True)), ZERO_SHARE: share}
-    return {name: found[name] for name in samples}
+            result[name] = {**dict(zip(QUANTITIES, row, strict=True)), ZERO_SHARE: share}
+    return {name: result[name] for name in samples}
 
 
 def _moved(given: Any, device: torch.device) -> Any:
-    """The batch, on the device of the model."""
 
-    def to_device(each: Any) -> Any:
-        return each.to(device) if isinstance(each, Tensor) and each.device != device else each
+    def to_device(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) and value.device != device else value
 
     return torch_api.tree_map(to_device, given)

@@ -1,16 +1,14 @@
 """Checks the values of a model: non-finite, huge, tiny, without variation; and whether its optimizers fit them.
 
-In: a model. Out: the numbers of every parameter, and findings. Guarantees: values are read, never written; one transfer
-from the device for all parameters together.
-
-The gain of a weight matrix is the root of the mean square of its values, times the root of its number of inputs: by
-so much it changes the size of what goes through it. It is 0.58 in torch's default, 1 by Glorot, 1.4 by He.
+The gain of a weight matrix is the root mean square of its values, times the root of its number of inputs: the factor by
+which it changes the size of its input. It is 0.58 in torch's default, 1 by Glorot, 1.4 by He. Guarantees: values are
+read, never written; one transfer from the device for all parameters together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks.untracked_ops import untracked
-from mlflow_stability.probes.model_check.settings import count_of, first_names, names_of, place_of
+from mlflow_stability.probes.model_check.settings import first_names, model_finding, names_of, place_of
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
@@ -32,12 +30,12 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class ValueLimits:
-    """From where on a value, or a whole matrix, is odd."""
+    """Limits of values and matrices."""
 
     huge_value: float = 1e6
     """Largest absolute value of a weight."""
     huge_share_of_type: float = 0.1
-    """The same, as a share of the largest number of its type: for float16 it is 6,550."""
+    """The same as a share of the largest number of its type: 6,550 for float16."""
     tiny_value: float = 1e-10
     """A matrix whose largest absolute value is below this learns nothing: products of it vanish."""
     huge_gain: float = 4.0
@@ -49,36 +47,35 @@ class ValueLimits:
 
 
 def layers_of(named: Sequence[Named]) -> tuple[list[LayerCheck], list[str]]:
-    """The numbers of every parameter by its first name, and the names of those that hold no values yet."""
-    found: list[LayerCheck] = []
-    there = [(name, each) for name, each in first_names(named) if _is_readable(each)]
-    absent = [name for name, each in first_names(named) if not _is_readable(each)]
+    """Return the numbers of every parameter by its first name, and the names of those without values yet."""
+    layers: list[LayerCheck] = []
+    there = [(name, tensor) for name, tensor in first_names(named) if _is_readable(tensor)]
+    absent = [name for name, tensor in first_names(named) if not _is_readable(tensor)]
     scalars: list[Tensor] = []
     with untracked():
-        for _, each in there:
-            scalars += _numbers(each)
+        for _, tensor in there:
+            scalars += _numbers(tensor)
     values = fetched(scalars)
-    for (name, each), at in zip(there, range(0, len(values), 3), strict=True):
+    for (name, tensor), at in zip(there, range(0, len(values), 3), strict=True):
         rms, largest, nonfinite = values[at : at + 3]
-        dtype = str(each.dtype).removeprefix("torch.")
-        found.append(LayerCheck(name, tuple(each.shape), dtype, each.requires_grad, rms, largest, int(nonfinite)))
-    return found, absent
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        layers.append(LayerCheck(name, tuple(tensor.shape), dtype, tensor.requires_grad, rms, largest, int(nonfinite)))
+    return layers, absent
 
 
 def fetched(scalars: Sequence[Tensor]) -> list[float]:
-    """The values of scalars, on the host."""
-    found: list[float] = []
+    """Return the values of scalars on the host."""
     by_device: dict[torch.device, list[int]] = {}
-    for number, each in enumerate(scalars):
-        by_device.setdefault(each.device, []).append(number)
-    values: dict[int, float] = {}
-    for numbers in by_device.values():
+    for number, scalar in enumerate(scalars):
+        by_device.setdefault(scalar.device, []).append(number)
+    numbers_on_host: dict[int, float] = {}
+    for places in by_device.values():
+        row: list[float] = []
         readback = Readback()
-        found.clear()
-        readback.fetch([scalars[number] for number in numbers], lambda row, _rows: found.extend(row))
+        readback.fetch([scalars[place] for place in places], lambda values, _rows, row=row: row.extend(values))  # type: ignore[misc]
         readback.drain()
-        values.update(zip(numbers, found, strict=True))
-    return [values[number] for number in range(len(scalars))]
+        numbers_on_host.update(zip(places, row, strict=True))
+    return [numbers_on_host[place] for place in range(len(scalars))]
 
 
 def _is_readable(tensor: Tensor) -> bool:
@@ -86,7 +83,6 @@ def _is_readable(tensor: Tensor) -> bool:
 
 
 def _numbers(tensor: Tensor) -> list[Tensor]:
-    """Root of the mean square, largest absolute value, count of non-finite values: single precision at least."""
     zero = torch.zeros((), device=tensor.device)
     if not tensor.numel():
         return [zero, zero, zero]
@@ -98,7 +94,7 @@ def _numbers(tensor: Tensor) -> list[Tensor]:
     wide = torch.float32 if values.dtype in _HALVES else None
     norm = torch.linalg.vector_norm(values, 2.0, dtype=wide)
     largest = torch.linalg.vector_norm(values, math.inf, dtype=wide)
-    # A norm of values whose squares fit no float32 is infinite without one of them being so.
+    # A norm of finite values whose squares exceed float32 is infinite.
     scaled = torch.linalg.vector_norm(values.to(torch.float64), 2.0) if _needs_double(values) else norm
     return [scaled / math.sqrt(values.numel()), largest, (~torch.isfinite(values)).sum()]
 
@@ -107,59 +103,55 @@ def _needs_double(values: Tensor) -> bool:
     return values.dtype is torch.float32 and values.is_cpu and values.numel() <= 2**24
 
 
-def values_found(
-    model: Module, named: Sequence[Named], layers: Sequence[LayerCheck], limits: ValueLimits | None = None
-) -> list[ModelFinding]:
-    """What is wrong with the values of the parameters and buffers."""
+def values_found(model: Module, layers: Sequence[LayerCheck], limits: ValueLimits | None = None) -> list[ModelFinding]:
+    """Return findings about the values of parameters and buffers."""
     limits = limits or ValueLimits()
-    gains = _gains(model, {each.name: each for each in layers}, limits)
-    buffers, _ = layers_of([(plain_name(name), each) for name, each in Module.named_buffers(model)])
+    gains = _gains(model, {layer.name: layer for layer in layers}, limits)
+    buffers, _ = layers_of([(plain_name(name), entry) for name, entry in Module.named_buffers(model)])
     return [
         *_nonfinite(layers, "parameter", Remedy(Action.LOAD_MODEL)),
-        *_nonfinite([each for each in buffers if not _is_mask(each)], "buffer", Remedy(Action.LOAD_BUFFER)),
+        *_nonfinite([buffer for buffer in buffers if not _is_mask(buffer)], "buffer", Remedy(Action.LOAD_BUFFER)),
         *_huge_values(layers, limits),
         *_gain_found(gains, limits),
-        *_zeros(layers, named),
+        *_zeros(layers),
         *_alike(_matrices(model), layers),
     ]
 
 
-def _nonfinite(layers: Sequence[LayerCheck], noun: str, remedy: Remedy) -> list[ModelFinding]:
-    found = [each for each in layers if each.nonfinite]
-    if not found:
-        return []
-    values = sum(each.nonfinite for each in found)
-    message = f"{_counted(found, noun)} NaN or infinite values ({values:,} in all): {_listed(found)}."
-    evidence = {f"{noun}s": float(len(found)), "values": float(values)}
-    return [ModelFinding(f"nonfinite_{noun}s", Severity.CRITICAL, message, found[0].name, evidence, (remedy,))]
+def _nonfinite(layers: Sequence[LayerCheck], noun: str, remedy: Remedy) -> Iterator[ModelFinding]:
+    broken = [layer for layer in layers if layer.nonfinite]
+    if broken:
+        values = sum(layer.nonfinite for layer in broken)
+        message = f"{_counted(broken, noun)} NaN or infinite values ({values:,} in all): {_listed(broken)}."
+        numbers = {f"{noun}s": len(broken), "values": values}
+        yield model_finding(f"nonfinite_{noun}s", Severity.CRITICAL, message, broken[0].name, (remedy,), **numbers)
 
 
+# Whether it may be an attention mask: infinite above the diagonal, zero elsewhere.
 def _is_mask(buffer: LayerCheck) -> bool:
-    """Whether it is an attention mask, as many a script keeps: infinite above the diagonal, zero elsewhere."""
     square = len(buffer.shape) >= 2 and buffer.shape[-1] == buffer.shape[-2]
     return square or "mask" in buffer.name.rpartition(".")[2]
 
 
-def _huge_values(layers: Sequence[LayerCheck], limits: ValueLimits) -> list[ModelFinding]:
-    def limit(each: LayerCheck) -> float:
-        return min(limits.huge_value, limits.huge_share_of_type * torch.finfo(getattr(torch, each.dtype)).max)
+def _huge_values(layers: Sequence[LayerCheck], limits: ValueLimits) -> Iterator[ModelFinding]:
+    def limit(layer: LayerCheck) -> float:
+        return min(limits.huge_value, limits.huge_share_of_type * torch.finfo(getattr(torch, layer.dtype)).max)
 
-    floating = [each for each in layers if "float" in each.dtype]
-    found = [each for each in floating if limit(each) < each.largest < math.inf]
-    if not found:
-        return []
-    worst = max(found, key=lambda each: each.largest)
+    floating = [layer for layer in layers if "float" in layer.dtype]
+    huge = [layer for layer in floating if limit(layer) < layer.largest < math.inf]
+    if not huge:
+        return
+    worst = max(huge, key=lambda layer: layer.largest)
     message = (
-        f"{_counted(found, 'parameter')} huge values, the largest {worst.largest:.3g} in {worst.name} "
+        f"{_counted(huge, 'parameter')} huge values, the largest {worst.largest:.3g} in {worst.name} "
         f"({worst.dtype}; threshold {limit(worst):g})."
     )
     remedies = (Remedy(Action.LOAD_PARAMETER), CLIP_AT_1)
-    evidence = {"largest": worst.largest, "parameters": float(len(found))}
-    return [ModelFinding("huge_values", Severity.WARNING, message, worst.name, evidence, remedies)]
+    numbers = {"largest": worst.largest, "parameters": len(huge)}
+    yield model_finding("huge_values", Severity.WARNING, message, worst.name, remedies, **numbers)
 
 
 def _gains(model: Module, layers: dict[str, LayerCheck], limits: ValueLimits) -> dict[str, float]:
-    """The gain of every weight matrix with enough inputs whose values are finite."""
     gains: dict[str, float] = {}
     for name, module in Module.named_modules(model):
         layer = layers.get(plain_name(f"{name}.weight" if name else "weight"))
@@ -172,119 +164,104 @@ def _gains(model: Module, layers: dict[str, LayerCheck], limits: ValueLimits) ->
     return gains
 
 
-def _gain_found(gains: dict[str, float], limits: ValueLimits) -> list[ModelFinding]:
+def _gain_found(gains: dict[str, float], limits: ValueLimits) -> Iterator[ModelFinding]:
     huge = {name: gain for name, gain in gains.items() if gain > limits.huge_gain}
     tiny = {name: gain for name, gain in gains.items() if 0 < gain < limits.tiny_gain}
-    found = []
+    remedies = (Remedy(Action.INITIALISE_BY_INPUTS),)
     if huge:
-        worst = max(huge, key=lambda each: huge[each])
+        worst, gain = max(huge.items(), key=lambda pair: pair[1])
         message = (
-            f"{count_of(huge, 'weight matrix').replace('matrixs', 'matrices')} very large: {worst} multiplies the size "
-            f"of its input by about {huge[worst]:.3g} (threshold {limits.huge_gain:g})."
+            f"{_matrices_are(len(huge))} very large: {worst} multiplies the size of its input by about {gain:.3g} "
+            f"(threshold {limits.huge_gain:g})."
         )
-        evidence = {"gain": huge[worst], "matrices": float(len(huge))}
-        remedies = (Remedy(Action.INITIALISE_BY_INPUTS),)
-        found.append(ModelFinding("huge_weights", Severity.WARNING, message, worst, evidence, remedies))
+        yield model_finding("huge_weights", Severity.WARNING, message, worst, remedies, gain=gain, matrices=len(huge))
     if tiny:
-        worst = min(tiny, key=lambda each: tiny[each])
-        most = 2 * len(tiny) >= len(gains)  # a last layer, or those behind residual branches, are meant to be small
+        worst, gain = min(tiny.items(), key=lambda pair: pair[1])
         message = (
-            f"{count_of(tiny, 'weight matrix').replace('matrixs', 'matrices')} very small: {worst} multiplies the size "
-            f"of its input by about {tiny[worst]:.2g} (threshold {limits.tiny_gain:g})."
+            f"{_matrices_are(len(tiny))} very small: {worst} multiplies the size of its input by about {gain:.2g} "
+            f"(threshold {limits.tiny_gain:g})."
         )
-        evidence = {"gain": tiny[worst], "matrices": float(len(tiny))}
-        remedies = (Remedy(Action.INITIALISE_BY_INPUTS),)
-        severity = Severity.WARNING if most else Severity.INFO
-        found.append(ModelFinding("tiny_weights", severity, message, worst, evidence, remedies))
-    return found
+        # Last layers, or those behind residual branches, are small on purpose.
+        severity = Severity.WARNING if 2 * len(tiny) >= len(gains) else Severity.INFO
+        yield model_finding("tiny_weights", severity, message, worst, remedies, gain=gain, matrices=len(tiny))
 
 
-def _zeros(layers: Sequence[LayerCheck], named: Sequence[Named]) -> list[ModelFinding]:
-    """Matrices of zeros: meant behind a residual branch; and norm scales of zeros."""
-    matrices = [each for each in layers if len(each.shape) >= 2]
-    found = [each for each in matrices if not each.nonfinite and each.largest < ValueLimits().tiny_value]
-    if not found or not named:
-        return []
-    all_of_them = len(found) == len(matrices)
-    largest = max(each.largest for each in found)
-    what = "zeros alone" if largest == 0 else f"values of {largest:.2g} at most"
-    message = f"{_counted(found, 'weight matrix', 'weight matrices')} {what}: {_listed(found)}."
-    remedies = (Remedy(Action.INITIALISE_OR_KEEP_ZERO),)
-    severity = Severity.WARNING if all_of_them else Severity.INFO
-    evidence = {"matrices": float(len(found))}
-    return [ModelFinding("zero_weights", severity, message, found[0].name, evidence, remedies)]
+def _matrices_are(count: int) -> str:
+    return "1 weight matrix is" if count == 1 else f"{count} weight matrices are"
+
+
+# Matrices of zeros, which are intended behind a residual branch.
+def _zeros(layers: Sequence[LayerCheck]) -> Iterator[ModelFinding]:
+    matrices = [layer for layer in layers if len(layer.shape) >= 2]
+    zeros = [layer for layer in matrices if not layer.nonfinite and layer.largest < ValueLimits().tiny_value]
+    if zeros:
+        largest = max(layer.largest for layer in zeros)
+        what = "zeros alone" if largest == 0 else f"values of {largest:.2g} at most"
+        message = f"{_counted(zeros, 'weight matrix', 'weight matrices')} {what}: {_listed(zeros)}."
+        severity = Severity.WARNING if len(zeros) == len(matrices) else Severity.INFO
+        remedies = (Remedy(Action.INITIALISE_OR_KEEP_ZERO),)
+        yield model_finding("zero_weights", severity, message, zeros[0].name, remedies, matrices=len(zeros))
 
 
 def _matrices(model: Module) -> list[Named]:
-    """The weights whose rows belong to units."""
-    modules = [(name, each) for name, each in Module.named_modules(model) if isinstance(each, _WITH_UNITS)]
-    found = [
-        (f"{name}.weight" if name else "weight", vars(each)["_parameters"].get("weight")) for name, each in modules
-    ]
-    return [(plain_name(name), each) for name, each in found if each is not None]
+    modules = [(name, module) for name, module in Module.named_modules(model) if isinstance(module, _WITH_UNITS)]
+    weights = [(f"{name}.weight" if name else "weight", module._parameters.get("weight")) for name, module in modules]
+    return [(plain_name(name), weight) for name, weight in weights if weight is not None]
 
 
-def _alike(named: Sequence[Named], layers: Sequence[LayerCheck]) -> list[ModelFinding]:
-    """Matrices whose rows are all the same: equal units get equal gradients, and stay equal."""
-    sound = {each.name for each in layers if not each.nonfinite and each.largest > 0 and len(each.shape) >= 2}
-    asked = [(name, each) for name, each in first_names(named) if name in sound and each.shape[0] > 1]
+# Matrices whose rows are all the same: equal units get equal gradients, and stay equal.
+def _alike(named: Sequence[Named], layers: Sequence[LayerCheck]) -> Iterator[ModelFinding]:
+    sound = {layer.name for layer in layers if not layer.nonfinite and layer.largest > 0 and len(layer.shape) >= 2}
+    checked = [(name, weight) for name, weight in first_names(named) if name in sound and weight.shape[0] > 1]
     with untracked():
-        spreads = fetched([(each.detach() != each.detach()[:1]).any() for _, each in asked])
-    found = [one for one, differs in zip(asked, spreads, strict=True) if not differs]
-    if not found:
-        return []
-    message = (
-        f"All units of {len(found)} {'matrix' if len(found) == 1 else 'matrices'} have the same weights, and stay "
-        f"alike in training: {names_of(found)}."
-    )
-    evidence = {"matrices": float(len(found))}
-    remedies = (Remedy(Action.INITIALISE_RANDOMLY),)
-    return [ModelFinding("equal_units", Severity.WARNING, message, place_of(found), evidence, remedies)]
+        spreads = fetched([(weight.detach() != weight.detach()[:1]).any() for _, weight in checked])
+    alike = [pair for pair, differs in zip(checked, spreads, strict=True) if not differs]
+    if alike:
+        message = (
+            f"All units of {len(alike)} {'matrix' if len(alike) == 1 else 'matrices'} have the same weights, and stay "
+            f"alike in training: {names_of(alike)}."
+        )
+        remedies = (Remedy(Action.INITIALISE_RANDOMLY),)
+        yield model_finding("equal_units", Severity.WARNING, message, place_of(alike), remedies, matrices=len(alike))
 
 
-def optimizers_found(named: Sequence[Named], optimizers: Sequence[Optimizer]) -> list[ModelFinding]:
-    """What of the optimizers does not fit the model: parameters of another one, an epsilon that is zero in its type."""
-    found: list[ModelFinding] = []
-    known = {id(each) for _, each in named}
-    strange = [each for optimizer in optimizers for each in parameters_of(optimizer) if id(each) not in known]
+def optimizers_found(named: Sequence[Named], optimizers: Sequence[Optimizer]) -> Iterator[ModelFinding]:
+    """Yield findings about optimizers: parameters of another model, an epsilon that is zero in its type."""
+    own = {id(parameter) for _, parameter in named}
+    held = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+    strange = sum(id(parameter) not in own for parameter in held)
     if strange:
-        every = sum(len(parameters_of(each)) for each in optimizers)
-        message = f"{len(strange)} of {every} parameters in the optimizer are not parameters of this model."
-        remedies = (Remedy(Action.CREATE_OPTIMIZER_LATER),)
-        evidence = {"parameters": float(len(strange)), "of": float(every)}
-        found.append(ModelFinding("not_in_model", Severity.WARNING, message, "", evidence, remedies))
+        message = f"{strange} of {len(held)} parameters in the optimizer are not parameters of this model."
+        later, numbers = (Remedy(Action.CREATE_OPTIMIZER_LATER),), {"parameters": strange, "of": len(held)}
+        yield model_finding("not_in_model", Severity.WARNING, message, "", later, **numbers)
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
-            found += _lost_eps(optimizer, number, group.get("eps"), group["params"])
-    if not any(each.requires_grad for _, each in named) and named:
+            yield from _lost_eps(optimizer, number, group.get("eps"), group["params"])
+    if named and not any(parameter.requires_grad for _, parameter in named):
         message = "No parameter requires a gradient: nothing would be trained."
-        remedies = (Remedy(Action.UNFREEZE_PARAMETERS),)
-        found.append(ModelFinding("nothing_trainable", Severity.WARNING, message, "", {}, remedies))
-    return found
+        unfreeze = (Remedy(Action.UNFREEZE_PARAMETERS),)
+        yield model_finding("nothing_trainable", Severity.WARNING, message, remedies=unfreeze)
 
 
-def _lost_eps(optimizer: Optimizer, number: int, eps: object, parameters: Sequence[Tensor]) -> list[ModelFinding]:
+def _lost_eps(optimizer: Optimizer, number: int, eps: object, parameters: Sequence[Tensor]) -> Iterator[ModelFinding]:
     if not isinstance(eps, int | float):
-        return []
-    types = {each.dtype for each in parameters if each.is_floating_point()}
-    lost = [each for each in types if eps < torch.finfo(each).smallest_normal * torch.finfo(each).eps / 2]
-    if not lost:
-        return []
-    dtype = str(lost[0]).removeprefix("torch.")
-    kind = type(optimizer).__name__
-    message = (
-        f"The epsilon of {kind} ({eps:g}, group {number}) is zero in {dtype}, the type of its parameters. "
-        "A parameter without a gradient becomes 0/0, which is NaN."
-    )
-    remedies = (Remedy(Action.KEEP_FP32_WITH_AUTOCAST), Remedy(Action.SET_EPS_OF_OPTIMIZER, module=kind))
-    return [ModelFinding("optimizer_eps", Severity.WARNING, message, "", {"eps": float(eps)}, remedies)]
+        return
+    types = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
+    lost = [dtype for dtype in types if eps < torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2]
+    if lost:
+        kind = type(optimizer).__name__
+        message = (
+            f"The epsilon of {kind} ({eps:g}, group {number}) is zero in {str(lost[0]).removeprefix('torch.')}, the "
+            "type of its parameters. A parameter without a gradient becomes 0/0, which is NaN."
+        )
+        remedies = (Remedy(Action.KEEP_FP32_WITH_AUTOCAST), Remedy(Action.SET_EPS_OF_OPTIMIZER, module=kind))
+        yield model_finding("optimizer_eps", Severity.WARNING, message, remedies=remedies, eps=eps)
 
 
-def _counted(found: Sequence[LayerCheck], noun: str, plural: str = "") -> str:
-    """`1 parameter has`, `5 parameters have`."""
-    return f"1 {noun} has" if len(found) == 1 else f"{len(found)} {plural or noun + 's'} have"
+def _counted(layers: Sequence[LayerCheck], noun: str, plural: str = "") -> str:
+    return f"1 {noun} has" if len(layers) == 1 else f"{len(layers)} {plural or noun + 's'} have"
 
 
-def _listed(found: Sequence[LayerCheck]) -> str:
-    names = ", ".join(each.name for each in found[:3])
-    return f"{names} and {len(found) - 3} more" if len(found) > 3 else names
+def _listed(layers: Sequence[LayerCheck]) -> str:
+    names = ", ".join(layer.name for layer in layers[:3])
+    return f"{names} and {len(layers) - 3} more" if len(layers) > 3 else names

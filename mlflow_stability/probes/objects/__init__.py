@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlflow_stability.probes.objects.model_discovery import (
+    ZERO,
     covering,
     first_place,
     living,
@@ -12,10 +13,10 @@ from mlflow_stability.probes.objects.model_discovery import (
     places_of,
     remembered,
     schedules_of,
+    state_of,
 )
 from mlflow_stability.probes.objects.module_names import names_of_modules, plain_name, unwrapped
 from mlflow_stability.probes.objects.object_memory import Kind, ObjectMemory
-from mlflow_stability.probes.objects.optimizer_state import ZERO, holder_of_state, state_of
 
 __all__ = [
     "ZERO",
@@ -23,7 +24,6 @@ __all__ = [
     "ObjectMemory",
     "covering",
     "first_place",
-    "holder_of_state",
     "living",
     "models_of",
     "names_of_modules",

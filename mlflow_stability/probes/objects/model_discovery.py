@@ -1,8 +1,8 @@
-"""Finds the models and learning rate schedules that belong to optimizers.
+"""Finds the models and learning rate schedules that belong to optimizers, and the state of optimizers.
 
-In: optimizers. Out: the outermost modules that own their parameters; the outermost schedules of these optimizers,
-through accelerate's wrappers. Guarantees: one scan over Python's objects, and no further one where nothing was made
-since; types are asked, not objects, because proxies answer for others; nothing of the script is called.
+Found are the outermost modules that own the parameters of optimizers, and their outermost schedules, through
+accelerate's wrappers. Guarantees: one walk over all Python objects, and no further one where nothing was made since;
+types are asked, not objects, because proxies answer for others; no code of the script is called.
 """
 
 from __future__ import annotations
@@ -23,29 +23,27 @@ from mlflow_stability.probes.objects.object_memory import TYPES, Kind, ObjectMem
 
 
 def models_of(optimizers: Sequence[Optimizer]) -> list[Module]:
-    """The models that own the parameters of these optimizers, in the order of the optimizers."""
+    """Return the models that own the parameters of these optimizers, in the order of the optimizers."""
     (modules,) = remembered(Kind.MODULE)
     return covering(outermost(modules), places_of(optimizers))
 
 
 class ObjectScan:
-    """Inside it, whoever asks for these kinds of objects is answered from one walk: nothing is made meanwhile.
+    """Context in which all searches for these kinds of objects share one walk.
 
-    With a memory, from a walk of before, where that has found all that there is now.
+    With a memory, an earlier walk is used if it has found all objects that there are now.
     """
 
     def __init__(self, *kinds: type, memory: ObjectMemory | None = None) -> None:
         self._kinds = kinds
         self._memory = memory
         self._optimizer: Optimizer | None = None
-        self._numbers = tuple([TYPES.index(each) if each in TYPES else -1 for each in kinds])
-        self._found: dict[int, list[Any]] = {}
-        """By the place among the kinds."""
-        self._walked: dict[int, list[Any]] = {}
-        """What of that the memory does not have yet."""
+        self._numbers = tuple([TYPES.index(kind) if kind in TYPES else -1 for kind in kinds])
+        self._found: dict[int, list[Any]] = {}  # by index of the kind
+        self._walked: dict[int, list[Any]] = {}  # not in the memory yet
 
     def about(self, optimizer: Optimizer) -> ObjectScan:
-        """This one, for what belongs to an optimizer: its parameters are in a model that is remembered, or none is."""
+        """Use remembered modules only if they own the parameters of this optimizer."""
         self._optimizer = optimizer
         return self
 
@@ -56,18 +54,18 @@ class ObjectScan:
         self.end()
 
     def end(self) -> None:
-        """Answer nobody any more; to end it twice does no harm."""
-        _walks[:] = [each for each in _walks if each is not self]
+        """End; may be called twice."""
+        _walks[:] = [walk for walk in _walks if walk is not self]
         self._found, self._walked, self._optimizer = {}, {}, None
 
     def answer(self, kinds: tuple[type, ...]) -> list[list[Any]] | None:
-        """What was asked for; None where this walk does not look for it."""
+        """Return the objects of these types, or None if this walk does not search for them."""
         if not set(kinds) <= set(self._kinds):
             return None
         return self._at([self._kinds.index(kind) for kind in kinds])
 
     def recall(self, kinds: tuple[Kind, ...]) -> list[list[Any]] | None:
-        """The same; what a walk of before has found is remembered."""
+        """Return the objects of these kinds, remembered ones included, or None as `answer` does."""
         if not set(kinds) <= set(self._numbers):
             return None
         places = [self._numbers.index(kind) for kind in kinds]
@@ -75,9 +73,9 @@ class ObjectScan:
         if memory is None:
             return self._at(places)
         for kind, at in zip(kinds, places, strict=True):
-            known = None if at in found else memory.recall(kind)
-            if known is not None and (kind is not Kind.MODULE or self._own_its_parameters(known)):
-                found[at] = known
+            recalled = None if at in found else memory.recall(kind)
+            if recalled is not None and (kind is not Kind.MODULE or self._own_its_parameters(recalled)):
+                found[at] = recalled
         answer = self._at(places)
         for kind, at in zip(kinds, places, strict=True):
             if at in self._walked:
@@ -94,58 +92,60 @@ class ObjectScan:
         if self._optimizer is None:
             return True
         wanted = places_of([self._optimizer]).keys()
-        return wanted <= {id(one) for each in modules for one in (vars(each).get("_parameters") or {}).values()}
+        return wanted <= {
+            id(parameter) for module in modules for parameter in (vars(module).get("_parameters") or {}).values()
+        }
 
 
 _walks: list[ObjectScan] = []
 
 
 def living(*kinds: type) -> list[list[Any]]:
-    """All objects of each kind that there are in this process."""
-    for each in _walks:  # the outermost first: it looks for the most kinds
-        shared = each.answer(kinds)
+    """Return all objects of each type in this process."""
+    for walk in _walks:  # the outermost first: it searches for the most kinds
+        shared = walk.answer(kinds)
         if shared is not None:
             return shared
     return _walk(kinds)
 
 
 def remembered(*kinds: Kind) -> list[list[Any]]:
-    """The same as `living`, where possible without a walk."""
-    for each in _walks:
-        shared = each.recall(kinds)
+    """Return all objects of each kind in this process, if possible without a walk."""
+    for walk in _walks:
+        shared = walk.recall(kinds)
         if shared is not None:
             return shared
-    return _walk(tuple([TYPES[each] for each in kinds]))
+    return _walk(tuple([TYPES[kind] for kind in kinds]))
 
 
 def _walk(kinds: tuple[type, ...]) -> list[list[Any]]:
     lists: list[list[Any]] = [[] for _ in kinds]
     objects = gc.get_objects()
-    found: dict[type, list[Any]] = {}
-    for kind in set(map(type, objects)):
-        wanted = next((at for at, each in enumerate(kinds) if issubclass(kind, each)), None)
-        if wanted is not None:
-            found[kind] = lists[wanted]
+    list_of_type: dict[type, list[Any]] = {}
+    for cls in set(map(type, objects)):
+        index = next((at for at, kind in enumerate(kinds) if issubclass(cls, kind)), None)
+        if index is not None:
+            list_of_type[cls] = lists[index]
     # In two passes that run no bytecode for each object: there may be millions of them.
-    for each in compress(objects, map(found.__contains__, map(type, objects))):
-        found[type(each)].append(each)
+    for found in compress(objects, map(list_of_type.__contains__, map(type, objects))):
+        list_of_type[type(found)].append(found)
     return lists
 
 
 def outermost(modules: Iterable[Module]) -> list[Module]:
-    """Those that are no part of another; one that is still being built is none yet."""
-    built = [each for each in modules if "_modules" in vars(each) and "_parameters" in vars(each)]
-    inner = {id(child) for each in built for child in each._modules.values()}
-    return [each for each in built if id(each) not in inner]
+    """Return the modules that are not part of another one; modules that are being built are left out."""
+    built = [module for module in modules if "_modules" in vars(module) and "_parameters" in vars(module)]
+    inner = {id(child) for module in built for child in module._modules.values()}
+    return [module for module in built if id(module) not in inner]
 
 
 def parameters_in(module: Module) -> list[Tensor]:
-    """The parameters of a module, as torch knows them: what it may say of itself instead is not asked."""
-    return [each for _, each in Module.named_parameters(module)]
+    """Return the parameters of a module; a method that overrides `named_parameters` is not called."""
+    return [parameter for _, parameter in Module.named_parameters(module)]
 
 
 def places_of(optimizers: Iterable[Optimizer]) -> dict[int, int]:
-    """The parameters of these optimizers, by identity, and at which place each comes."""
+    """Return the place of each parameter of these optimizers, by identity."""
     places: dict[int, int] = {}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -155,38 +155,52 @@ def places_of(optimizers: Iterable[Optimizer]) -> dict[int, int]:
 
 
 def first_place(model: Module, places: Mapping[int, int]) -> float:
-    """Where the first of its parameters comes; infinite where it has none of them."""
-    return min((places.get(id(each), math.inf) for each in parameters_in(model)), default=math.inf)
+    """Return the place of the first parameter of a model; infinite if it has none of them."""
+    return min((places.get(id(parameter), math.inf) for parameter in parameters_in(model)), default=math.inf)
 
 
 def covering(roots: Iterable[Module], places: Mapping[int, int]) -> list[Module]:
-    """As few as own every parameter: `torch.compile` leaves graphs behind that hold a model's parameters again."""
-    owned = [(each, {id(one) for one in parameters_in(each)} & places.keys()) for each in roots]
+    """Return as few models as own every parameter: graphs of `torch.compile` hold a model's parameters again."""
+    owned = [(root, {id(parameter) for parameter in parameters_in(root)} & places.keys()) for root in roots]
     owned.sort(key=lambda pair: (isinstance(pair[0], GraphModule), -len(pair[1])))
-    found: list[Module] = []
+    result: list[Module] = []
     seen: set[int] = set()
-    for each, parameters in owned:
+    for root, parameters in owned:
         if not parameters <= seen:
-            found.append(each)
+            result.append(root)
             seen |= parameters
-    return sorted(found, key=lambda each: first_place(each, places))
+    return sorted(result, key=lambda root: first_place(root, places))
 
 
-def schedules_of(found: Iterable[LRScheduler], optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
-    """Those of these optimizers that are no part of another one."""
-    known = {id(each) for each in optimizers}
-    ours = [each for each in found if known & _driven(each)]
-    inner = {id(child) for each in ours for child in parts_of_schedule(each)}
-    return [each for each in ours if id(each) not in inner]
+def schedules_of(schedules: Iterable[LRScheduler], optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
+    """Return the schedules of these optimizers that are not part of another one."""
+    wanted = {id(optimizer) for optimizer in optimizers}
+    ours = [schedule for schedule in schedules if wanted & _driven(schedule)]
+    inner = {id(child) for our in ours for child in parts_of_schedule(our)}
+    return [our for our in ours if id(our) not in inner]
 
 
 def parts_of_schedule(schedule: LRScheduler) -> Sequence[LRScheduler]:
-    """What a chain or a sequence is made of."""
-    return [each for each in vars(schedule).get("_schedulers", ()) if isinstance(each, LRScheduler)]
+    """Return the parts of a chain or a sequence of schedules."""
+    return [value for value in vars(schedule).get("_schedulers", ()) if isinstance(value, LRScheduler)]
 
 
 def _driven(schedule: LRScheduler) -> set[int]:
-    """Its optimizer, and, where that is accelerate's, the one inside."""
     optimizer = vars(schedule).get("optimizer")
     inside = vars(optimizer).get("optimizer") if isinstance(optimizer, Optimizer) else None
-    return {id(each) for each in (optimizer, inside) if each is not None}
+    return {id(driven) for driven in (optimizer, inside) if driven is not None}
+
+
+ZERO = "ZeroRedundancyOptimizer"  # by name, because importing it warns
+
+
+def holder_of_state(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer, or the one inside a `ZeroRedundancyOptimizer`, which has the state of this rank."""
+    inner = getattr(optimizer, "optim", None) if type(optimizer).__name__ == ZERO else None
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
+def state_of(optimizer: Optimizer) -> dict[Any, Any]:
+    """Return the state of an optimizer, by parameter."""
+    state: dict[Any, Any] = holder_of_state(optimizer).state
+    return state

@@ -1,7 +1,7 @@
-"""Names the modules of a model as its author did, whatever was wrapped around them since.
+"""Names of the modules of a model as its author knows them, whatever was wrapped around them.
 
-In: models. Out: for each parameter the name of the module that owns it, in the order of the model. Guarantees: the same
-names with and without DDP, FSDP, ``torch.compile`` and activation checkpoints; a tied parameter has its first name.
+Guarantees: the same names with and without DDP, FSDP, ``torch.compile`` and activation checkpoints; a tied parameter
+has its first name.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 
 from torch.nn import Module
 
+# Names by which wrappers hold the wrapped module.
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""What wrappers call the module that they wrap."""
 
 
 def plain_name(name: str) -> str:
-    """The name without the wrappers in it."""
+    """Return a name without the wrappers in it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def unwrapped(module: Module) -> Module:
-    """Return the model inside of wrappers: it runs without a compiler or collectives."""
+    """Return the model inside wrappers: it runs without a compiler or collectives."""
     for _ in range(len(WRAPPERS) + 1):
         inner = next((module._modules[name] for name in WRAPPERS if set(module._modules) == {name}), None)
         if inner is None:
@@ -31,32 +31,31 @@ def unwrapped(module: Module) -> Module:
 
 
 def owners_of_parameters(models: Sequence[Module]) -> dict[int, str]:
-    """Each parameter, by identity, and the name of the module that owns it; in the order of the models.
+    """Return the name of the module that owns each parameter, by identity, in the order of the models.
 
     Names of several models begin with the model's class: ``Generator.net.0``, or ``Net_0.up`` where classes repeat.
-    What the outermost module owns itself goes by its class alone.
+    The outermost module has the name of its class.
     """
-    found: dict[int, str] = {}
+    owners: dict[int, str] = {}
     for model, names in zip(models, _names_of(models), strict=True):
         for module, name in zip(Module.modules(model), names, strict=True):
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    found.setdefault(id(parameter), name)
-    return found
+                    owners.setdefault(id(parameter), name)
+    return owners
 
 
 def names_of_modules(models: Sequence[Module]) -> dict[int, str]:
-    """Each module, by identity, and its name, as parameters' owners are called."""
-    found: dict[int, str] = {}
+    """Return the name of each module, by identity, as of owners of parameters."""
+    result: dict[int, str] = {}
     for model, names in zip(models, _names_of(models), strict=True):
         for module, name in zip(Module.modules(model), names, strict=True):
-            found.setdefault(id(module), name)
-    return found
+            result.setdefault(id(module), name)
+    return result
 
 
 def _names_of(models: Sequence[Module]) -> list[list[str]]:
-    """For each model the names of its modules, in their order."""
-    titles = [_innermost_class(each) for each in models]
+    titles = [_innermost_class(model) for model in models]
     often = Counter(titles)
     titles = [f"{title}_{at}" if often[title] > 1 else title for at, title in enumerate(titles)]
     before = [f"{title}." if len(models) > 1 else "" for title in titles]
@@ -66,8 +65,8 @@ def _names_of(models: Sequence[Module]) -> list[list[str]]:
     ]
 
 
+# Plain names; with the wrappers where two modules with parameters would have the same name.
 def _module_names(model: Module) -> list[str]:
-    """Plain names; with the wrappers where two modules with parameters would be called alike."""
     raw = [(name, bool(module._parameters)) for name, module in Module.named_modules(model)]
     plain = [plain_name(name) for name, _ in raw]
     owners = [name for name, (_, owns) in zip(plain, raw, strict=True) if owns]
@@ -75,6 +74,5 @@ def _module_names(model: Module) -> list[str]:
 
 
 def _innermost_class(model: Module) -> str:
-    """The class of the model itself, not of what was wrapped around it."""
     classes = [type(module) for name, module in Module.named_modules(model) if not plain_name(name)]
     return classes[-1].__name__

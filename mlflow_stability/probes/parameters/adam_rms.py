@@ -22,8 +22,8 @@ from torch.optim import Adam, Optimizer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import HeldLayers, whole_signals
-from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
-from mlflow_stability.probes.probe import PeriodicProbe, ProbeContext, ProbeFactory, StepView
+from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
+from mlflow_stability.probes.probe import ProbeContext, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.flat_copies import Piece, flat_copies, turns_of_copies
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import on_device, squares, widest
@@ -118,17 +118,10 @@ def _row(steps: list[Any], like: Tensor) -> Tensor:
 QUANTITIES = ("adam_rms",)
 
 
-class AdamRms(PeriodicProbe):
+class AdamRms(OptimizerProbe):
     """The gradient beside the second moment."""
 
     part = "AdamW RMS"
-
-    def __init__(self, every: int = 100, layers_every: int = 100, budget_bytes: int | None = None) -> None:
-        super().__init__(every, layers_every)
-        self.every = every  # steps between measurements of the whole model
-        self.layers_every = layers_every  # steps between measurements by layer
-        self.budget_bytes = budget_bytes  # of copies; None: `copy_budget`
-        self._parts = PartsByOptimizer()
 
     def after_step(self, view: StepView) -> None:
         if view.skipped:
@@ -150,9 +143,6 @@ class AdamRms(PeriodicProbe):
                 rows = rows.new_zeros(2, len(held.names)).index_copy_(1, columns, rows)
             others = set(range(len(held.names))).difference(moments.columns)
             self._parts.add(view, held, rows, tuple(others))
-
-    def forget(self) -> None:
-        self._parts.drop()
 
     def blocks(self, step: int) -> Sequence[Block]:
         joined = self._parts.take()

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import whole_signals
-from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
-from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
+from mlflow_stability.probes.parameters.per_optimizer import OptimizerProbe
+from mlflow_stability.probes.probe import ProbeFactory, StepView
 from mlflow_stability.probes.tensors.flat_copies import flat_rows, turns_of_copies
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import largest_of, nonzeros_of, on_device, scalars, widest
@@ -41,14 +41,10 @@ SIGNALS = (
 QUANTITIES = ("grad_max", "grad_zeros")
 
 
-class GradientExtremes(PeriodicProbe):
+class GradientExtremes(OptimizerProbe):
     """The ends of the gradients' distribution."""
 
     part = "gradient extremes"
-
-    def __init__(self, every: int = 100) -> None:
-        super().__init__(every)
-        self._parts = PartsByOptimizer()
 
     def before_step(self, view: StepView) -> None:
         held = view.layers.held(view.optimizer, view.step)
@@ -63,9 +59,6 @@ class GradientExtremes(PeriodicProbe):
                 [0 if gradient is None else gradient.numel() for gradient in gradients], largest.device, torch.long
             )
             self._parts.add(view, held, torch.stack((largest, nonzeros, sizes.to(largest))))
-
-    def forget(self) -> None:
-        self._parts.drop()
 
     def blocks(self, _step: int) -> Sequence[Block]:
         joined = self._parts.take()
@@ -83,17 +76,15 @@ WEIGHT_QUANTITIES = ("param_max", "param_nonfinite_count", "param_large", "param
 BYTES_FOR_COMPARING = 2
 
 
-class WeightExtremes(PeriodicProbe):
+class WeightExtremes(OptimizerProbe):
     """The ends of the weights' distribution."""
 
     part = "weight extremes"
 
     def __init__(self, every: int = 1000, budget_bytes: int | None = None) -> None:
-        super().__init__(every)
+        super().__init__(every, budget_bytes=budget_bytes)
         self.large = 1e6  # absolute value
         self.small = 1e-10  # absolute value
-        self.budget_bytes = budget_bytes  # of copies; None: `copy_budget`
-        self._parts = PartsByOptimizer()
 
     def before_step(self, view: StepView) -> None:
         held = view.layers.held(view.optimizer, view.step)
@@ -106,9 +97,6 @@ class WeightExtremes(PeriodicProbe):
                 rows[0] = largest
                 rows[1:, 0] = counts.to(largest, non_blocking=True)  # they are of all parameters together
                 self._parts.add(view, held, rows)
-
-    def forget(self) -> None:
-        self._parts.drop()
 
     def blocks(self, _step: int) -> Sequence[Block]:
         joined = self._parts.take()

@@ -20,14 +20,13 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.parameters.per_optimizer import (
     Joined,
-    PartsByOptimizer,
-    WholeNorms,
+    OptimizerProbe,
     on_host_if_there,
     ratio,
     weights_of,
     whole_norm,
 )
-from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
+from mlflow_stability.probes.probe import NORMS_EVERY, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import on_device, squares
 from mlflow_stability.vocabulary.measured import SignalType
@@ -62,16 +61,13 @@ SIGNALS = (
 RATIOS = ("grad_param_ratio", "lr_ratio")
 
 
-class LayerNorms(PeriodicProbe):
+class LayerNorms(OptimizerProbe):
     """The norms before the step."""
 
     part = "norms of weights"
 
     def __init__(self, every: int = 10, layers_every: int = 100) -> None:
         super().__init__(every, layers_every)
-        self.every = every  # steps between measurements of the whole model
-        self.layers_every = layers_every  # steps between measurements by layer
-        self._parts, self._whole = PartsByOptimizer(), WholeNorms()
         self._some_unknown = False  # there are gradients whose norm is unknown here
 
     def before_step(self, view: StepView) -> None:
@@ -99,8 +95,7 @@ class LayerNorms(PeriodicProbe):
             self._parts.add(view, held, rows, unknown)
 
     def forget(self) -> None:
-        self._parts.drop()
-        self._whole.drop()
+        super().forget()
         self._some_unknown = False
 
     def blocks(self, step: int) -> Sequence[Block]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, whole_signals
-from mlflow_stability.probes.probe import StepView
+from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.step.readback import value_on_host
 from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_row, total_norm
 
@@ -113,6 +113,21 @@ class WholeNorms:
 
     def drop(self) -> None:
         self._norms, self._complete = [], True
+
+
+class OptimizerProbe(PeriodicProbe):
+    """Probe of parameters and state of optimizers, of the whole model and by layer."""
+
+    def __init__(self, every: int, layers_every: int | None = None, budget_bytes: int | None = None) -> None:
+        super().__init__(*(period for period in (every, layers_every) if period is not None))
+        self.every = every  # steps between measurements of the whole model
+        self.layers_every = every if layers_every is None else layers_every  # steps between measurements by layer
+        self.budget_bytes = budget_bytes  # of copies; None: `copy_budget`
+        self._parts, self._whole = PartsByOptimizer(), WholeNorms()
+
+    def forget(self) -> None:
+        self._parts.drop()
+        self._whole.drop()
 
 
 def on_host_if_there(scalar: Tensor) -> float | Tensor:

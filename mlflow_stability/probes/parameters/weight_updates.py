@@ -22,14 +22,13 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import (
     Joined,
-    PartsByOptimizer,
-    WholeNorms,
+    OptimizerProbe,
     on_host_if_there,
     ratio,
     weights_of,
     whole_norm,
 )
-from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
+from mlflow_stability.probes.probe import NORMS_EVERY, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.flat_copies import Piece, copies_and_rows, flat_copies, turns_of_copies
 from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_row
 from mlflow_stability.probes.tensors.tensor_sums import on_device, squares, widest
@@ -68,16 +67,10 @@ BUFFERS = ("exp_avg", "momentum_buffer")
 MOMENTUM = ("momentum_norm",)
 
 
-class MomentumNorm(PeriodicProbe):
+class MomentumNorm(OptimizerProbe):
     """The first moments."""
 
     part = "momentum"
-
-    def __init__(self, every: int = 10, layers_every: int = 100) -> None:
-        super().__init__(every, layers_every)
-        self.every = every  # steps between measurements of the whole model
-        self.layers_every = layers_every  # steps between measurements by layer
-        self._parts, self._whole = PartsByOptimizer(), WholeNorms()
 
     def after_step(self, view: StepView) -> None:
         held = view.layers.held(view.optimizer, view.step)
@@ -93,10 +86,6 @@ class MomentumNorm(PeriodicProbe):
             momentum = squares(buffers)
             if momentum is not None:
                 self._parts.add(view, held, momentum.unsqueeze(0))
-
-    def forget(self) -> None:
-        self._parts.drop()
-        self._whole.drop()
 
     def blocks(self, step: int) -> Sequence[Block]:
         joined = self._parts.take()
@@ -192,17 +181,13 @@ class _Before:
 FIRST_STEPS = (1, 2, 4)  # measured as well: a learning rate that is far too high shows at once
 
 
-class WeightUpdates(PeriodicProbe):
+class WeightUpdates(OptimizerProbe):
     """The weights before and after."""
 
     part = "real updates"
 
     def __init__(self, every: int = 10, layers_every: int = 100, budget_bytes: int | None = None) -> None:
-        super().__init__(every, layers_every)
-        self.every = every  # steps between measurements of the whole model
-        self.layers_every = layers_every  # steps between measurements by layer
-        self.budget_bytes = budget_bytes  # of copies; None: `copy_budget`
-        self._parts, self._whole = PartsByOptimizer(), WholeNorms()
+        super().__init__(every, layers_every, budget_bytes)
         self._rotations: dict[HeldLayers, UpdateChunks | None] = {}
         self._now: list[UpdateChunks] = []
         self._before: _Before | None = None
@@ -263,9 +248,8 @@ class WeightUpdates(PeriodicProbe):
         self._now.append(rotation)
 
     def forget(self) -> None:
+        super().forget()
         self._before, self._now = None, []
-        self._parts.drop()
-        self._whole.drop()
 
     def blocks(self, step: int) -> Sequence[Block]:
         self._before = None

@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.objects import holder_of_state, state_of
-from mlflow_stability.probes.objects.model_discovery import models_of
+from mlflow_stability.probes.objects.model_discovery import holder_of_state, models_of, state_of
 from mlflow_stability.probes.objects.module_names import owners_of_parameters
 from mlflow_stability.probes.parameters.layers import LayerLayout
 from mlflow_stability.probes.parameters.weight_updates import BUFFERS, UpdateChunks

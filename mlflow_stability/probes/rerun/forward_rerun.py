@@ -27,8 +27,7 @@ from mlflow_stability.probes.objects.module_names import unwrapped
 from mlflow_stability.probes.rerun.writable_state import WritableState, is_of_torch
 from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, TrackedWrites, WrittenTensors
 
-MAX_FAILURES = 2
-"""After so many failures in a row a model is not run a second time any more."""
+MAX_FAILURES = 2  # in a row; then a model is not run again
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -162,10 +161,9 @@ class SecondPass:
     """Second, uncompiled passes of the models of one training."""
 
     def __init__(self) -> None:
-        self.reason = ""
-        """Why the last one was not run; empty if it was."""
+        self.reason = ""  # why the last pass was not run; empty if it was
+        # Errors of each model's second passes that failed in a row.
         self._failures: weakref.WeakKeyDictionary[Module, list[str]] = weakref.WeakKeyDictionary()
-        """The errors of the second passes of each model that failed in a row."""
 
     @contextlib.contextmanager
     def of(

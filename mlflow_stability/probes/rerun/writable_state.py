@@ -1,12 +1,15 @@
-"""Saves the state that a forward pass may write, and puts it back; or says why that is not possible.
+"""Saves the state that a forward pass may write, and restores it; or says why that is not possible.
 
 The state is what attributes lead to, at any depth: from the modules, their hooks and the arguments of the call, through
 containers and through objects that consist of attributes alone. Where an attribute leads to anything else (an iterator,
 a file, a lock, an object of a C library, a function with variables of its own), `refusal` says so, and the pass must
 not be run. Values in tensors are not saved here: `WrittenTensors` copies the tensors that are written to.
 
-Of global variables of the script, numbers and texts are saved. Left out is what a forward pass has no
-reason to write: immutable values, classes, functions, and what installed libraries keep in their modules and classes.
+Of global variables of the script, numbers and texts are saved. Left out is what a forward pass has no reason to write:
+immutable values, classes, functions, and what installed libraries keep in their modules and classes.
+
+Guarantees: afterwards the same objects are in the same places. Only methods of Python's own types are called, never
+those that a class of the script overrides; except for the hash of a key.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections import deque
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType, MemberDescriptorType, NoneType
 from typing import Any
 
 import torch
@@ -29,25 +34,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as torch_module
 
-from mlflow_stability.probes.rerun.saved_objects import (
-    SavedObject,
-    attributes_of,
-    class_attributes_of,
-    container_kind,
-    contents_of,
-    methods_of,
-    save_array,
-    save_attributes,
-    save_container,
-    save_globals,
-    save_tensor,
-    slots_of,
-)
-
-MAX_VALUES = 200_000
-"""Values in attributes and containers that are looked at; these take about 0.1 s."""
-MAX_ARRAY_BYTES = 64 * 2**20
-"""NumPy arrays are copied up to this size in total."""
+MAX_VALUES = 200_000  # in attributes and containers; these take about 0.1 s
+MAX_ARRAY_BYTES = 64 * 2**20  # of all copies of NumPy arrays
 
 _OURS = __name__.partition(".")[0]
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -60,26 +48,24 @@ _NEVER_WRITTEN = (
     torch.Generator,  # `WrittenTensors` sees whoever draws from it
     type(functools.lru_cache(len)),  # the results that it keeps are those that the next call would compute
 )
+# Objects of these modules are immutable, or handles and graphs that a forward pass only reads.
 _NEVER_WRITTEN_MODULES = (
     *("datetime", "decimal", "fractions", "uuid", "zoneinfo", "typing", "inspect", "operator", "numpy.dtypes"),
     *("torch._ops", "torch._library", "torch._C._functions", "torch._dynamo", "torch.fx", "torch.storage"),
     "torch.utils.hooks",
 )
-"""Objects of these modules are immutable, or handles and graphs that a forward pass only reads."""
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_TORCH = frozenset(vars(Module())) - {"training"} | {"_compiled_call_impl"}
+# The forward pass of a `LightningModule` reads its trainer, or logs to it, which `kept` prevents.
 _OF_TRAINER = frozenset({"_trainer", "_fabric"})
-"""The forward pass of a `LightningModule` reads its trainer, or logs to it, which `kept` prevents."""
 
 
 class WritableState:
     """What a call of a model may write."""
 
     def __init__(self, model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], with_hooks: bool) -> None:
-        """`with_hooks`: hooks of the script will run, too; those of torch always do."""
-        self.refusal = ""
-        """Why the state cannot be put back; empty if it can."""
+        self.refusal = ""  # why the state cannot be restored; empty if it can
         self.lightning_modules: list[Module] = []
         self._with_hooks = with_hooks
         self._saved: list[SavedObject] = []
@@ -152,7 +138,6 @@ class WritableState:
         self._next += [(held, f"{path}[{key!r}]" if type(key) in (int, str) else path) for key, held in items]
 
     def _visit_module(self, module: Module, kind: type, path: str) -> frozenset[str]:
-        """Visit what torch keeps in a module; returns which attributes need no other visit."""
         for table in _TABLES:
             members = vars(module)[table]
             self._saved.append(save_container(members))
@@ -202,7 +187,6 @@ def _is_never_written(kind: type) -> bool:
 
 
 def _consists_of_attributes(kind: type) -> bool:
-    """Whether an object has no room for more than its attributes, as an object of a C library has."""
     if issubclass(kind, torch.jit.ScriptModule):
         return False
     if issubclass(kind, Module | functools.partial | types.SimpleNamespace | types.FunctionType):
@@ -218,23 +202,177 @@ def _is_class_of_script(kind: type) -> bool:
 
 
 def _script_namespaces() -> list[dict[str, Any]]:
-    """The global variables of the modules that the user wrote."""
-    found = []
+    namespaces = []
     for name, module in list(sys.modules.items()):
         variables = vars(module) if type(module) is types.ModuleType else {}
         file = variables.get("__file__")
         if name == "__main__" or (isinstance(file, str) and _is_of_script(file)):
-            found.append(variables)
-    return found
+            namespaces.append(variables)
+    return namespaces
 
 
 def _is_closure_of_script(function: types.FunctionType) -> bool:
-    """Whether a function may count or collect in variables of the function of the script that it was made in."""
     code = function.__code__
     # `super()` makes a variable `__class__`; the module `self` is saved itself.
     return not {"__class__", "self"}.issuperset(code.co_freevars) and _is_of_script(code.co_filename)
 
 
 def _is_of_script(file: str) -> bool:
-    """Whether code was written by the user, and not installed."""
     return not (file.startswith(_NOT_OF_SCRIPT) or "/site-packages/" in file or "/dist-packages/" in file)
+
+
+_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, tuple, frozenset)
+_FILL: dict[Any, Callable[[Any, Any], None]] = {list: list.extend, set: set.update, deque: deque.extend}
+_COMPARED_BY_VALUE = (NoneType, bool, int, str, bytes, torch.dtype, torch.Size)
+_PLAIN = (NoneType, bool, int, float, complex, str, bytes)
+_UNSET = object()
+
+
+@dataclass(frozen=True, slots=True)
+class SavedObject:
+    """What one object held: a list of values, or values by name."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    before: Any
+
+    def restore(self) -> bool:
+        """Put the values back where they differ, and return whether they did."""
+        now, before = _flat(self.read()), _flat(self.before)
+        if len(now) == len(before) and all(map(_is_same, now, before)):
+            return False  # writing the same again could make compiled code compile once more
+        self.write(self.before)
+        return True
+
+
+def container_kind(kind: type) -> Any:
+    """Return Python's own container type that a class is or inherits from, or None."""
+    return next((container for container in _CONTAINERS if issubclass(kind, container)), None)
+
+
+def contents_of(container: Any) -> Any:
+    """Return a copy of what is in a container: a dictionary or a list."""
+    kind = container_kind(type(container))
+    return dict(kind.items(container)) if issubclass(kind, dict) else [*kind.__iter__(container)]
+
+
+def save_container(container: Any) -> SavedObject:
+    """Save the contents of a list, dictionary, set or deque, in their order."""
+    kind = container_kind(type(container))
+
+    def write(before: Any) -> None:
+        kind.clear(container)
+        if kind in _FILL:
+            _FILL[kind](container, before)
+        else:
+            for key, value in before.items():
+                kind.__setitem__(container, key, value)
+
+    return _save(lambda: contents_of(container), write)
+
+
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """Return what is in the ``__dict__`` and the ``__slots__`` of an object, without calling a property."""
+    attributes = dict(object.__getattribute__(owner, "__dict__")) if type(owner).__dictoffset__ else {}
+    for name, slot in slots_of(type(owner)).items():
+        try:
+            attributes[name] = slot.__get__(owner)
+        except AttributeError:  # the slot is empty
+            continue
+    return attributes
+
+
+def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+    """Return the ``__slots__`` of a class, with those that it inherits."""
+    bases = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+    return {slot.__name__: slot for base in bases for slot in base.values() if isinstance(slot, MemberDescriptorType)}
+
+
+def class_attributes_of(kind: type) -> dict[str, Any]:
+    """Return the values that a class holds for all of its objects; methods and properties are none."""
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if not name.startswith(("__", "_abc_")) and not hasattr(type(value), "__get__")
+    }
+
+
+def methods_of(kind: type) -> dict[str, FunctionType]:
+    """Return the methods that a class defines, without special ones."""
+    return {
+        name: value for name, value in vars(kind).items() if type(value) is FunctionType and not name.startswith("__")
+    }
+
+
+def save_attributes(owner: Any) -> SavedObject:
+    """Save the attributes of an object or of a class."""
+    is_class = isinstance(owner, type)
+    put, delete = (type.__setattr__, type.__delattr__) if is_class else (object.__setattr__, object.__delattr__)
+
+    def read() -> dict[str, Any]:
+        return class_attributes_of(owner) if is_class else attributes_of(owner)
+
+    def write(before: dict[str, Any]) -> None:
+        now = read()
+        for name in now.keys() - before.keys():
+            delete(owner, name)
+        for name, value in before.items():
+            if now.get(name, _UNSET) is not value:
+                put(owner, name, value)
+
+    return _save(read, write)
+
+
+def save_globals(namespace: dict[str, Any]) -> SavedObject:
+    """Save the numbers and texts that a module of the script has as global variables.
+
+    Containers are left alone: another thread may be at work on them, such as one that prepares batches.
+    """
+
+    def read() -> dict[str, Any]:
+        return {name: value for name, value in namespace.copy().items() if type(value) in _PLAIN and name[:2] != "__"}
+
+    return _save(read, namespace.update)
+
+
+def save_tensor(tensor: Tensor) -> SavedObject:
+    """Save the memory, shape, dtype and ``requires_grad`` of a tensor; `WrittenTensors` saves its values."""
+    data = tensor.detach() if tensor.is_inference() else tensor.data
+
+    def read() -> list[Any]:
+        try:
+            address: int | None = tensor.data_ptr()
+        except RuntimeError:  # this kind of tensor has no memory of its own
+            address = None
+        return [tensor.is_leaf and tensor.requires_grad, address, tensor.shape, tensor.dtype]
+
+    def write(before: list[Any]) -> None:
+        now = read()
+        if now[1:] != before[1:]:
+            tensor.data = data
+        if tensor.is_leaf:
+            tensor.requires_grad_(before[0])
+
+    return _save(read, write)
+
+
+def save_array(array: Any) -> SavedObject:
+    """Save the values of a NumPy array."""
+    copy = array.copy()
+
+    def write(_before: Any) -> None:
+        array[...] = copy
+
+    return _save(lambda: [array.tobytes()], write)
+
+
+def _save(read: Callable[[], Any], write: Callable[[Any], None]) -> SavedObject:
+    return SavedObject(read, write, read())
+
+
+def _flat(values: Any) -> list[Any]:
+    return [*values, *values.values()] if isinstance(values, dict) else values
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    return left is right or (type(left) is type(right) and type(left) in _COMPARED_BY_VALUE and bool(left == right))

@@ -18,12 +18,10 @@ from torch import Tensor
 
 from mlflow_stability.probes.hooks import torch_api
 
-MAX_BYTES = 256 * 2**20
-"""Bytes that are copied in one run at most."""
-MAX_SECONDS = 10.0
-"""Default for the longest time that one run may take."""
+MAX_BYTES = 256 * 2**20  # of copies in one run
+MAX_SECONDS = 10.0  # of one run
+# These operations give a tensor other memory, which a copy does not undo.
 _MOVING = frozenset({"resize_", "resize_as_", "set_", "_resize_output_"})
-"""These operations give a tensor other memory, which a copy does not undo."""
 
 
 class NotRunAgain(BaseException):
@@ -44,8 +42,7 @@ class WrittenTensors:
         self._versions: dict[int, tuple[Tensor, int]] = {}
         self._without_gradient: dict[int, Tensor] = {}
         self._generators: dict[int, tuple[torch.Generator, Tensor]] = {}
-        self.moved = False
-        """Whether the run changed anything outside of it: another run would begin differently."""
+        self.moved = False  # the run changed something outside it: another run would begin differently
 
     def stand_ins(self, tensors: Iterable[Tensor], watched: bool) -> None:
         """Declare tensors that belong to the run. `watched`: a write to one counts as a change of what it replaces."""
@@ -89,7 +86,6 @@ class WrittenTensors:
             generator.set_state(state)
 
     def _tensors_in(self, values: Iterable[Any]) -> list[Tensor]:
-        """Return the tensors in what an operation takes or gives; generators among it are saved."""
         tensors: list[Tensor] = []
         for value in values:
             if isinstance(value, Tensor):
@@ -139,13 +135,11 @@ class TrackedWrites(torch_api.TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled while this is on, and loading the compiler for that would take seconds."""
-        return False
+        return False  # nothing is compiled here, and loading the compiler would take seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Carry one operation out."""
         return self._written.run(func, args, kwargs or {})
 
 
@@ -166,7 +160,6 @@ def version_of(tensor: Tensor) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _written_arguments(func: Any) -> tuple[frozenset[int], frozenset[str]]:
-    """Return positions and names of the arguments that an operation writes to."""
     schema = getattr(func, "_schema", None)
     # Older batch norm operations of torch do not declare that they write to the running statistics.
     statistics = ("running_mean", "running_var") if "batch_norm" in _name(func) else ()
@@ -183,7 +176,6 @@ def _name(func: Any) -> str:
 
 
 def _is_shared(generator: torch.Generator) -> bool:
-    """Whether it is a default generator, which `random_numbers_kept` restores."""
     return any(generator is shared for shared in (torch.default_generator, *torch.cuda.default_generators))
 
 

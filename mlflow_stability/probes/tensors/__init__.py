@@ -6,7 +6,6 @@ from mlflow_stability.probes.tensors.flat_copies import copy_budget
 from mlflow_stability.probes.tensors.gradient_norm import (
     gradients_of,
     is_of_one_rank,
-    is_split,
     parameters_of,
     total_norm,
     world_size,
@@ -16,7 +15,6 @@ __all__ = [
     "copy_budget",
     "gradients_of",
     "is_of_one_rank",
-    "is_split",
     "parameters_of",
     "total_norm",
     "world_size",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mlflow_stability.probes.activations.activation_probe import MOST_VALUES, ActivationProbe
+from mlflow_stability.probes.activations.activation_probe import MAX_SAMPLE, ActivationProbe
 from mlflow_stability.probes.activations.activation_statistics import QUANTITIES, sample_of
 from mlflow_stability.probes.hooks import MODULE_CALLS
 
@@ -169,8 +169,8 @@ def test_a_sample_is_bounded_and_meets_all_columns() -> None:
     from mlflow_stability.probes.activations.activation_statistics import OutputKind
 
     x = torch.arange(100.0).repeat(5000, 1)
-    taken = sample_of(x, OutputKind(), None, MOST_VALUES).values
-    assert len(taken) <= MOST_VALUES
+    taken = sample_of(x, OutputKind(), None, MAX_SAMPLE).values
+    assert len(taken) <= MAX_SAMPLE
     assert taken.unique().numel() == 100
 
 

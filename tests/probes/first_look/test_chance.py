@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mlflow_stability.probes.first_look.chance import chance_loss
+from mlflow_stability.probes.first_look.loss_graph import chance_loss
 
 LABELS = torch.tensor([0, 1, 2])
 

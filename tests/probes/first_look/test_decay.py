@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts
-from mlflow_stability.probes.first_look.decay import strong_decay
+from mlflow_stability.probes.first_look.module_settings import strong_decay
 from mlflow_stability.vocabulary.result import Action
 
 PARAMETERS = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]

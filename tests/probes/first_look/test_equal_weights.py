@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlflow_stability.probes.first_look.equal_weights import equal_weights
+from mlflow_stability.probes.first_look.first_look import equal_weights
 
 
 def share(model: nn.Module) -> float | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mlflow_stability.kinds.first_look.loss_broadcast import LossBroadcastFacts
-from mlflow_stability.probes.first_look.pairs import loss_over_pairs
+from mlflow_stability.probes.first_look.loss_graph import loss_over_pairs
 
 ROWS = 6
 TARGET = torch.randn(ROWS)

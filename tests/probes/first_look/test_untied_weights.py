@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlflow_stability.probes.first_look.untied_weights import ROWS, copied_embeddings
+from mlflow_stability.probes.first_look.untied_weights import MAX_ROWS, copied_embeddings
 
 
 class Language(nn.Module):
@@ -27,7 +27,7 @@ def copied(rows: int = 12) -> Language:
     return model
 
 
-@pytest.mark.parametrize("rows", [12, ROWS + 1])
+@pytest.mark.parametrize("rows", [12, MAX_ROWS + 1])
 def test_a_copy_of_an_embedding_is_seen(rows: int) -> None:
     assert measured(copied(rows)) == {"head": 1.0}
 

@@ -206,7 +206,7 @@ def test_batches_of_new_lengths_are_counted_a_few_times_and_then_taken_in_propor
     lengths = [5, 5, 5, 5, *range(5, 41)]
     for length in lengths:
         drive.take(tokens(4, length))
-    assert len(drive.throughput.flops._known) == 4
+    assert len(drive.throughput.flops._counted) == 4
     told = {step: found["tflops"] for step, found in drive.told.items()}
     assert sorted(told) == [10, 20, 30, 40]
     for step, rate in told.items():  # this model's work is in proportion to its tokens, so that nothing is off

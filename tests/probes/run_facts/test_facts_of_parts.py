@@ -11,9 +11,14 @@ from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
 from mlflow_stability.probes.performance.batch_shape import batch_words
-from mlflow_stability.probes.run_facts.model_facts import model_facts
-from mlflow_stability.probes.run_facts.optimizer_facts import optimizer_facts, scheduler_facts
-from mlflow_stability.probes.run_facts.torch_facts import autocast_now, scaler_facts, torch_facts
+from mlflow_stability.probes.run_facts.training_facts import (
+    autocast_now,
+    model_facts,
+    optimizer_facts,
+    scaler_facts,
+    scheduler_facts,
+    torch_facts,
+)
 
 
 def layer() -> nn.Linear:

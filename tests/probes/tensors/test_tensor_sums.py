@@ -8,9 +8,9 @@ from torch import Tensor
 
 from mlflow_stability.probes.tensors.gradient_norm import total_norm
 from mlflow_stability.probes.tensors.tensor_sums import (
-    CROWD,
     HALVES,
-    SMALL,
+    MAX_BATCHED_VALUES,
+    MIN_BATCHED_TENSORS,
     Kernel,
     largest_of,
     nonzeros_of,
@@ -18,11 +18,11 @@ from mlflow_stability.probes.tensors.tensor_sums import (
     scalars,
 )
 
-SHAPES = [(8, 8), (8,), (), (1,), (3, 5, 7), (33, 17), (SMALL,), (SMALL + 1,), (40, 100)]
+SHAPES = [(8, 8), (8,), (), (1,), (3, 5, 7), (33, 17), (MAX_BATCHED_VALUES,), (MAX_BATCHED_VALUES + 1,), (40, 100)]
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-def crowd(dtype: torch.dtype, count: int = 3 * CROWD) -> list[Tensor]:
+def crowd(dtype: torch.dtype, count: int = 3 * MIN_BATCHED_TENSORS) -> list[Tensor]:
     """Tensors of many shapes in turns, one of them alone in its shape, some of them zero and some strided."""
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(SHAPES[at % len(SHAPES)], generator=generator, dtype=dtype) for at in range(count)]
@@ -43,7 +43,7 @@ def test_a_crowd_has_to_the_last_bit_the_numbers_of_its_members(kernel: Kernel, 
 
 
 def test_a_crowd_of_one_shape_is_measured_in_more_than_one_go() -> None:
-    tensors = [torch.full((SMALL,), float(at)) for at in range(300)]
+    tensors = [torch.full((MAX_BATCHED_VALUES,), float(at)) for at in range(300)]
     assert largest_of(tensors).tolist() == list(range(300))
 
 
