@@ -42,7 +42,7 @@ class Leftover:
 
 def leftovers(directory: Path) -> list[Leftover]:
     """Return all of them below a folder, oldest first."""
-    measured = [_measured(folder) for root in journal_roots_below(directory) for folder in _over(root)]
+    measured = [_measure(folder) for root in journal_roots_below(directory) for folder in _finished_folders(root)]
     return sorted(measured, key=lambda leftover: leftover.changed)
 
 
@@ -67,10 +67,10 @@ def clean_up(directory: Path, older_than: float | None = None, largest: int | No
 
 def size_of(directory: Path) -> int:
     """Return the size of all journals below a folder."""
-    return sum(_measured(root).size for root in journal_roots_below(directory))
+    return sum(_measure(root).size for root in journal_roots_below(directory))
 
 
-def _over(root: Path) -> Iterator[Path]:
+def _finished_folders(root: Path) -> Iterator[Path]:
     sessions = [session for session in session_folders(root) if is_session(session)]
     awaited = [session for session in sessions if not _is_over(session)]
     needed = {recording.name.partition("-")[2] for session in awaited for recording in recording_folders(session)}
@@ -88,12 +88,12 @@ def _is_over(session: Path) -> bool:
     return (session / RELEASED).exists() or not process_of(session).alive()
 
 
-def _measured(folder: Path) -> Leftover:
+def _measure(folder: Path) -> Leftover:
     size, changed, is_of_session = 0, 0.0, is_session(folder)
     for file in folder.rglob("*"):
         try:
             stat = file.lstat()
-        except FileNotFoundError:  # a courier has just delivered it
+        except FileNotFoundError:  # just delivered and removed by its courier
             continue
         if not file.is_dir():
             size += stat.st_size

@@ -40,7 +40,7 @@ def main(folder: Path) -> int:
     ask_for_short_requests()
     keep_credentials_out_of_the_log()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    outlets = taken_from_environment()  # at once: nothing that is started from here gets to see it
+    outlets = taken_from_environment()  # at once: child processes must not inherit it
     session = SessionDelivery(folder, os.environ.get("MLFLOW_TRACKING_URI"), MemoryWatch().has_killed, outlets)
     if not session.claim.take():
         return 0
@@ -59,7 +59,7 @@ def follow(session: SessionDelivery, left_behind: OutletSettings) -> bool:
     while not session.claim.is_taken():
         moved = session.advance()
         if not gc.isenabled():
-            gc.freeze()  # what was loaded to open a run stays to the end
+            gc.freeze()  # modules loaded to open a run stay to the end
             gc.enable()
         error = session.report().error
         if error != last_error:

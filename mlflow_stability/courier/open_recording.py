@@ -56,7 +56,7 @@ class OpenRecording:
     ) -> None:
         try:
             self.writer, place = open_run(opening, delivered, uri, process)
-        finally:  # where the store is away, too: when it is back the code may be another
+        finally:  # also if the store is away: the code may change until it is back
             ask_git(delivered, opening)
         self._machine = SystemMetrics(self.writer.run_id, uri) if opening.system_metrics else None
         self.parts = PartSink(delivered, self.writer, opening.time)
@@ -83,7 +83,7 @@ class OpenRecording:
         """Whether the end of the training should wait for something that does not go into the run."""
         self._patience: dict[object, Backoff] = {}
         self._last_words: Mapping[str, Any] = {}
-        self._told = False
+        self._has_ended = False
         """The run has ended; only pictures can be left."""
         self.concluded = False
         """Its end and its outcome are in the run."""
@@ -141,20 +141,20 @@ class OpenRecording:
         arrived = over and all(sink.done for sink in self._sinks)
         if arrived and not self.concluded:
             moved |= self._try(self._board, partial(self._conclude, state))
-        for picture in self._pictures:  # they come when all the rest is there
+        for picture in self._pictures:  # pictures come last
             if not (arrived and picture.done):
                 moved |= self._try(picture, partial(picture.flush, arrived))
         left = [picture for picture in self._pictures if not picture.done]
         if (
             self.concluded
-            and not self._told
+            and not self._has_ended
             and not self._awaits()
             and (not left or (left == [self._attention] and not self._attention.awaited))
         ):
             moved |= self._try(self._board, partial(self._end, state))
-        if (self._told or self._delivered.complete) and not self.filled:  # the training waits no longer
+        if (self._has_ended or self._delivered.complete) and not self.filled:  # the training does not wait any more
             moved |= self._try(self.metrics, self._fill)
-        self.finished = self._told and not left and self.filled
+        self.finished = self._has_ended and not left and self.filled
         if not self.concluded and not self._delivered.complete and self._board.due():
             self._try(self._board, self._show)
         return moved
@@ -184,14 +184,14 @@ class OpenRecording:
     def _show(self) -> None:
         self._board.show(self.events.story, self._last_words)
 
-    def _said(self, state: TrainingState) -> Closing | None:
+    def _closing_said(self, state: TrainingState) -> Closing | None:
         """Return how the training said that it ended."""
         story = self.events.story
         return story.closing or state.closing or (None if state.alive else story.returned)
 
     def _closing(self, state: TrainingState) -> Closing:
         story = self.events.story
-        return self._said(state) or silent_end(
+        return self._closing_said(state) or silent_end(
             state.killed_for_memory(), story.last_step, story.last_time, state.journal_deleted
         )
 
@@ -216,7 +216,7 @@ class OpenRecording:
 
     def _end(self, state: TrainingState) -> bool:
         """End the run, as soon as its status is certain."""
-        story, closing_said = self.events.story, self._said(state)
+        story, closing_said = self.events.story, self._closing_said(state)
         closing = self._closing(state)
         own = self._opening.run_id is None or self._opening.resumed
         process_first = state.alive and waits_for_process(closing, own)
@@ -232,12 +232,12 @@ class OpenRecording:
             self._delivered.save()
         if process_first:
             return False
-        self._told = True
+        self._has_ended = True
         return True
 
     def _fill(self) -> bool:
         """Send the postponed points."""
-        self._pace.share = max(0.5, self._pace.share)  # nobody waits for them, and others write into the same store
+        self._pace.share = max(0.5, self._pace.share)  # nothing waits for them, and others write into the same store
         self.metrics.awaited = False
         if self.metrics.must_be_repeated:
             self.metrics = self._new_metrics()
@@ -260,7 +260,7 @@ class OpenRecording:
             self._say_no_report(error)
         except (RunNotFoundError, TrackingError):
             raise
-        except Exception as error:  # whatever it is, the rest has arrived and the run must end
+        except Exception as error:  # the rest has arrived, and the run must end
             self._say_no_report(error)
 
     def _say_no_report(self, error: Exception) -> None:

@@ -142,7 +142,7 @@ class SessionDelivery:
         self.say("done")
         ended = self._the_process().has_ended()
         if ended or (self.folder / RELEASED).exists():
-            if not ended:  # who waits for us looks now and then which run it is
+            if not ended:  # a waiting training looks up the run now and then
                 time.sleep(_LAST_LOOK)
             shutil.rmtree(self.folder, ignore_errors=True)
             remove_empty_root(self.folder.parent)

@@ -104,7 +104,7 @@ def process_of(folder: Path, opening: Opening | None = None) -> TrainingProcess:
 def _changed(file: Path) -> float:
     try:
         return file.stat().st_mtime
-    except OSError:  # its courier has just delivered it
+    except OSError:  # just delivered and removed by its courier
         return 0.0
 
 

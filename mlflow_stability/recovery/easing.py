@@ -92,7 +92,7 @@ class Easing:
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
         """Write the reduced learning rate into the optimizer."""
-        self.step_ended(optimizer)  # where a step ended in an exception, ours is still there
+        self.step_ended(optimizer)  # left over from a step that raised an exception
         share, lasting = self.plan.share(step), self.plan.lasting
         held = self._held.get(id(optimizer))
         written: dict[int, _Written] = {}
@@ -122,7 +122,7 @@ class Easing:
             group = optimizer.param_groups[number]
             if isinstance(rate.ours, Tensor) and isinstance(rate.theirs, Tensor):
                 rate.ours.data.copy_(rate.theirs)  # the tensor is the script's own, and keeps its address
-            elif group.get("lr") is rate.ours:  # else the optimizer has written one of its own
+            elif group.get("lr") is rate.ours:  # else the optimizer wrote its own
                 group["lr"] = rate.theirs
 
 
@@ -242,7 +242,7 @@ def reset_moments(optimizer: Optimizer) -> int:
             steps.data.zero_()  # else the bias of moments that begin at zero is not corrected
         elif second and steps is not None:
             state["step"] = 0
-        product = state.get("mu_product")  # of NAdam: by it its first moment is corrected
+        product = state.get("mu_product")  # NAdam corrects its first moment by it
         if isinstance(product, Tensor):
             product.data.fill_(1.0)
     return count

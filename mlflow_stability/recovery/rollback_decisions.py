@@ -52,7 +52,7 @@ def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) 
     past = with_findings(policy, _with_loss(policy, past, situation), situation)
     if past.on_trial and not situation.has_level and not past.rollbacks[-1].absurd:
         reason = "The loss of this training has no level: that it rose does not mean that the weights are worse."
-        return _cleared(past, situation, Decision("undo", reason, past.rollbacks[-1].first_seen), wanted=True)
+        return _discount_rollback(past, situation, Decision("undo", reason, past.rollbacks[-1].first_seen), wanted=True)
     if past.on_trial and len(past.losses) == policy.recovery_patience:
         past, decision = _judge_rollback(past, situation)
         if decision.action != "nothing":
@@ -87,7 +87,7 @@ def _answer(
     if target is None:
         if is_spent(policy, past, situation.step):
             return _give_up(policy, past, situation, trouble, hopeless=False)
-        return _unanswered(policy, past, situation, trouble)
+        return _leave_unanswered(policy, past, situation, trouble)
     if why := why_no_better(trouble, target):
         return past, Decision("give_up", f"{trouble.reason} {why}", trouble.onset, is_no_better=True)
     again = may_restore_again(past, situation, trouble)
@@ -166,7 +166,7 @@ def _give_up(
     return past, Decision("give_up", f"{trouble.reason} {why}", trouble.onset, target=left, final=True)
 
 
-def _unanswered(
+def _leave_unanswered(
     policy: RollbackPolicy, past: RollbackHistory, situation: Situation, trouble: Trouble
 ) -> tuple[RollbackHistory, Decision]:
     """Handle trouble for which no state can be restored."""
@@ -227,7 +227,7 @@ def _with_loss(policy: RollbackPolicy, past: RollbackHistory, now: Situation) ->
     return replace(past, losses=(*past.losses, now.loss)[-policy.recovery_patience :], first=first)
 
 
-def carried_out(past: RollbackHistory, step: int) -> RollbackHistory:
+def mark_carried_out(past: RollbackHistory, step: int) -> RollbackHistory:
     """Record that the last rollback was carried out after this step: with several ranks one step after the decision."""
     if not past.rollbacks:
         return past
@@ -259,10 +259,10 @@ def _judge_rollback(past: RollbackHistory, now: Situation) -> tuple[RollbackHist
         decision = Decision("undo", reason, last.first_seen, loss=loss, level=level)
     else:
         return replace(past, on_trial=False), Decision()
-    return _cleared(past, now, decision, wanted)
+    return _discount_rollback(past, now, decision, wanted)
 
 
-def _cleared(
+def _discount_rollback(
     past: RollbackHistory, now: Situation, decision: Decision, wanted: bool
 ) -> tuple[RollbackHistory, Decision]:
     """Do not count the last rollback; `wanted`: restore the weights from before it, if they are still there."""

@@ -117,7 +117,7 @@ class SPAMAdam(Optimizer):
     ) -> None:
         given = dict(locals())
         checked = {name: takes.checked(name, given[name]) for name, takes in _TAKES.items()}
-        if isinstance(lr, Tensor):  # it stays one, as in torch's own optimizers: a compiled step reads it anew
+        if isinstance(lr, Tensor):  # stays a tensor, as in torch's optimizers: a compiled step reads it each time
             checked["lr"] = lr
         super().__init__(params, checked)
 

@@ -99,9 +99,9 @@ class BatchReport:
         """Number of the last capture; parallel trainings have several in a step."""
         self._looked = -1
         """The last capture that was broken."""
-        self._row_is_told = False
+        self._row_is_inspected = False
         """Whether the first of its row of broken steps was inspected."""
-        self.judged: Callable[..., Any] = guard(PART, self._judged)
+        self.judged: Callable[..., Any] = guard(PART, self._inspect_skipped)
         """Runs before a step that is skipped, or whose flag is only on the device."""
         self.inspect_step: Callable[..., Any] = guard(PART, self._look)
         """Runs before a broken step, while the weights are those from before it."""
@@ -132,7 +132,7 @@ class BatchReport:
         room = MOST_SPIKE_BYTES - self._spike_bytes
         return inputs if sum(batch.bytes for batch in inputs) <= room else ()
 
-    def _judged(self, skipped_by: SkippedBy | None, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
+    def _inspect_skipped(self, skipped_by: SkippedBy | None, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
         if skipped_by == "guard":
             self._look(self.batch_number, optimizers)
         elif flagged:
@@ -141,14 +141,14 @@ class BatchReport:
     def _look(self, batch_number: int, optimizers: Sequence[Optimizer]) -> None:
         if batch_number == self._looked:
             return
-        in_row = self._row_is_told and batch_number == self._looked + 1
-        self._looked, self._row_is_told = batch_number, in_row
+        in_row = self._row_is_inspected and batch_number == self._looked + 1
+        self._looked, self._row_is_inspected = batch_number, in_row
         passes = self.capture.passes(batch_number)
         enough = self._looks >= MOST_LOOKS or self._reports >= MOST_REPORTS or self._seconds >= MOST_SECONDS
         if in_row or not passes or enough:
             return
         self._looks += 1
-        self._row_is_told = True
+        self._row_is_inspected = True
         if self._of_several:
             # Another forward pass of this process alone would wait for ever for the others wherever one meets them:
             # gathering split weights, say, or the statistics of a batch norm that is shared.
@@ -185,7 +185,7 @@ class BatchReport:
             rerun_words=NOT_AGAIN if replay is None else replay.message,
         )
         if self._reports <= MOST_FILES:
-            facts = self._kept(facts, [finding.batch], step)
+            facts = self._save_tensors(facts, [finding.batch], step)
         emit(Finding.at(facts, step, Severity.INFO))
         if finding.replay is not None and finding.replay.origin is not None:
             emit(origin_event(step, finding.replay.origin, finding.layer))
@@ -201,10 +201,10 @@ class BatchReport:
             spike=spike.kind,
             micro_batches=len(passes),
         )
-        kept = self._kept(facts, passes, spike.step)
+        kept = self._save_tensors(facts, passes, spike.step)
         emit(Finding.at(kept, spike.step, Severity.INFO, remedies=SpikeBatch.remedies))
 
-    def _kept(self, facts: KeptBatch, passes: Sequence[CapturedBatch], step: int) -> KeptBatch:
+    def _save_tensors(self, facts: KeptBatch, passes: Sequence[CapturedBatch], step: int) -> KeptBatch:
         """Save the tensors of a batch, and note where."""
         try:
             file = save_batch(passes, self._folder / f"batch-{step:06d}.pt")
@@ -258,7 +258,7 @@ class SpikeBatches:
         self._held: _Held | None = None
         self._found: tuple[_Held, Finding] | None = None
         """Found by whichever thread judges; reported at the next step."""
-        self.see = guard(PART, self._seen)
+        self.see = guard(PART, self._hold_highest)
         """Runs with a step of a new highest loss, or with another first signal."""
 
     def judged(self, step: int, events: Sequence[Finding]) -> None:
@@ -274,7 +274,7 @@ class SpikeBatches:
         self._tell()
         self._held, self.highest = None, math.inf
 
-    def _seen(self, step: int, signals: Sequence[Signal], values: Sequence[float]) -> None:
+    def _hold_highest(self, step: int, signals: Sequence[Signal], values: Sequence[float]) -> None:
         self._tell()
         at = next((place for place, signal in enumerate(signals) if signal.quantity == "loss"), None)
         if at is None:

@@ -103,7 +103,7 @@ class PartGuard:
             try:
                 raise raised
             finally:
-                del failure, raised  # they hold this frame, which would hold them, and all that was in it
+                del failure, raised  # they refer to this frame: break the reference cycle
 
         return uncompiled(guarded)
 

@@ -159,7 +159,7 @@ class RunBinding:
         self.heard = ScriptMetrics()
         self._trial: SweepTrial | None = None
         """The trial of a sweep that the recording is for."""
-        self._trial_is_told = False
+        self._trial_is_written = False
         self._trial_of = guard("trials of a sweep", running_trial)
         self._hear = guard("the script's own metrics", self._hear_the_script)
 
@@ -181,9 +181,9 @@ class RunBinding:
         run = None if exclusive and self.recording is not None else self._changed_run(is_new)
         if run is not None or self.recording is None:
             self._switch(run)
-            self._tell_trial("trial")
+            self._write_trial("trial")
         elif is_new and self._trial is not None:
-            self._tell_trial(self._trial.name.replace(" ", "_"))  # one of several trials in one run
+            self._write_trial(self._trial.name.replace(" ", "_"))  # one of several trials in one run
         elif self._own and not exclusive and CLIENT in sys.modules:
             self._join.install()  # the script may have imported MLflow since
         if not self.heard.is_on and CLIENT in sys.modules:
@@ -200,7 +200,7 @@ class RunBinding:
         was, now = (trial.identity if trial is not None else () for trial in (before, self._trial))
         if was == now:
             return
-        self._trial_is_told = False
+        self._trial_is_written = False
         if self.recording is None or self.settings.exclusive:
             return
         if fluent_run_id() is not None and fluent_run_id() == self._join.joined:
@@ -208,10 +208,10 @@ class RunBinding:
         if self._own and fluent_run_id() is None:
             self._end_recording(Closing("finished", run_was_active=False))
 
-    def _tell_trial(self, prefix: str) -> None:
+    def _write_trial(self, prefix: str) -> None:
         """Write the parameters of the trial once."""
-        if self._trial is not None and self.recording is not None and not self._trial_is_told:
-            self._trial_is_told = True
+        if self._trial is not None and self.recording is not None and not self._trial_is_written:
+            self._trial_is_written = True
             self.recording.know(self._trial.facts(prefix))
 
     def close(self, closing: Closing) -> None:
@@ -251,7 +251,7 @@ class RunBinding:
         run_id = self.current_run_id()
         if run_id is None:  # not even begun: then another run is made
             return None
-        if self._opened is not None:  # when it ended, nobody may have known its run
+        if self._opened is not None:  # its run may have been unknown when it ended
             EARLIER.ended(run_id, self._opened.recording, last_step)
         return RunInProgress(run_id, resumed=True)
 
@@ -348,7 +348,7 @@ class RunBinding:
                 "recorded. Pass another folder with autolog(journal_dir=...)."
             ) from error
         self._recordings += 1
-        self._tell_of_restart(self.recording)
+        self._report_restart(self.recording)
         self._folder = self.recording.folder
         self._recording_link, self._recording_address = link, _address(str(Path.cwd()))
         self._ours = run is None or (self._ended_cell is not None and run.run_id == self._run_id)
@@ -361,7 +361,7 @@ class RunBinding:
         self._begun()
 
     @staticmethod
-    def _tell_of_restart(recording: Recording) -> None:
+    def _report_restart(recording: Recording) -> None:
         """Report that this is another attempt of its job."""
         job, step = launched_job(), recording.opening.first_step
         if job is not None and job.restarts:

@@ -88,11 +88,11 @@ class Session:
         self._cell_end = CellEnd(self._guard("the end of a cell", self._cell_ended))
         self._of_thread: Closing | None = None
         """How the training thread ended; None while one trains."""
-        self._disk_said = False
-        self._begin_said: Recording | None = None
+        self._is_full_disk_reported = False
+        self._reported_recording: Recording | None = None
         """The recording whose beginning was reported."""
         self._looked_after = 0.0
-        self._say_what_torch_lacks()
+        self._warn_of_missing_symbols()
         self._offer_to_restore()
 
     @property
@@ -364,11 +364,11 @@ class Session:
             self._looked_after = reading.time
             for link in self._binding.links.values():
                 link.look_after()
-            if self._begin_said is not recording and self._output.begins(self._binding.delivered_run()):
-                self._begin_said = recording
+            if self._reported_recording is not recording and self._output.begins(self._binding.delivered_run()):
+                self._reported_recording = recording
             self._tell_slow_writes(recording)
         failure = recording.failure
-        if failure and not self._disk_said:
+        if failure and not self._is_full_disk_reported:
             self._warn(
                 "Recording stopped at step %d (%s). Training continues; later steps are not recorded until "
                 "space is available in %s.",
@@ -377,7 +377,7 @@ class Session:
                 recording.folder.parent.parent,
                 if_silent=True,
             )
-        self._disk_said = bool(failure)
+        self._is_full_disk_reported = bool(failure)
 
     def _tell_slow_writes(self, recording: Recording) -> None:
         slow = recording.slow_writes()
@@ -450,7 +450,7 @@ class Session:
         if recording is not None and not recording.closed:
             recording.note("degraded", f"{part}: {type(error).__name__}: {error} (step {recording.step})"[:1000])
 
-    def _say_what_torch_lacks(self) -> None:
+    def _warn_of_missing_symbols(self) -> None:
         lacking = torch_api.missing()
         if lacking:
             self._warn(

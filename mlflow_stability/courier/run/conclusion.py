@@ -178,7 +178,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
     _, verdict = run_phrases.headline(diagnosis)
     if diagnosis.cause is not None:
         verdict = verdict.replace(diagnosis.cause.statement, "").replace("  ", " ").strip()
-    if ended_by_autopilot(diagnosis.findings) is not None:  # that has a line of its own
+    if ended_by_autopilot(diagnosis.findings) is not None:  # has a line of its own
         verdict = verdict.replace(end_on_purpose(diagnosis.findings), "")
     return capitalised(verdict)
 

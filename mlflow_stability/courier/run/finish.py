@@ -121,7 +121,7 @@ def status_to_set(closing: Closing, said_goodbye: bool, own_run: bool, status: s
     if own_run:
         return true
     if not closing.run_was_active:
-        return None  # its owner had ended it before
+        return None  # already ended by its owner
     if status in _ENDED and (closing.outcome == "finished" or not said_goodbye):
-        return None  # whoever ended it knew more than we do
+        return None  # its owner knew more than we do
     return true

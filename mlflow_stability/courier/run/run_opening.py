@@ -35,7 +35,7 @@ def open_run(
     delivered.recording = opening.recording
     if delivered.run_id is None:
         delivered.run_id = (
-            opening.run_id or _run_of_job(store, opening) or _made_run(store, opening, delivered, process)
+            opening.run_id or _run_of_job(store, opening) or _make_run(store, opening, delivered, process)
         )
         delivered.creating = False
         delivered.save()
@@ -88,7 +88,7 @@ def _run_of_job(store: TrackingStore, opening: Opening) -> str | None:
     return store.find_run(store.experiment(opening.experiment_id), JOB, opening.job)
 
 
-def _made_run(store: TrackingStore, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
+def _make_run(store: TrackingStore, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
     experiment_id = store.experiment(opening.experiment_id)
     place = replace(place_among([], 0, opening, opening.time), settled=True)
     if delivered.creating:  # asked before, and the answer was lost

@@ -115,7 +115,7 @@ class ChannelSender:
             if self._channel is None:
                 self._channel = self._opened()
             self._channel.send(message)
-        except Exception as error:  # whatever it is, the next attempt may work
+        except Exception as error:  # the next attempt may work
             self._results.put(str(error) or type(error).__name__)
         else:
             self._results.put("")

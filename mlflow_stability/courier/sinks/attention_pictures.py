@@ -194,12 +194,12 @@ class AttentionPictures(RunSink):
             self._drawn = key, png_of(attention, picture.round)
         except TrackingError:
             raise
-        except Exception as error:  # whatever it is, it must not hold the delivery up
+        except Exception as error:  # must not delay the delivery
             self._give_up(picture, "draw", f"{type(error).__name__}, {error}")
             return
         took = time.monotonic() - began
         self._spent += took if self._over_since is not None else 0.0
-        beside = max(1, len(recording_folders(self._delivered.folder.parent)))  # they share the twentieth
+        beside = max(1, len(recording_folders(self._delivered.folder.parent)))  # recordings share the 5 %
         self._draw_at = time.monotonic() + _PAUSE * took * beside
 
     def _send(self) -> None:

@@ -84,7 +84,7 @@ class RunSummary:
             self.returned = Closing(**asdict(record))
         elif isinstance(record, Closing):
             self.closing = record
-            self.stalled = None  # what came to its own end was no stall
+            self.stalled = None  # it ended, so it was no stall
 
     @property
     def skipped_steps(self) -> int:
@@ -234,7 +234,7 @@ class EventSink(RunSink):
         offset = self._offset
         if isinstance(record, StepReading):
             heard_at = time.monotonic() - self._late(record)
-            pause = self._stalls.heard(record.step, record.time, _took(record), heard_at)
+            pause = self._stalls.heard(record.step, record.time, _duration(record), heard_at)
             if pause is not None:
                 self._write(pause.shifted(offset))
         elif not isinstance(record, Returned):
@@ -242,7 +242,7 @@ class EventSink(RunSink):
                 ended = self._stalls.ended(record.time, time.monotonic() - self._late(record))
                 if ended:
                     self._write(ended.shifted(offset))
-            self._write(_counted(record, offset))
+            self._write(_with_steps_of_run(record, offset))
 
     def flush(self, over: bool) -> bool:
         """Send a complete file, or one that has changed when it is due."""
@@ -289,7 +289,7 @@ class EventSink(RunSink):
     def _send(self) -> None:
         if self._file >= self._delivered.events_files:
             stalled = self.story.stalled
-            now = [] if stalled is None or self.full else [line_of(_counted(stalled, self._offset))]
+            now = [] if stalled is None or self.full else [line_of(_with_steps_of_run(stalled, self._offset))]
             text = "".join([*self._files[0], *now])
             name = events_name(self._number, self._file)
             self.upload(EVENTS_FOLDER, name, text)
@@ -305,7 +305,7 @@ class EventSink(RunSink):
             self._delivered.save()
 
 
-def _counted(record: Said, offset: int) -> Said:
+def _with_steps_of_run(record: Said, offset: int) -> Said:
     """Return the record with its steps as the run counts them."""
     if isinstance(record, Finding):
         return record.shifted(offset)
@@ -316,7 +316,7 @@ def _counted(record: Said, offset: int) -> Said:
     return record
 
 
-def _took(reading: StepReading) -> float | None:
+def _duration(reading: StepReading) -> float | None:
     """Return the step's duration by the training's monotonic clock, if measured."""
     pairs = zip(reading.signals, reading.values, strict=True)
     return next((value for signal, value in pairs if signal.quantity == "step_time"), None)

@@ -177,7 +177,7 @@ class FigureSink(RunSink):
             return
         try:
             self._data.take(record)
-        except Exception as error:  # whatever it is, it must not hold the delivery up
+        except Exception as error:  # must not delay the delivery
             self._off = True
             _log(f"Pictures of recording {self._delivered.recording} not drawn", error)
 

@@ -120,7 +120,7 @@ class DeliveryPace:
 _GATHER_SECONDS = 1.0  # few points wait this long for company
 HELD_SECONDS = 2.0
 """Longest wait of a reading for its findings."""
-_BACKLOG_SECONDS = 5.0  # of sending; what waits beyond that is put off
+_BACKLOG_SECONDS = 5.0  # of sending; points beyond that are postponed
 MOST_WAITING = 50_000
 """Limit for points in memory that wait, and for those postponed."""
 _LARGEST_BATCH = 1000
@@ -172,7 +172,7 @@ class MetricSink(TimedSink):
         self._thinner.every = every  # recordings of older versions may say that fewer were chosen
         self._single_values = SingleValues(delivered.thinning)
         self._fresh: deque[PointBatch] = deque()
-        self._put_off: deque[PointBatch] = deque()
+        self._postponed: deque[PointBatch] = deque()
         self._dropped = False
         """Postponed points were dropped: the journal must be read again from `metrics_until` on."""
         self._open: list[Point] = []
@@ -182,7 +182,7 @@ class MetricSink(TimedSink):
     @property
     def reached(self) -> int:
         """Position up to which no point waits, except for company."""
-        return self._delivered.metrics_until if self._fresh or self._put_off or self._dropped else self.until
+        return self._delivered.metrics_until if self._fresh or self._postponed or self._dropped else self.until
 
     @property
     def full(self) -> bool:
@@ -192,7 +192,7 @@ class MetricSink(TimedSink):
     @property
     def filled(self) -> bool:
         """Whether everything has arrived, including postponed points."""
-        return self.done and not self._put_off and not self._dropped
+        return self.done and not self._postponed and not self._dropped
 
     @property
     def must_be_repeated(self) -> bool:
@@ -211,8 +211,8 @@ class MetricSink(TimedSink):
         if not full:
             self._choose(over)
         if not over:
-            self._put_off_what_is_too_much()
-        batches = self._fresh or (None if hurry else self._put_off)
+            self._postpone_excess()
+        batches = self._fresh or (None if hurry else self._postponed)
         if batches and self._pace.wait(time.monotonic(), hurry) <= 0:
             self._send(batches)
         elif full:
@@ -223,7 +223,7 @@ class MetricSink(TimedSink):
         return full or (hurry and bool(self._fresh))
 
     def seconds_to_wait(self) -> float:
-        waiting = self._fresh or self._put_off
+        waiting = self._fresh or self._postponed
         return self._pace.wait(time.monotonic(), hurry=False) if waiting else float("inf")
 
     def send_again(self) -> None:
@@ -237,7 +237,7 @@ class MetricSink(TimedSink):
         while self._held and not self.more and (hurry or time.time() - self._held.oldest.time > HELD_SECONDS):
             self._release()
         if over and not self.more:
-            self._open += self._charted(self._thinner.rest())
+            self._open += self._points_of_charts(self._thinner.rest())
             self._seal()
         elif self._open and (self.hurried or time.monotonic() - self._open_since >= _GATHER_SECONDS):
             self._seal()
@@ -246,37 +246,37 @@ class MetricSink(TimedSink):
         """Choose points of the oldest held reading."""
         if not self._open:
             self._open_since = time.monotonic()
-        self._open += self._charted(self._thinner.points(*self._held.pop(self._delivered.offset)))
+        self._open += self._points_of_charts(self._thinner.points(*self._held.pop(self._delivered.offset)))
         if len(self._open) >= self._pace.batch:
             self._seal()
 
     def _seal(self) -> None:
         """Make a batch of the chosen points."""
         chosen_until = self.until if self._held.begins is None else self._held.begins
-        newest = self._fresh or self._put_off
+        newest = self._fresh or self._postponed
         behind = newest[-1].until if newest else self._delivered.metrics_until
         if chosen_until > behind or self._open:
             state = {**self._thinner.saved(), **self._single_values.saved()}
             self._fresh.append(PointBatch(self._open, chosen_until, state))
             self._open = []
 
-    def _charted(self, points: list[Point]) -> list[Point]:
+    def _points_of_charts(self, points: list[Point]) -> list[Point]:
         """Drop non-finite points: MLflow shows no chart of a metric whose last value is not finite."""
         return self._single_values.of_curves([point for point in points if math.isfinite(point.value)])
 
-    def _put_off_what_is_too_much(self) -> None:
+    def _postpone_excess(self) -> None:
         """Keep the newest points for the next requests; postpone the older ones."""
         bearable = self._pace.points_in(_BACKLOG_SECONDS)
         while len(self._fresh) > 1 and _points_in(self._fresh) > bearable:
             batch = self._fresh.popleft()
-            last = self._put_off[-1] if self._put_off else None
+            last = self._postponed[-1] if self._postponed else None
             if last is not None and len(last.points) + len(batch.points) <= _LARGEST_BATCH:
                 last.points += batch.points[batch.sent :]
                 last.until, last.thinning = batch.until, batch.thinning
             else:
-                self._put_off.append(batch)
-        if _points_in(self._put_off) > MOST_WAITING:
-            self._put_off.clear()
+                self._postponed.append(batch)
+        if _points_in(self._postponed) > MOST_WAITING:
+            self._postponed.clear()
             self._dropped = True
 
     def _send(self, batches: deque[PointBatch]) -> None:
@@ -289,8 +289,8 @@ class MetricSink(TimedSink):
         if batch.sent < len(batch.points):
             return
         batches.popleft()
-        if batches is self._fresh and self._put_off:  # it has arrived before its turn
-            self._put_off[-1].until, self._put_off[-1].thinning = batch.until, batch.thinning
+        if batches is self._fresh and self._postponed:  # it arrived before the postponed ones
+            self._postponed[-1].until, self._postponed[-1].thinning = batch.until, batch.thinning
         elif not self._dropped:
             self._delivered.metrics_until, self._delivered.thinning = batch.until, batch.thinning
             self._delivered.save()

@@ -153,7 +153,7 @@ class MirrorOutlet(Outlet):
                 pass
             if self._metrics.done:
                 self._close()
-        except Exception as raised:  # whatever the tool raises; the next attempt goes on behind what was kept
+        except Exception as raised:  # the next attempt continues from the saved position
             error = raised
             self._metrics.send_again()
             with suppress(Exception):

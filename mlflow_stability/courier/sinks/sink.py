@@ -151,16 +151,12 @@ class Backoff:
 _logger = logging.getLogger("mlflow_stability.courier")
 
 
-def _say_nothing(_: str) -> None:
-    """Used where no training can print it."""
-
-
 @dataclass(frozen=True, slots=True)
 class OutletPlan:
     """Outlets of a session's recordings."""
 
     settings: OutletSettings = field(default_factory=OutletSettings)
-    say: Callable[[str], None] = _say_nothing
+    say: Callable[[str], None] = lambda _: None
     """Lets the training print something once."""
     prometheus: PrometheusExporter | None = None
     """The port that all recordings of the session share."""
@@ -199,7 +195,7 @@ class Outlet(Sink):
             self.closing = record
         try:
             self._take(record)
-        except Exception as error:  # whatever it is, everything else is delivered
+        except Exception as error:  # everything else is still delivered
             self._switch_off(error)
 
     def flush(self, state: TrainingState) -> bool:

@@ -42,7 +42,7 @@ class CheckpointRanks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def gathered(self, mine: Any) -> list[Any]:
+    def gather(self, mine: Any) -> list[Any]:
         """Collective: return the values of all ranks."""
         answers: list[Any] = [mine] * self.size
         if self.group is not None:
@@ -74,22 +74,22 @@ class RankStore:
         copy.wait()
         draft: Path | None = None
         try:
-            draft, trouble = self._begun(copy.step, finite)
-            answers = self._ranks.gathered((copy.step, str(draft or ""), trouble, finite, copy.rng))
+            draft, trouble = self._begin_draft(copy.step, finite)
+            answers = self._ranks.gather((copy.step, str(draft or ""), trouble, finite, copy.rng))
             if not all(answer[3] for answer in answers):
                 if finite and self._ranks.is_first:
                     raise OSError(f"its shards on {_ranks_where([not answer[3] for answer in answers])} are not finite")
                 return None
             self._refuse_unless_same(answers)
             place = Path(answers[0][1])
-            unseen = [not sees_it for sees_it in self._ranks.gathered(place.is_dir())]
+            unseen = [not sees_it for sees_it in self._ranks.gather(place.is_dir())]
             if any(unseen):
                 if self._ranks.is_first:
                     raise OSError(f"{_ranks_where(unseen)} cannot see {place.parent}: use a shared file system")
                 return None
             layouts = self._layouts()
             write_shards(shards_of(copy, layouts, self._ranks.is_first), place, self._ranks.group)
-            listed = self._ranks.gathered(self._own_files(place))
+            listed = self._ranks.gather(self._own_files(place))
             if self._store is None or draft is None:
                 return None
             unread = [reason for reason in listed if isinstance(reason, str)]
@@ -122,7 +122,7 @@ class RankStore:
         if self._store is not None:
             self._store.close()
 
-    def _begun(self, step: int, finite: bool) -> tuple[Path | None, str]:
+    def _begin_draft(self, step: int, finite: bool) -> tuple[Path | None, str]:
         """Return the folder to write to, on rank 0, or why there is none."""
         if self._store is None or not finite:
             return None, ""

@@ -41,7 +41,7 @@ from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
 from mlflow_stability.recovery.state.restore import EVERYTHING, RestoreChoice, restore_state
 from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts, named_tensors, tensors_of_model
-from mlflow_stability.recovery.state.value_tree import restored_value
+from mlflow_stability.recovery.state.value_tree import copy_for_training
 from mlflow_stability.vocabulary.argument import Takes, or_list, with_known_names
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
@@ -176,7 +176,7 @@ def _restore_training(
         messages.append(f"Extra state not restored: {', '.join(left)}. Pass it as `extra_state`.")
     restore_state(copy, parts, choice)
     for name, target in extra.items():
-        target.load_state_dict(restored_value(copy.extra[name]))
+        target.load_state_dict(copy_for_training(copy.extra[name]))
     return messages
 
 

@@ -33,7 +33,7 @@ from mlflow_stability.probes.rerun import (
     random_numbers_kept,
 )
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
-from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, may_be_intended, observers_muted
+from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, may_be_intended, mute_observers
 from mlflow_stability.recovery.nan_origin.nan_trace import is_finite
 
 MOST_REPLAYS = 4
@@ -87,13 +87,13 @@ def replay_batch(
         return _not_run(state.refusal or f"{mode} is active and would see it run twice")
     written = WrittenTensors(seconds)
     try:
-        with _as_it_was(batch, model), observers_muted(model), kept(state, written):
+        with _as_it_was(batch, model), mute_observers(model), kept(state, written):
             states = _random_states()
             replay = Rerun(model, batch, loss, optimizers, written).replay()
             drawn = states != _random_states()
     except NotRunAgain as given_up:
         return _not_run(str(given_up))
-    except Exception as error:  # the script's own code raised it, or there was no memory
+    except Exception as error:  # raised by the script's own code, or out of memory
         theirs = raised_by_script(error, before)
         if theirs is not None:
             raise theirs from None
@@ -126,7 +126,7 @@ def _as_it_was(batch: CapturedBatch, model: Module) -> Iterator[None]:
     host, device = batch.random
     devices = [batch.device, *(tensor.device for tensor in (*Module.parameters(model), *Module.buffers(model)))]
     with warnings.catch_warnings(), random_numbers_kept(devices), contextlib.ExitStack() as stack:
-        warnings.simplefilter("ignore")  # they were given the first time
+        warnings.simplefilter("ignore")  # they were shown in the first run
         if torch_api.is_dynamo_loaded():
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         torch.set_rng_state(host)

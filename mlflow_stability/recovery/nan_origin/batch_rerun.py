@@ -29,7 +29,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 @contextmanager
-def shadowed(model: Module, with_gradients: bool) -> Iterator[None]:
+def stand_ins_installed(model: Module, with_gradients: bool) -> Iterator[None]:
     """Inside, the model has stand-ins of its weights, and copies of its buffers."""
     stand_ins: dict[int, Tensor] = {}
     originals = [(module, _OwnTensors(module)) for module in Module.modules(model)]
@@ -43,7 +43,7 @@ def shadowed(model: Module, with_gradients: bool) -> Iterator[None]:
 
 
 @contextmanager
-def observers_muted(model: Module) -> Iterator[None]:
+def mute_observers(model: Module) -> Iterator[None]:
     """Inside, our observers do not see calls of the model; the script's hooks run, and are the same afterwards."""
     tables = [getattr(module, name) for module in Module.modules(model) for name in _HOOKS]
     tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]
@@ -153,7 +153,7 @@ class Rerun:
         batch = self._batch
         was_finite = all(may_be_intended(output) for output in batch.outputs if output is not None)
         weights: dict[str, Tensor] = dict(Module.named_parameters(self._model))
-        with shadowed(self._model, was_finite):
+        with stand_ins_installed(self._model, was_finite):
             self._register_buffers()
             broken_weights = self._register_nonfinite(weights)
             outputs = self._forward(was_finite)
@@ -242,7 +242,7 @@ class Rerun:
         def look(gradient: Tensor) -> Tensor:
             if not is_finite(gradient):
                 origins.append(self._trace.origin_of(gradient) or NanOrigin("backward"))
-            return gradient.new_zeros(()).expand_as(gradient)  # of the gradients themselves none is kept
+            return gradient.new_zeros(()).expand_as(gradient)  # keep no gradients
 
         for weight in weights:
             weight.register_hook(look)  # type: ignore[no-untyped-call]

@@ -81,7 +81,7 @@ def user_line(outermost: CodeType | None = None) -> str:
     while frame is not None and frame.f_code is not outermost:
         file = frame.f_code.co_filename
         if file.startswith(_HERE):
-            is_users = file.startswith(_HERE + "demo" + os.sep)  # the model of the demo is a user's
+            is_users = file.startswith(_HERE + "demo" + os.sep)  # the demo's model counts as user code
         else:
             is_library = file.startswith(_LIBRARY) and _PACKAGES not in file
             is_users = not is_library and not file.startswith((_TORCH, "<"))
@@ -177,7 +177,7 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         kwargs = kwargs or {}
         inputs = tensors_in(args, kwargs)
-        before = _facts(inputs) if _writes(func) else None  # they are not what they were once it is run
+        before = _facts(inputs) if _writes(func) else None  # described before the operation overwrites them
         node = torch_api.current_autograd_node()
         self._note_place()
         result = self._written.run(func, args, kwargs)
@@ -252,7 +252,7 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         if node is None:
             return _Place(self._path.name, line)
         there = self._places.get(node._sequence_nr(), _Place("", ""))
-        return _Place(there.module, line or there.line)  # a backward pass that the user has written has a line itself
+        return _Place(there.module, line or there.line)  # a user-defined backward has a line of its own
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -268,7 +268,7 @@ def word_of(name: str) -> str:
     """Return the plain name of an operation or autograd node: ``log`` for ``LogBackward0``."""
     node = re.fullmatch(r"(\w+?)Backward(\d*)", name.rpartition(":")[2])
     if node is not None and not node[2]:
-        return node[1]  # a function that the user has written has the name of its class
+        return node[1]  # a user-defined function is named after its class
     word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", node[1]).lower() if node is not None else name
     return word.strip("_").removeprefix("native_")
 
@@ -284,7 +284,7 @@ def _saved(node: Any) -> tuple[TensorFacts, ...]:
         if name.startswith("_saved_") and name != "_saved_tensors":
             try:
                 value = getattr(node, name)
-            except RuntimeError:  # it was let go already
+            except RuntimeError:  # already freed
                 continue
             if isinstance(value, Tensor) and _has_numbers(value):
                 facts.append(facts_of_tensor(name.removeprefix("_saved_"), value))

@@ -44,7 +44,7 @@ def broken_flag(
                 asked.append(theirs)
         if not asked:
             return None
-        if all(scalar.is_cpu for scalar in asked):  # nobody waits for a value that is here
+        if all(scalar.is_cpu for scalar in asked):  # no wait for values on the host
             values = [scalar.item() for scalar in asked]
             absurd = norm is not None and largest is not None and values[len(losses)] > float(largest)
             return torch.tensor(float(absurd or not all(map(math.isfinite, values))), dtype=torch.float32)

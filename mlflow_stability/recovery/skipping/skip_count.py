@@ -51,12 +51,12 @@ class SkipCount:
         self._last_skipped = -1
         """The last step skipped: parallel trainings may each skip in it, and it counts once."""
         self._recent: deque[bool] = deque(maxlen=policy.skip_window)
-        self._often_said = False
+        self._often_reported = False
         self._scale: float | None = None
         self._falling = False
         self._grown = False
         self._last_cut: int | None = None
-        self._lost_said = False
+        self._loss_reported = False
 
     def step(
         self,
@@ -73,8 +73,8 @@ class SkipCount:
         self._recent.append(skipped is not None)
         if skipped is None:
             self._row = 0
-            if self._often_said and 2 * self._share() <= self._policy.critical_skip_share:
-                self._often_said = False
+            if self._often_reported and 2 * self._share() <= self._policy.critical_skip_share:
+                self._often_reported = False
             return _TAKEN
         if step == self._last_skipped and self._row:
             return SkipRow(self._row)
@@ -97,8 +97,8 @@ class SkipCount:
             return SkipRow(row, (), cut, calm)
         severity, facts = news
         remedies: tuple[Remedy, ...] = REMEDIES
-        if buffers_lost and not self._lost_said:
-            self._lost_said = True
+        if buffers_lost and not self._loss_reported:
+            self._loss_reported = True
             facts, remedies = replace(facts, buffers_not_restored=True), (RESET_STATISTICS, *REMEDIES)
         event = Finding.at(facts, step, severity, kind=KIND, remedies=remedies, time=time)
         return SkipRow(row, (event,), cut, calm)
@@ -107,7 +107,7 @@ class SkipCount:
         """Start a new row after a rollback."""
         self._row = 0
         self._recent.clear()
-        self._often_said = False
+        self._often_reported = False
 
     def _follow(self, loss_scale: float) -> None:
         if self._scale is not None:
@@ -143,7 +143,7 @@ class SkipCount:
 
     def _often(self) -> bool:
         """Whether skipping has just become too frequent; True once until it is rare again."""
-        if self._often_said or len(self._recent) < self._policy.skip_window:
+        if self._often_reported or len(self._recent) < self._policy.skip_window:
             return False
-        self._often_said = self._share() > self._policy.critical_skip_share
-        return self._often_said
+        self._often_reported = self._share() > self._policy.critical_skip_share
+        return self._often_reported

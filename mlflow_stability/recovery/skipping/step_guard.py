@@ -117,7 +117,7 @@ class StepGuard:
         """Copy what a step with a closure changes before it can be judged: LBFGS evaluates again and again, SAM moves
         first.
         """
-        self._copies = {}  # what a step that ended in an exception has left here is no copy of this one
+        self._copies = {}  # left over from a step that raised an exception
         if isinstance(optimizer, LBFGS):
             self._copies[id(optimizer)] = copy_everything(optimizer)
         elif not passes_over_none(optimizer):
@@ -251,7 +251,7 @@ class StepGuard:
             flag = broken_flag(losses, norm, optimizers if norm is None else optimizers[1:], largest)
         except Exception:
             if self._vote is not None:
-                self._vote(torch.zeros((), dtype=torch.float32))  # the others wait for ours
+                self._vote(torch.zeros((), dtype=torch.float32))  # the other ranks wait for our vote
             raise
         if flag is None and self._vote is not None:
             flag = torch.zeros((), dtype=torch.float32, device=parameters_of(optimizers[0])[0].device)

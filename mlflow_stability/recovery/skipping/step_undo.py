@@ -107,7 +107,7 @@ class BufferUndo:
     def settle(self, flag: Tensor) -> None:
         """Keep or undo as a flag on the device says, without waiting."""
         if not self._filled or not self._is_current():
-            return  # a copy of what may be broken is none; the next sound capture that is known on the host makes one
+            return  # the buffers may be broken: the next capture known to be normal copies them
         with torch.no_grad():
             for bucket in self._buckets:
                 broken = flag.to(bucket.copy.device, non_blocking=True) > 0

@@ -21,7 +21,7 @@ from mlflow_stability.recovery.state.training_parts import (
     holds_shards,
     what_splits,
 )
-from mlflow_stability.recovery.state.value_tree import replaced
+from mlflow_stability.recovery.state.value_tree import map_tensors
 
 __all__ = [
     "RestoreChoice",
@@ -39,8 +39,8 @@ __all__ = [
     "free_memory",
     "holds_shards",
     "is_finite",
+    "map_tensors",
     "misfit",
-    "replaced",
     "what_splits",
     "with_new_optimizer",
     "with_what_followed",

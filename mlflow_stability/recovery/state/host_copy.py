@@ -38,7 +38,7 @@ class HostCopies:
         self.nbytes = 0
         self._copies: dict[_Key, Tensor] = {}
         with torch.no_grad():
-            pairs = self._allocated(_by_storage(tensors))
+            pairs = self._allocate(_by_storage(tensors))
             devices = {source.device for source, _ in pairs if source.device.type != "cpu"}
             self._began = [_event(device) for device in devices]
             self._beside = []
@@ -73,7 +73,7 @@ class HostCopies:
         times = (began.elapsed_time(arrived) for began, arrived in zip(self._began, self._arrived, strict=True))
         return float(max(times)) / 1e3
 
-    def _allocated(self, groups: Iterable[list[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    def _allocate(self, groups: Iterable[list[Tensor]]) -> list[tuple[Tensor, Tensor]]:
         """Allocate the copies of dense tensors, and copy the others at once."""
         pairs = []
         for group in groups:
@@ -242,7 +242,7 @@ def _free_in_group(group: Path, names: tuple[str, str, str]) -> float:
             return math.inf
         given_back = _entry((group / "memory.stat").read_text(), cached)
         return int(most) - int((group / used).read_text()) + given_back
-    except OSError:  # the outermost group has no limit; in a container not every one is seen
+    except OSError:  # the outermost group has no limit; a container does not see all groups
         return math.inf
 
 
@@ -307,7 +307,7 @@ class FiniteCheck:
 def is_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> bool:
     """Whether a tensor is finite; `may_be_infinite`: holds no NaN. Waits for the device."""
     values = _values(local_part(tensor))
-    if values is None or bool(torch.isfinite(values.sum())):  # an overflow of the sum is no verdict
+    if values is None or bool(torch.isfinite(values.sum())):  # unless the sum itself overflowed
         return True
     return not bool(values.isnan().any()) if may_be_infinite else bool(torch.isfinite(values).all())
 

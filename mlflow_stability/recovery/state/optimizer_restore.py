@@ -19,7 +19,7 @@ from mlflow_stability.probes.objects import state_of
 from mlflow_stability.recovery.skipping.step_undo import PutBack, copy_bookkeeping
 from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import OptimizerCopy
-from mlflow_stability.recovery.state.value_tree import restored_value
+from mlflow_stability.recovery.state.value_tree import copy_for_training
 
 LEARNED = ("d", "d_denom", "d_max", "d_numerator", "k", "lr_max", "scheduled_lr", "train_mode", "weight_sum")
 """Learned values that optimizers keep among the hyper-parameters: D-Adaptation, Prodigy and schedule-free ones."""
@@ -39,14 +39,14 @@ class OptimizerPlan:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        self.mismatch = self._compared()
+        self.mismatch = self._compare()
         self._used: set[int] = set()
         self._entries: dict[Tensor, Any] = {}
         self._shared: dict[str, Any] = {}
         self._values: list[tuple[dict[str, Any], str, Any]] = []
         self._put_back: PutBack = lambda: None
 
-    def _compared(self) -> str:
+    def _compare(self) -> str:
         """Return the difference to the copy; empty without one."""
         copy, kind = self._copy, type(self._optimizer).__name__
         if copy.kind != kind:
@@ -71,7 +71,7 @@ class OptimizerPlan:
                 continue
             place = _Place(parameter, group, copy.on_host.get(name))
             self._entries[parameter] = self._entry(state.get(parameter), saved, place)
-        self._shared = {key: restored_value(saved) for key, saved in copy.shared.items()}
+        self._shared = {key: copy_for_training(saved) for key, saved in copy.shared.items()}
         for group, values in zip(self._optimizer.param_groups, groups, strict=False):
             self._stage_values(group, values, everything)
 
@@ -120,7 +120,7 @@ class OptimizerPlan:
             if isinstance(live, Tensor) and isinstance(value, Tensor) and live.shape == value.shape:
                 self.pairs.append((live, value.to(live.dtype)))
             else:
-                self._values.append((group, key, restored_value(value)))
+                self._values.append((group, key, copy_for_training(value)))
 
     def _fits(self, existing: Tensor, saved: Tensor) -> bool:
         """Whether it can be filled in place: two entries of one memory would overwrite each other."""
@@ -147,7 +147,9 @@ class _Place:
     def made(self, key: str, value: Any) -> Any:
         """Return a copy of the value there."""
         device = self._of(key)
-        return restored_value(value, lambda tensor: self._split(torch.empty_like(tensor, device=device).copy_(tensor)))
+        return copy_for_training(
+            value, lambda tensor: self._split(torch.empty_like(tensor, device=device).copy_(tensor))
+        )
 
     def _split(self, shard: Tensor) -> Any:
         """Shard the state as its parameter."""
@@ -162,7 +164,7 @@ class _Place:
 
     def _of(self, key: str) -> torch.device:
         host = torch.device("cpu")
-        if self._on_host is not None:  # it comes from a device, where it lay as it should
+        if self._on_host is not None:  # saved on a device: keep its placement
             return host if key in self._on_host else self._device
         return host if key == "step" and not self._capturable else self._device
 
@@ -176,7 +178,7 @@ def fill(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
             continue
         target = target.data
         for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-            if stride == 0 and size > 1:  # expanded: its elements are one in memory
+            if stride == 0 and size > 1:  # expanded: its elements share memory
                 target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)
         targets.append(target)
         sources.append(source)

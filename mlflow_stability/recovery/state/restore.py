@@ -26,7 +26,7 @@ from mlflow_stability.recovery.state.host_copy import HostCopies, local_part
 from mlflow_stability.recovery.state.optimizer_restore import OptimizerPlan, fill
 from mlflow_stability.recovery.state.state_copy import StateCopy, restore_scaler, rng_state, scaler_state, set_rng_state
 from mlflow_stability.recovery.state.training_parts import NamedTensor, TrainingParts, named_tensors, tensors_of_model
-from mlflow_stability.recovery.state.value_tree import replaced, restored_value
+from mlflow_stability.recovery.state.value_tree import copy_for_training, map_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ class RestorePlan:
         self._copy = copy
         self._trained = parts
         named = named_tensors(parts)
-        pairs = _matched(copy, {**copy.tensors, **copy.later.averaged}, named)
-        restarted, self.copies_left = _restarted_averages(copy, parts)
+        pairs = _match_tensors(copy, {**copy.tensors, **copy.later.averaged}, named)
+        restarted, self.copies_left = _find_restarted_averages(copy, parts)
         """Frozen copies of the models that this state does not have: they stay as they are."""
-        self._optimizers = _matched_optimizers(copy, parts, {id(tensor.tensor): tensor.name for tensor in named})
+        self._optimizers = _match_optimizers(copy, parts, {id(tensor.tensor): tensor.name for tensor in named})
         if choice.schedule and len(copy.later.schedulers) != len(parts.schedulers):
             counts = f"{len(copy.later.schedulers)} schedulers, and there are {len(parts.schedulers)} here"
-            raise _refused(copy, f"it has the state of {counts}")
+            raise _refusal(copy, f"it has the state of {counts}")
         copy.wait()
         self.left: tuple[str, ...] = ()
         """What could not be undone: the training is in neither state."""
@@ -174,9 +174,9 @@ class RestorePlan:
             done.append(_Part(f"settings and counters of optimizer {number}", plan.apply, plan.undo))
         if choice.schedule:
             for scheduler, (_, state) in zip(parts.schedulers, copy.later.schedulers, strict=True):
-                done.append(_scheduler_part(scheduler, restored_value(state)))
+                done.append(_scheduler_part(scheduler, copy_for_training(state)))
         if choice.scaler and copy.later.scaler is not None and parts.scaler is not None and parts.scaler.is_enabled():
-            before = replaced(scaler_state(parts.scaler), Tensor.clone)
+            before = map_tensors(scaler_state(parts.scaler), Tensor.clone)
             put = partial(restore_scaler, parts.scaler)
             saved = copy.later.scaler
             done.append(
@@ -209,7 +209,7 @@ class _Tensors:
         failed = 0
         for copy in self._copies:
             copy.wait()
-        for live, _ in reversed(self._pairs[: self._begun]):  # of tensors that share memory the last one goes first
+        for live, _ in reversed(self._pairs[: self._begun]):  # reversed, as tensors may share memory
             try:
                 fill([(live, next(copy.of(live) for copy in self._copies if live in copy))])
             except Exception:
@@ -222,15 +222,15 @@ def misfit(copy: StateCopy, parts: TrainingParts) -> str:
     """Return why this state does not fit this training; empty where it does."""
     try:
         named = named_tensors(parts)
-        _matched(copy, {**copy.tensors, **copy.later.averaged}, named)
-        _matched_optimizers(copy, parts, {id(tensor.tensor): tensor.name for tensor in named})
+        _match_tensors(copy, {**copy.tensors, **copy.later.averaged}, named)
+        _match_optimizers(copy, parts, {id(tensor.tensor): tensor.name for tensor in named})
     except RestoreRefused as refused:
         return str(refused)
     return ""
 
 
 def _scheduler_part(scheduler: LRScheduler, state: dict[str, Any]) -> _Part:
-    before, keys = restored_value(replaced(scheduler.state_dict(), Tensor.clone)), set(vars(scheduler))
+    before, keys = copy_for_training(map_tensors(scheduler.state_dict(), Tensor.clone)), set(vars(scheduler))
 
     def undo() -> None:
         scheduler.load_state_dict(before)
@@ -240,20 +240,22 @@ def _scheduler_part(scheduler: LRScheduler, state: dict[str, Any]) -> _Part:
     return _Part(type(scheduler).__name__, partial(scheduler.load_state_dict, state), undo)
 
 
-def _matched_optimizers(copy: StateCopy, parts: TrainingParts, names: Mapping[int, str]) -> list[OptimizerPlan]:
+def _match_optimizers(copy: StateCopy, parts: TrainingParts, names: Mapping[int, str]) -> list[OptimizerPlan]:
     if len(copy.optimizers) != len(parts.optimizers):
         counts = f"{len(copy.optimizers)} optimizers, and there are {len(parts.optimizers)} here"
-        raise _refused(copy, f"it has the state of {counts}")
+        raise _refusal(copy, f"it has the state of {counts}")
     plans = []
     for number, (saved, optimizer) in enumerate(zip(copy.optimizers, parts.optimizers, strict=True)):
         plan = OptimizerPlan(saved, optimizer, names)
         if plan.mismatch:
-            raise _refused(copy, f"optimizer {number} ({type(optimizer).__name__}) {plan.mismatch}")
+            raise _refusal(copy, f"optimizer {number} ({type(optimizer).__name__}) {plan.mismatch}")
         plans.append(plan)
     return plans
 
 
-def _matched(copy: StateCopy, saved: Mapping[str, Tensor], named: Sequence[NamedTensor]) -> list[tuple[Tensor, Tensor]]:
+def _match_tensors(
+    copy: StateCopy, saved: Mapping[str, Tensor], named: Sequence[NamedTensor]
+) -> list[tuple[Tensor, Tensor]]:
     """Pair each tensor of the training with its saved value."""
     pairs = []
     for named_tensor in named:
@@ -261,23 +263,25 @@ def _matched(copy: StateCopy, saved: Mapping[str, Tensor], named: Sequence[Named
         if source is None:
             if named_tensor.is_cache or named_tensor.is_average:  # an average that started later
                 continue
-            raise _refused(copy, f"{named_tensor.name} is missing in it")
+            raise _refusal(copy, f"{named_tensor.name} is missing in it")
         target = local_part(named_tensor.tensor)
         if target.shape != source.shape:
             if named_tensor.is_cache or named_tensor.name in copy.caches:
                 continue
-            raise _refused(copy, f"{named_tensor.name} is {tuple(source.shape)} in it and {tuple(target.shape)} here")
+            raise _refusal(copy, f"{named_tensor.name} is {tuple(source.shape)} in it and {tuple(target.shape)} here")
         if target.dtype is not source.dtype:
-            raise _refused(copy, f"{named_tensor.name} is {source.dtype} in it and {target.dtype} here")
+            raise _refusal(copy, f"{named_tensor.name} is {source.dtype} in it and {target.dtype} here")
         pairs.append((target, source))
     here = {named_tensor.name for named_tensor in named}
     for name in copy.tensors:
         if name not in here and name not in copy.caches:
-            raise _refused(copy, f"{name} is only in it")
+            raise _refusal(copy, f"{name} is only in it")
     return pairs
 
 
-def _restarted_averages(copy: StateCopy, parts: TrainingParts) -> tuple[Callable[[], list[tuple[Tensor, Tensor]]], int]:
+def _find_restarted_averages(
+    copy: StateCopy, parts: TrainingParts
+) -> tuple[Callable[[], list[tuple[Tensor, Tensor]]], int]:
     """Find averages that started after the state: torch's own restart from its weights.
 
     Return a function that makes their pairs, and the number of other copies, which stay as they are: whether they
@@ -317,7 +321,7 @@ def _restarted_averages(copy: StateCopy, parts: TrainingParts) -> tuple[Callable
     return pairs, left
 
 
-def _refused(copy: StateCopy, reason: str) -> RestoreRefused:
+def _refusal(copy: StateCopy, reason: str) -> RestoreRefused:
     return RestoreRefused(
         f"The state of step {copy.step} does not fit this training: {reason}. Nothing was changed. Build "
         "models and optimizers as they were when it was saved."
@@ -335,7 +339,7 @@ def _drop_gradients(parts: TrainingParts) -> None:
                 parameter.grad = None
             else:
                 local_part(gradient).data.zero_()
-        except Exception:  # it must not go into the restored weights, whatever reads it
+        except Exception:  # old gradients must not change the restored weights
             parameter.grad = None
 
 

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.objects import state_of
 from mlflow_stability.recovery.state.host_copy import FiniteCheck, HostCopies, bytes_of
 from mlflow_stability.recovery.state.training_parts import TrainingParts, named_tensors
-from mlflow_stability.recovery.state.value_tree import replaced
+from mlflow_stability.recovery.state.value_tree import map_tensors
 
 
 def rng_state() -> dict[str, Any]:
@@ -140,12 +140,14 @@ class OptimizerCopy:
         """Yield every tensor of the state with its path."""
         for name, entry in (*self.state.items(), *self.shared.items()):
             tensors: list[Tensor] = []
-            replaced(entry, tensors.append)
+            map_tensors(entry, tensors.append)
             for position, tensor in enumerate(tensors):
                 yield f"{name}#{position}", tensor
 
     def with_tensors(self, copy_of: Callable[[Tensor], Tensor]) -> OptimizerCopy:
-        return dataclasses.replace(self, state=replaced(self.state, copy_of), shared=replaced(self.shared, copy_of))
+        return dataclasses.replace(
+            self, state=map_tensors(self.state, copy_of), shared=map_tensors(self.shared, copy_of)
+        )
 
 
 def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerCopy:
@@ -159,7 +161,7 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> Optimizer
                 shared[key] = entry
             continue
         name = names.get(id(key))
-        if name is None:  # a parameter that was taken out of its group: no step will look at its state again
+        if name is None:  # removed from its group: no step reads its state again
             continue
         state[name] = entry
         if not key.is_cpu and isinstance(entry, dict):
@@ -229,7 +231,7 @@ def bytes_of_state(parts: TrainingParts) -> int:
     """Return the size of a copy before it is made."""
     tensors = [named.tensor for named in named_tensors(parts)]
     for optimizer in parts.optimizers:
-        replaced(dict(state_of(optimizer)), lambda tensor: tensors.append(tensor))
+        map_tensors(dict(state_of(optimizer)), lambda tensor: tensors.append(tensor))
     return sum(bytes_of(tensor) for tensor in tensors)
 
 
@@ -266,10 +268,10 @@ def with_new_optimizer(copy: StateCopy, parts: TrainingParts) -> StateCopy | Non
     if state_of(new) or len(others) != len(copy.optimizers) or not names.keys() >= set(parameters):
         return None
     tensors: list[Tensor] = []
-    replaced(groups_of(new), tensors.append)
+    map_tensors(groups_of(new), tensors.append)
     groups = HostCopies(tensors, 0)
     later = dataclasses.replace(
-        copy.later, hyper_parameters=(*copy.later.hyper_parameters, replaced(groups_of(new), groups.of))
+        copy.later, hyper_parameters=(*copy.later.hyper_parameters, map_tensors(groups_of(new), groups.of))
     )
     optimizers = (*copy.optimizers, optimizer_state(new, names))
     return dataclasses.replace(copy, optimizers=optimizers, later=later, copies=(*copy.copies, groups))
@@ -296,12 +298,12 @@ def _later_state(parts: TrainingParts) -> tuple[LaterState, HostCopies, FiniteCh
     schedulers = tuple((type(scheduler).__name__, scheduler.state_dict()) for scheduler in parts.schedulers)
     scaler = None if parts.scaler is None or not parts.scaler.is_enabled() else scaler_state(parts.scaler)
     tensors: list[Tensor] = list(live.values())
-    replaced((groups, schedulers, scaler), tensors.append)
-    copies = HostCopies(tensors, 0)  # the budget is the other tensors', which may still be on their way
+    map_tensors((groups, schedulers, scaler), tensors.append)
+    copies = HostCopies(tensors, 0)  # the budget is for the other tensors, which may still be copied
     state = LaterState(
         averaged={name: copies.of(tensor) for name, tensor in live.items()},
-        hyper_parameters=replaced(groups, copies.of),
-        schedulers=replaced(schedulers, copies.of),
-        scaler=replaced(scaler, copies.of),
+        hyper_parameters=map_tensors(groups, copies.of),
+        schedulers=map_tensors(schedulers, copies.of),
+        scaler=map_tensors(scaler, copies.of),
     )
     return state, copies, FiniteCheck(live, copies, [tensor.name for tensor in named if not tensor.is_trained])

@@ -24,7 +24,7 @@ class UnknownValue:
     value: Any
 
 
-def replaced(value: Any, tensor: Callable[[Tensor], Any]) -> Any:
+def map_tensors(value: Any, tensor: Callable[[Tensor], Any]) -> Any:
     """Replace all tensors."""
     if isinstance(value, Tensor):
         return tensor(value)
@@ -34,17 +34,17 @@ def replaced(value: Any, tensor: Callable[[Tensor], Any]) -> Any:
         if isinstance(value, cast("type", kind)):
             return kind(value)
     if isinstance(value, Counter | OrderedDict):
-        return type(value)({key: replaced(item, tensor) for key, item in value.items()})
+        return type(value)({key: map_tensors(item, tensor) for key, item in value.items()})
     if isinstance(value, dict):
-        return {key: replaced(item, tensor) for key, item in value.items()}
+        return {key: map_tensors(item, tensor) for key, item in value.items()}
     if isinstance(value, list | deque):
-        return [replaced(item, tensor) for item in value]
+        return [map_tensors(item, tensor) for item in value]
     if isinstance(value, tuple):
-        return tuple(replaced(item, tensor) for item in value)
+        return tuple(map_tensors(item, tensor) for item in value)
     if isinstance(value, UnknownValue):
         return value
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return replaced(value.item(), tensor)
+        return map_tensors(value.item(), tensor)
     return UnknownValue(copy.deepcopy(value))
 
 
@@ -62,19 +62,19 @@ def without_foreign(value: Any) -> Any:
     return value
 
 
-def restored_value(value: Any, tensor: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
+def copy_for_training(value: Any, tensor: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
     """Return a value for the training that shares nothing with the copy."""
     if isinstance(value, UnknownValue):
         return copy.deepcopy(value.value)
     if isinstance(value, Tensor):
         return tensor(value)
     if isinstance(value, dict):
-        made = {key: restored_value(item, tensor) for key, item in value.items()}
+        made = {key: copy_for_training(item, tensor) for key, item in value.items()}
         return type(value)(made) if isinstance(value, Counter | OrderedDict) else made
     if isinstance(value, list):
-        return [restored_value(item, tensor) for item in value]
+        return [copy_for_training(item, tensor) for item in value]
     if isinstance(value, tuple):
-        return tuple(restored_value(item, tensor) for item in value)
+        return tuple(copy_for_training(item, tensor) for item in value)
     return value
 
 

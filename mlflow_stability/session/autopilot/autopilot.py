@@ -176,7 +176,7 @@ class Autopilot:
         if self._batches is not None:
             if record.skipped_by is not None or record.flag is not None:
                 self._batches.judged(record.skipped_by, record.flag is not None, self._parts.optimizers())
-            self._batches.capture.loss = None  # nobody needs it any more
+            self._batches.capture.loss = None  # not needed any more: it keeps the graph alive
         if votes:
             self._receive(record, ends_vote=False)
             capture.norm_of_all, capture.loss_of_all = self._ranks.norm, self._ranks.loss
@@ -244,7 +244,7 @@ class Autopilot:
             return
         try:
             decision = self._decider.take(record, reading, findings, self._parts)
-            if self._states.may_tell:
+            if self._states.may_have_findings:
                 self._emit_checkpoint_events()
             if not self._rollback.is_running:
                 self._ranks.give(decision)
@@ -348,7 +348,7 @@ class Autopilot:
                 self._modifier.skip_next()
         self._modifier.guards = self._modifier.guards and not self._ranks.somebody_off
         if self._ranks.silence is not None:
-            self._run(AutopilotPart.RANKS, self._tell_of_silence, self._ranks.silence)
+            self._run(AutopilotPart.RANKS, self._raise_silence, self._ranks.silence)
 
     def _new_record(self, capture: StepCapture, place: str) -> StepRecord:
         self._capture, self._scaler = capture, capture.scaler
@@ -365,7 +365,7 @@ class Autopilot:
         try:
             change = self._parts.meet(optimizer, self._scaler)
         except ChangingPartsError:
-            self._states.forget()  # nobody knows any more what they are states of
+            self._states.forget()  # unknown which training the states belong to
             raise
         parts = self._parts.alive() if change is not PartsChange.NONE else None
         if parts is None:
@@ -470,7 +470,7 @@ class Autopilot:
             self._guard.contain(part, error, self._states.forget if part is AutopilotPart.SNAPSHOTS else None)
             return None
 
-    def _tell_of_silence(self, silence: Silence) -> None:
+    def _raise_silence(self, silence: Silence) -> None:
         raise ConnectionError(f"{silence.value}; no step is skipped or rolled back from here on")
 
     def _has_level(self) -> bool:

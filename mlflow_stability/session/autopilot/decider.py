@@ -25,7 +25,7 @@ from mlflow_stability.kinds.reported.autopilot import EarlyStopping
 from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.restored_losses import LossHistory
-from mlflow_stability.recovery.rollback_decisions import carried_out, decide
+from mlflow_stability.recovery.rollback_decisions import decide, mark_carried_out
 from mlflow_stability.recovery.rollback_events import (
     OF_SCALE,
     RollbackCountdown,
@@ -99,7 +99,7 @@ class Decider:
         """Why the training ends; no step is taken until its reading has come."""
         self._stop_heard: Stop | None = None
         """A reason to stop among the metrics that the script logged."""
-        self._stop_told = False
+        self._is_stop_reported = False
         self._origin: Finding | None = None
         """Where the last non-finite value was traced to."""
 
@@ -186,7 +186,7 @@ class Decider:
     def stop_over(self) -> None:
         """Start over for a script that continues after the training was ended."""
         self._stop = self._stop_heard = None
-        self._stop_told = False
+        self._is_stop_reported = False
 
     def stopped_together(self, place: StopPlace, step: int) -> TrainingDiverged:
         """Return the exception that all ranks end with; the reason is known on the rank where the condition was met."""
@@ -197,8 +197,8 @@ class Decider:
 
     def stopped(self, stop: Stop) -> TrainingDiverged:
         """Return the exception that ends the training; report it once."""
-        if not self._stop_told:
-            self._stop_told = True
+        if not self._is_stop_reported:
+            self._is_stop_reported = True
             self._emit(Finding.at(stop.facts, stop.step, Severity.INFO, remedies=EarlyStopping.remedies))
         return stop.error
 
@@ -237,7 +237,7 @@ class Decider:
     def rolled_back(self, decision: Decision, step: int) -> None:
         self._losses.rolled_back(step)
         if decision.is_counted:
-            self._history = carried_out(self._history, step)
+            self._history = mark_carried_out(self._history, step)
         if self._countdown is not None:
             self._countdown.restart()
 

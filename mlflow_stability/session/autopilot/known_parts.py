@@ -65,12 +65,12 @@ class KnownParts:
 
     def meet(self, optimizer: Optimizer, scaler: Any) -> PartsChange:
         """Note an optimizer before its step."""
-        change = self._met(optimizer, scaler)
+        change = self._note(optimizer, scaler)
         if self.are_there():
             self.settled[id(optimizer)] = len(optimizer.param_groups)
         return change
 
-    def _met(self, optimizer: Optimizer, scaler: Any) -> PartsChange:
+    def _note(self, optimizer: Optimizer, scaler: Any) -> PartsChange:
         groups, known_groups = len(optimizer.param_groups), self._groups.get(optimizer)
         if known_groups == groups and self.are_there():
             return PartsChange.NONE
@@ -78,7 +78,7 @@ class KnownParts:
         if known_groups is None:
             self._order.append(weakref.ref(optimizer))
         parts = self.alive()
-        if parts is not None and _own(parts.models, optimizer):
+        if parts is not None and _have_all_parameters(parts.models, optimizer):
             if known_groups is not None:
                 return PartsChange.NONE
             self._hold(dataclasses.replace(parts, optimizers=(*parts.optimizers, optimizer)))
@@ -118,7 +118,7 @@ class KnownParts:
         return [optimizer for reference in self._order if (optimizer := reference()) is not None]
 
     def _hold(self, parts: TrainingParts) -> None:
-        settled = self.settled = {}  # its own, for parts that were replaced may go at any time
+        settled = self.settled = {}  # a new dict: parts that were replaced may be deleted at any time
         self._parts = WeakTrainingParts(parts, lambda _: settled.clear())
 
     def _search(
@@ -127,8 +127,8 @@ class KnownParts:
         began = self._clock()
         parts = find_parts(optimizers, scaler)
         if before is not None:  # a copy of a state knows schedules and averages by their number
-            schedulers = _known_first(before.schedulers, parts.schedulers)
-            averaged = _known_first(before.averaged, parts.averaged)
+            schedulers = _keep_order(before.schedulers, parts.schedulers)
+            averaged = _keep_order(before.averaged, parts.averaged)
             parts = dataclasses.replace(parts, schedulers=schedulers, averaged=averaged)
         self._hold(parts)
         modules = (module for model in parts.models for module in Module.modules(model))
@@ -139,7 +139,7 @@ class KnownParts:
         return parts
 
 
-def _own(models: Sequence[Module], optimizer: Optimizer) -> bool:
+def _have_all_parameters(models: Sequence[Module], optimizer: Optimizer) -> bool:
     """Whether these models have all parameters of an optimizer."""
     return places_of([optimizer]).keys() <= {id(parameter) for model in models for parameter in parameters_in(model)}
 
@@ -148,7 +148,7 @@ def _references_to(types: Sequence[weakref.ref[type]]) -> tuple[int, ...]:
     return tuple([sys.getrefcount(reference()) for reference in types])
 
 
-def _known_first(before: Sequence[_Item], now: Sequence[_Item]) -> tuple[_Item, ...]:
+def _keep_order(before: Sequence[_Item], now: Sequence[_Item]) -> tuple[_Item, ...]:
     ids = {id(part) for part in before}
     there = {id(part) for part in now}
     return (*(part for part in before if id(part) in there), *(part for part in now if id(part) not in ids))

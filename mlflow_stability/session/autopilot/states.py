@@ -39,8 +39,8 @@ from mlflow_stability.recovery.state import (
     copy_state,
     free_memory,
     holds_shards,
+    map_tensors,
     misfit,
-    replaced,
     what_splits,
     with_new_optimizer,
     with_what_followed,
@@ -144,7 +144,7 @@ class States:
         """What splits the state over ranks, so that it has no checkpoints."""
         self._wanted: float | None = None
         """Metric of a requested checkpoint that is not written yet; NaN: without one."""
-        self._told: list[Finding] = []
+        self._findings: list[Finding] = []
         self._unfit: set[int] = set()
         """Steps of states, also on disk, that do not fit the training."""
         self._due_from = first_step - 1 + policy.checkpoint_every
@@ -211,7 +211,7 @@ class States:
             disk = bool(self._cadence_is_due(self._cadence, step, wanted))
         if disk and self._split is not None:
             self._due_from = NEVER
-            self._told.append(no_checkpoints_event(self._split, step))
+            self._findings.append(no_checkpoints_event(self._split, step))
         elif disk and self.writes_together:  # before the others are told to: what fails here is no news to them
             self._begin_checkpoints()
             disk = AutopilotPart.CHECKPOINTS not in self._off
@@ -263,7 +263,7 @@ class States:
         written after the one in progress, if there is memory for both. A sharded state is written after the next step.
         """
         if self._split is not None:
-            self._told.append(no_checkpoints_event(self._split, step))
+            self._findings.append(no_checkpoints_event(self._split, step))
             return False
         if value is not None and self._is_written_as_best(parts, step, value):
             return True
@@ -427,12 +427,12 @@ class States:
             self._cadence.trouble()
 
     @property
-    def may_tell(self) -> bool:
-        return bool(self._told) or self._writer is not None
+    def may_have_findings(self) -> bool:
+        return bool(self._findings) or self._writer is not None
 
     def events(self) -> list[Finding]:
         """Return findings about checkpoints since the last call."""
-        findings, self._told = self._told, []
+        findings, self._findings = self._findings, []
         return findings if self._writer is None else findings + self._writer.events()
 
     def save_last_good(self, seconds: float, loss_of: Callable[[int], float]) -> Path | None:
@@ -457,7 +457,7 @@ class States:
     def _with_extra(self, copy: StateCopy) -> StateCopy:
         if not self._extra:
             return copy
-        states = {name: replaced(item.state_dict(), on_host) for name, item in self._extra.items()}
+        states = {name: map_tensors(item.state_dict(), on_host) for name, item in self._extra.items()}
         return dataclasses.replace(copy, extra=states)
 
     def _begin(self) -> None:

@@ -24,7 +24,7 @@ LOCK_SECONDS = 0.5
 
 
 @contextmanager
-def bars_removed(stream: Any) -> Iterator[None]:
+def without_bars(stream: Any) -> Iterator[None]:
     """Remove tqdm's bars from where this stream goes, and draw them again afterwards."""
     tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
     bars = [bar for bar in getattr(tqdm, "_instances", ()) if hasattr(bar, "start_t")]
@@ -39,16 +39,16 @@ def bars_removed(stream: Any) -> Iterator[None]:
                 yield
                 return
             held.callback(part.release)
-        removed = [bar for bar in shared if _drawn(bar.clear)]
+        removed = [bar for bar in shared if _try_to_draw(bar.clear)]
         try:
             yield
         finally:
             for bar in removed:
-                _drawn(bar.refresh)
+                _try_to_draw(bar.refresh)
 
 
 def write_whole(stream: Any, text: str) -> None:
-    with bars_removed(stream):
+    with without_bars(stream):
         stream.write(new_row(stream) + text)
         stream.flush()
 
@@ -86,11 +86,11 @@ def _is_terminal(stream: Any) -> bool:
         return False
 
 
-def _drawn(draw: Any) -> bool:
+def _try_to_draw(draw: Any) -> bool:
     """Let a bar draw itself; False if a bar of the script's own class fails."""
     try:
         draw(nolock=True)
-    except Exception:  # whatever a class of the script's raises is no reason to end its training
+    except Exception:  # an error of the script's own bar must not end its training
         return False
     return True
 
@@ -180,7 +180,7 @@ def _names_logger(handler: logging.Handler, record: logging.LogRecord) -> bool:
     empty.msg, empty.args = "", ()
     try:
         return LOGGER.name in handler.format(empty)
-    except Exception:  # a formatter of the script's that needs more than a message; its handler reports that itself
+    except Exception:  # a formatter that needs more than a message; its handler reports that
         return False
 
 
@@ -202,7 +202,7 @@ def _handle(handler: logging.Handler, record: logging.LogRecord) -> None:
             if handler.filter(record):
                 _write(stand_in(stream), handler.format(record) + handler.terminator)
             return
-        with bars_removed(stream):
+        with without_bars(stream):
             if isinstance(handler, logging.StreamHandler):
                 _write(stream, new_row(stream))
             handler.handle(record)

@@ -98,9 +98,9 @@ class TrainingOutput:
         """Step of the last reported change of the data."""
         self._begun: set[str] = set()
         """Runs whose beginning was reported."""
-        self._unsaid: tuple[str, Callable[[], DeliveredRun]] | None = None
+        self._not_begun: tuple[str, Callable[[], DeliveredRun]] | None = None
         """A recording whose beginning was not reported: where it goes, and its run."""
-        self._said_early = False
+        self._begun_early = False
         """It was reported before its run was known."""
 
     def warn(self, message: str, *args: Any, if_silent: bool = False) -> None:
@@ -122,29 +122,29 @@ class TrainingOutput:
     def recording_begins(self, where: str, run: Callable[[], DeliveredRun]) -> None:
         """Note a recording: `where` it goes, and a function that returns its run once that is created."""
         with self._lock:
-            self._unsaid, self._said_early = (where, run), False
+            self._not_begun, self._begun_early = (where, run), False
 
     def begins(self, run: DeliveredRun) -> bool:
         """Report once which run is recorded and where to see it; False while that is not known."""
         if not run.run_id or not (run.url or run.command):
             return False
         with self._lock:
-            self._unsaid = None
+            self._not_begun = None
             if run.run_id not in self._begun:
                 if self._begun:  # else they are this run's: its page may be known later than its first findings
                     self._troubles = Troubles()
                 self._begun.add(run.run_id)
                 where = run.url or f"`{run.command}` shows it."
-                self.info("The run is %s: %s" if self._said_early else "Recording run %s: %s", run.called, where)
+                self.info("The run is %s: %s" if self._begun_early else "Recording run %s: %s", run.called, where)
         return True
 
     def _begins_before_trouble(self) -> None:
         """Report the beginning of a recording before its first finding."""
-        if self._unsaid is None:
+        if self._not_begun is None:
             return
-        where, run = self._unsaid
+        where, run = self._not_begun
         if not self.begins(run()):
-            self._unsaid, self._said_early = None, True
+            self._not_begun, self._begun_early = None, True
             self.info("Recording %s", where)
 
     def found(self, event: Finding, may_act: bool = False) -> None:
@@ -161,14 +161,14 @@ class TrainingOutput:
             if event.kind == DataChanged.kind:
                 self._changed_at = event.step
             if event.kind == "rollback":
-                message = self._said_of_rollback(event)
+                message = self._rollback_message(event)
                 self._forget_held()
                 self._troubles.answered(event.step)
                 reverted = isinstance(event.facts, RollbackFacts) and event.facts.steps_regained is not None
                 if not reverted or event.step > self._changed_at + 1:
                     self._begins_before_trouble()
-                    self.warn("%s", message)  # else `data_changed` has said so
-            elif event.kind == "give_up":  # it says what was found, too
+                    self.warn("%s", message)  # else `data_changed` reported it
+            elif event.kind == "give_up":  # its message names the finding, too
                 self._forget_held()
                 self._say(event)
             elif may_act and self._troubles.is_instability(event):
@@ -189,7 +189,7 @@ class TrainingOutput:
         with self._lock:
             self._release(lambda _: True)
 
-    def _said_of_rollback(self, event: Finding) -> str:
+    def _rollback_message(self, event: Finding) -> str:
         """Return the message of a rollback; short where its reason was reported before."""
         before = self._troubles.said_before(event.step)
         reported = [] if before is None else [before, *(held.event for held in self._held)]

@@ -90,9 +90,9 @@ class CourierLink:
         """Number of requests to deliver everything."""
         self._look_at = 0.0
         self._start_after = 0.0
-        self._away_said = False
-        self._gone_said = False
-        self._start_failure_said = False
+        self._away_reported = False
+        self._gone_reported = False
+        self._start_failure_reported = False
 
     def start(self) -> None:
         """Start the courier in a session of its own, so that Ctrl-C does not reach it."""
@@ -116,12 +116,12 @@ class CourierLink:
         try:
             self._spawn(environment)
         except OSError as error:
-            if not self._start_failure_said:
-                self._start_failure_said = True
+            if not self._start_failure_reported:
+                self._start_failure_reported = True
                 self.warn(
                     "The courier process could not be started (%s). Training continues and everything is "
                     "kept in %s. Run `mlflow-stability sync` to deliver it.",
-                    str(error),  # an error holds on to its frames
+                    str(error),  # as text: an error keeps its frames alive
                     self.folder.parent,
                     if_silent=True,
                 )
@@ -183,8 +183,8 @@ class CourierLink:
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
-            if not self.folder.exists() and not self._gone_said:
-                self._gone_said = True
+            if not self.folder.exists() and not self._gone_reported:
+                self._gone_reported = True
                 self.warn(
                     "The journal in %s was deleted during training. Undelivered records are lost, and "
                     "recording has stopped. Start a new run, or call autolog(disable=True) and autolog() "
@@ -287,8 +287,8 @@ class CourierLink:
         status = _read(self.folder / STATUS)
         self._pass_on_notices(status)
         since = status.get("away_since")
-        if since and not self._away_said:
-            self._away_said = True
+        if since and not self._away_reported:
+            self._away_reported = True
             self.warn(
                 "No answer from the tracking server since %s (%s). Training continues and everything is kept "
                 "in %s. Delivery resumes when the server answers, or with `mlflow-stability sync`.",
@@ -330,7 +330,7 @@ def wait_for_delivery(awaited: Sequence[DeliveringCourier]) -> list[DeliveringCo
     waited = [(courier, DeliveryWait(courier.seconds, courier.longest)) for courier in awaited]
     try:
         late = [(courier, patience) for courier, patience in waited if not courier.link.wait(patience, line)]
-    except KeyboardInterrupt:  # somebody does not want to wait
+    except KeyboardInterrupt:  # the user does not want to wait
         late = [(courier, patience) for courier, patience in waited if not courier.link.all_arrived()]
     line.clear()
     for courier, patience in late:
@@ -341,7 +341,7 @@ def wait_for_delivery(awaited: Sequence[DeliveringCourier]) -> list[DeliveringCo
                 "Recorded offline in %s. Deliver it with `mlflow-stability sync %s`.", journals, journals
             )
         if not link.was_started:
-            continue  # which was said when it happened
+            continue  # reported when it happened
         runs = [run.run_id for run in link.runs().values() if run.run_id]
         verdict = f" Show how it went: `mlflow-stability diagnose {runs[-1]}`." if runs else ""
         trouble = link.trouble()

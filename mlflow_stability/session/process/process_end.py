@@ -130,7 +130,7 @@ class ProcessExit:
 
     def begin(self, end: End) -> int:
         """Register a session; return its number for `over`."""
-        if self._pid != os.getpid():  # a fork has what belongs to its parent
+        if self._pid != os.getpid():  # a fork inherits its parent's sessions
             self.__init__()  # type: ignore[misc]
         atexit.unregister(self._run)  # anew: before whatever was registered since, MLflow's end of the run among it
         atexit.register(self._run)
@@ -147,24 +147,24 @@ class ProcessExit:
         for courier in awaited:
             if courier.link.all_arrived():
                 courier.link.let_go()
-                _tell([courier])
+                _print_outcomes([courier])
             else:
                 self._awaited.append(courier)
 
     def _run(self) -> None:
         if self._pid != os.getpid():
             return
-        error = sys.exc_info()[1]  # in a child of `multiprocessing`, what its function has raised
+        error = sys.exc_info()[1]  # in a child of `multiprocessing`, the error of its function
         closing = None if error is None or isinstance(error, SystemExit) else closing_of(error)
         afterwards = [end(closing) for end in list(self._open.values())]
         awaited, self._awaited = self._awaited, []
         late = wait_for_delivery(awaited)
-        _tell([courier for courier in awaited if courier not in late])
+        _print_outcomes([courier for courier in awaited if courier not in late])
         for act in afterwards:
             act()
 
 
-def _tell(arrived: Sequence[DeliveringCourier]) -> None:
+def _print_outcomes(arrived: Sequence[DeliveringCourier]) -> None:
     """Print the outcome of trainings that are delivered."""
     for courier in arrived:
         courier.output.ended([run for run in courier.link.runs().values() if run.run_id])
@@ -213,7 +213,7 @@ class _Last:
 
     def __del__(self) -> None:
         if threading.get_ident() == self._ident:  # else the watch was taken off, and the thread lives on
-            self._on_end(_escaped_into(self._frame))
+            self._on_end(_exception_from_below(self._frame))
 
 
 def _outermost_frame(frame: FrameType) -> FrameType:
@@ -223,7 +223,7 @@ def _outermost_frame(frame: FrameType) -> FrameType:
     return frame
 
 
-def _escaped_into(frame: FrameType) -> BaseException | None:
+def _exception_from_below(frame: FrameType) -> BaseException | None:
     """Return the exception that reached this frame from below, and that something still holds."""
     tracebacks = [
         referrer
@@ -232,11 +232,11 @@ def _escaped_into(frame: FrameType) -> BaseException | None:
     ]
     for referrer in gc.get_referrers(*tracebacks) if tracebacks else ():
         if isinstance(referrer, BaseException) and any(referrer.__traceback__ is traceback for traceback in tracebacks):
-            return _told(referrer)
+            return _first_with_words(referrer)
     return None
 
 
-def _told(error: BaseException) -> BaseException:
+def _first_with_words(error: BaseException) -> BaseException:
     """Return the first exception with words: frameworks wrap exceptions in others without."""
     while not str(error) and error.__cause__ is not None:
         error = error.__cause__

@@ -126,7 +126,7 @@ class DeferredDetection:
 
     def _start(self) -> bool:
         """Start the thread; False where that is impossible: at the exit of the process, or at its limit."""
-        with self._lock:  # the training, and whoever has just forked
+        with self._lock:  # the training thread, and a thread that has just forked
             if self._thread is not None:
                 return True
             self._over = threading.Event()

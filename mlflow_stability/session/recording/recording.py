@@ -1,7 +1,8 @@
 """The recording of one run in this process: journal, detectors, loss checks.
 
 Each capture gets a journal line; the halves of a GAN have lines of the same step. Guarantees: detectors see what the
-journal holds, in the same order; a missing loss is reported once, discarded losses at most once in `TELL_EVERY` steps.
+journal holds, in the same order; a missing loss is reported once, discarded losses at most once in
+`REPORT_EVERY_STEPS` steps.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ SIGNALS = (
 
 STEPS_WITHOUT_LOSS = 20
 """After so many steps without a loss there will be none."""
-TELL_EVERY = 100
+REPORT_EVERY_STEPS = 100
 NO_LOSS = (
     "no loss recorded: no backward pass began at a scalar tensor (torch.func, torch.autograd.grad, a "
     "pipeline stage, a CUDA graph, or gradients set by the script)"
@@ -73,7 +74,7 @@ class LossCount:
         """Whether any step had a loss, and whether it was reported that none had."""
         self._steps = 0
         self._discarded = 0
-        self._last_told: int | None = None
+        self._last_report: int | None = None
 
     def take(self, step: int, reading: ProbeReading) -> list[Finding]:
         """Note a step; return findings."""
@@ -95,9 +96,9 @@ class LossCount:
 
     def _of_discarded(self, step: int, reading: ProbeReading) -> list[Finding]:
         self._discarded += len(reading.discarded)
-        if self._last_told is not None and step - self._last_told < TELL_EVERY:
+        if self._last_report is not None and step - self._last_report < REPORT_EVERY_STEPS:
             return []
-        self._last_told = step
+        self._last_report = step
         facts = DiscardedBatchFacts(tuple(reading.discarded[:3]), self._discarded)
         return [Finding.at(facts, step, Severity.INFO, remedies=BatchDiscarded.remedies)]
 
@@ -155,9 +156,9 @@ class Recording:
             self._late = DeferredDetection(self._panel_judges)
         self._judge = self._panel_judges if self._late is None else self._late.take
         self._judge_heard = guard(DETECTORS, self._judge)
-        self._settle = guard(DETECTORS, self._nothing_waits if self._late is None else self._late.settle)
+        self._settle = guard(DETECTORS, (lambda: None) if self._late is None else self._late.settle)
         self._keep_table = guard("layer tables", self._table)
-        self._tell_sums = guard("summary of representations", self._emit_representation_events)
+        self._report_sums = guard("summary of representations", self._emit_representation_events)
         self._account = guard("losses", lambda reading: self._emit_loss_events(self._losses.take(self.step, reading)))
         self._account_at_end = guard("losses", self._emit_loss_events)
         self._on_event = on_event
@@ -279,7 +280,7 @@ class Recording:
             self.settle()
             if self.spikes is not None:
                 self.spikes.close()
-            self._tell_sums()
+            self._report_sums()
             self._account_at_end(self._losses.missing(self.step))
         finally:
             self.closed = True
@@ -306,10 +307,6 @@ class Recording:
             self._on_event(event)
         return events
 
-    @staticmethod
-    def _nothing_waits() -> None:
-        """Every step was judged at once."""
-
     def _emit_representation_events(self) -> None:
         for event in self._representations.events(self.step):
             self.emit(event)
@@ -327,7 +324,7 @@ class Recording:
         place = next(signal.place for signal in reading.signals if signal.quantity == "grad_norm")
         bases = self._norm_bases.setdefault(place, [])
         if reading.norm_basis not in bases:
-            if reading.norm_basis == COPIED and UNCLIPPED in bases:  # at the first steps that was not known
+            if reading.norm_basis == COPIED and UNCLIPPED in bases:  # unknown at the first steps
                 bases.remove(UNCLIPPED)
             bases.append(reading.norm_basis)
             self.note(f"grad_norm.{place}" if place else "grad_norm", ", ".join(bases))

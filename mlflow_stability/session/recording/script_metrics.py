@@ -134,7 +134,7 @@ class TrainerMetrics:
                 given = dict(zip(method.arguments, args[1:], strict=False)) | kwargs
                 for metric in _metrics(method.read(args[0], given, result)):
                     self._on_metric(metric)
-            except Exception as error:  # the trainer has done what it was asked for
+            except Exception as error:  # the trainer's own call has succeeded
                 self.failure = error
         return result
 
@@ -193,7 +193,7 @@ class ScriptMetrics:
         self._client = UserMetrics(self._heard)
         self._trainers = TrainerMetrics(self._heard)
         self._run_id = ""
-        self._told: dict[tuple[str, str], int] = {}
+        self._difference: dict[tuple[str, str], int] = {}
         """By name and value, how often more the trainer gave it than MLflow's client."""
         self._layouts: dict[str, tuple[Signal, ...] | None] = {}
         """Signals of each name of this run; None where it is no validation loss."""
@@ -220,12 +220,12 @@ class ScriptMetrics:
         if failure is not None:
             raise failure
         taken = [self.waiting.popleft() for _ in range(len(self.waiting))]
-        if run_id is None:  # nobody knows the run yet, so that what was logged to one has to wait
+        if run_id is None:  # the run is unknown yet: metrics logged to a run wait
             self.waiting.extendleft(reversed([item for item in taken if item[0].run_id is not None]))
         mine = [item for item in taken if item[0].run_id in (run_id, None)]
         if run_id != self._run_id:
             if self._run_id:  # else it is the same one, whose name was not known
-                self._layouts, self._told = {}, {}
+                self._layouts, self._difference = {}, {}
             self._run_id = run_id or ""
         self._learn([metric.key for metric, _, _ in mine])
         return [
@@ -237,10 +237,10 @@ class ScriptMetrics:
     def _is_new(self, metric: LoggedMetric, value: float) -> bool:
         """Whether the other one of trainer and MLflow has not given it before."""
         told_value, sign = (metric.key, f"{value:.6g}"), 1 if metric.run_id is None else -1
-        more = self._told.pop(told_value, 0)
-        self._told[told_value] = more + sign
-        if len(self._told) > MOST_REMEMBERED:
-            del self._told[next(iter(self._told))]
+        more = self._difference.pop(told_value, 0)
+        self._difference[told_value] = more + sign
+        if len(self._difference) > MOST_REMEMBERED:
+            del self._difference[next(iter(self._difference))]
         return more * sign >= 0
 
     def _asked(self, name: str, layout: tuple[Signal, ...]) -> str:

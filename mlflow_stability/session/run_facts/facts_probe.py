@@ -95,7 +95,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
     def before_step(self, view: StepView) -> None:
         """Note a new optimizer; every ten steps, look at the whole training."""
         look = self._watch.due(view.step) and view.step != self._looked_at
-        self._tell_of_kept(view)
+        self._report_uncleared(view)
         is_new = self._is_new(view.optimizer)
         self._note_limits(view)
         if self._batch or self._modifier > FIRST_STEPS:
@@ -134,19 +134,19 @@ class FactsProbe(ForwardObserver, BaseProbe):
                 shape, self._plain = batch_shape(args, kwargs), plain
                 self._batch, self._rows = batch_words(args, kwargs), 0 if shape is None else shape.samples
 
-    def _tell_of_kept(self, view: StepView) -> None:
+    def _report_uncleared(self, view: StepView) -> None:
         """Report once that gradients of an optimizer are not cleared, and again after they were cleared in between."""
         optimizer, kept_for = id(view.optimizer), view.kept_for
         if not kept_for:
             first = self._kept.pop(optimizer, None)
             if first is not None:
-                self._tell_of_cleared(first, view.step - 1)
+                self._report_cleared(first, view.step - 1)
         elif optimizer not in self._kept:
             first = self._kept[optimizer] = max(1, view.step - kept_for)
             remedies = MissingZeroGrad.remedies
             self._recording.emit(Finding.at(UnclearedFacts(kept_for), first, Severity.WARNING, remedies=remedies))
 
-    def _tell_of_cleared(self, first: int, cleared: int) -> None:
+    def _report_cleared(self, first: int, cleared: int) -> None:
         facts = ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=first)
         self._recording.emit(Finding.at(facts, cleared, Severity.INFO, remedies=ConfigurationChanged.remedies))
 

@@ -1,7 +1,7 @@
 """Detect settings that change during a training, and mistakes in its set-up.
 
 A change is reported once it was the same at two looks in a row, so not the small batch at the end of an epoch; at most
-`MOST_TOLD` times. The learning rate is a series of its own.
+`MAX_REPORTS` times. The learning rate is a series of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlflow_stability.session.run_facts.training_facts import TrainingView
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 LOOK_EVERY = 10
-MOST_TOLD = 3
+MAX_REPORTS = 3
 # Learning rates are series; what schedulers write into groups for themselves follows them.
 _PASSED_OVER = frozenset({"learning_rate", "max_lr", "min_lr"})
 _OF_CYCLES = frozenset({"betas", "momentum", "base_momentum", "max_momentum"})
@@ -52,7 +52,7 @@ class SettingChanges:
         self._linted = False
         self._evaluating: Finding | None = None
         """The finding of the last look, where the model was in evaluation mode."""
-        self._mode_told = False
+        self._mode_reported = False
 
     def due(self, step: int) -> bool:
         return step % LOOK_EVERY == 0
@@ -73,12 +73,12 @@ class SettingChanges:
 
     def _mode(self, step: int, view: TrainingView) -> list[Finding]:
         """Report once that the model was in evaluation mode at two looks in a row."""
-        if self._mode_told:
+        if self._mode_reported:
             return []
         before, self._evaluating = self._evaluating, evaluation_mode(view.models, view.optimizers, step)
         if before is None or self._evaluating is None:
             return []
-        self._mode_told = True
+        self._mode_reported = True
         return [before]
 
     def _changed(self, name: SettingName, value: str, step: int) -> Finding | None:
@@ -97,9 +97,9 @@ class SettingChanges:
             return None
         before, setting.value, setting.other = setting.value, value, ""
         setting.told += 1
-        if setting.told > MOST_TOLD:
+        if setting.told > MAX_REPORTS:
             return None
-        facts = ConfigurationFacts(name, before, value, last_report=setting.told == MOST_TOLD)
+        facts = ConfigurationFacts(name, before, value, last_report=setting.told == MAX_REPORTS)
         return Finding.at(facts, setting.since, Severity.INFO, remedies=ConfigurationChanged.remedies)
 
 

@@ -17,7 +17,7 @@ from mlflow_stability.errors import StabilityError
 from mlflow_stability.recovery.state.restore import EVERYTHING, RestorePlan, restore_state
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts
-from mlflow_stability.recovery.state.value_tree import replaced
+from mlflow_stability.recovery.state.value_tree import map_tensors
 
 EACH = ("adamw foreach", "lbfgs")
 """Of these every operation is tried, of the others every eleventh."""
@@ -46,7 +46,9 @@ def everything(training: Training, parts: TrainingParts) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """As text and bytes, so that it compares."""
-    return repr(replaced(value, lambda each: each.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()))
+    return repr(
+        map_tensors(value, lambda each: each.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    )
 
 
 def content(copy: StateCopy) -> Any:

@@ -23,7 +23,7 @@ from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosio
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.recording.recording import TELL_EVERY, LossCount, Recording
+from mlflow_stability.session.recording.recording import REPORT_EVERY_STEPS, LossCount, Recording
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
@@ -138,5 +138,5 @@ def test_discarded_losses_are_counted_and_told_of_seldom() -> None:
     for step in range(1, 251):
         discarded = (math.nan,) if step % 2 else ()
         told += account.take(step, ProbeReading((Signal("loss"),), (1.0,), 0.0, "", (), discarded))
-    assert [each.step for each in told] == [1, 1 + TELL_EVERY, 1 + 2 * TELL_EVERY]
+    assert [each.step for each in told] == [1, 1 + REPORT_EVERY_STEPS, 1 + 2 * REPORT_EVERY_STEPS]
     assert [each.metrics["discarded"] for each in told] == [1, 51, 101]

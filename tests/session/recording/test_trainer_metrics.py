@@ -248,7 +248,7 @@ def test_only_so_many_values_are_remembered() -> None:
     for number in range(3 * MOST_REMEMBERED):
         metrics._heard(LoggedMetric(None, "val_loss", number, number))
     assert len(metrics.take("run")) == 3 * MOST_REMEMBERED
-    assert len(metrics._told) == MOST_REMEMBERED
+    assert len(metrics._difference) == MOST_REMEMBERED
 
 
 def test_a_library_is_left_as_it_was_and_one_that_has_changed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from mlflow_stability.session.run_facts.setting_changes import MOST_TOLD, SettingChanges
+from mlflow_stability.session.run_facts.setting_changes import MAX_REPORTS, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import MOST_FACTS, TrainingFacts, TrainingView
 from mlflow_stability.vocabulary import Finding, Severity
 
@@ -129,7 +129,7 @@ def test_what_changes_for_ever_is_told_a_few_times() -> None:
     for look in range(100):
         seen.optimizers[0].param_groups[0]["eps"] = 10.0 ** -(5 + look // 2 % 5)
         events += told(watch, seen, 10 * look)
-    assert len(events) == MOST_TOLD
+    assert len(events) == MAX_REPORTS
     assert events[-1].message.endswith("further changes are not reported.")
 
 
