@@ -45,7 +45,7 @@ def tell(name: str, losses: list[float]) -> None:
 
 tell("without the leap:", train(leap=False))
 tell("left to itself:", train())
-mlflow_stability.autolog(rollback=policy, capture_batch=False, silent=True)
+mlflow_stability.autolog(rollback=policy, silent=True, options=mlflow_stability.Options(capture_batch=False))
 with mlflow.start_run() as run:
     tell("autopilot:", train())
 session = mlflow_stability.current_session()

@@ -45,7 +45,7 @@ def train(run_id: str | None, ends: int | None = None) -> float:
 
 if len(sys.argv) > 1:
     with mlflow.start_run(run_id=sys.argv[1]):
-        mlflow_stability.autolog(rollback=True, rollback_checkpoint_interval=50)
+        mlflow_stability.autolog(rollback=mlflow_stability.RollbackPolicy(rollback_checkpoint_interval=50))
         print(f"final loss after a restart {train(sys.argv[1], KILLED_AT if 'first' in sys.argv else None):.9f}")
 else:
     with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ import mlflow_stability
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 torch.set_num_threads(1)  # threads wait for each other longer than such a small model takes
-mlflow_stability.autolog(capture_batch=False, silent=True)
+mlflow_stability.autolog(silent=True, options=mlflow_stability.Options(capture_batch=False))
 
 
 def train(lr: float, width: int, seed: int) -> None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mlflow_stability.errors import TrainingDiverged
     from mlflow_stability.probes.model_check import check
     from mlflow_stability.recovery.checkpoints.resume import restore
-    from mlflow_stability.recovery.rollback_policy import RollbackPolicy
     from mlflow_stability.recovery.skipping.loss_scale import conservative_grad_scaler
     from mlflow_stability.recovery.spam_adam import SPAMAdam
     from mlflow_stability.session.autolog import attach, autolog, current_session, flush
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
         Span,
         Where,
     )
+    from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
+    from mlflow_stability.vocabulary.settings import Options
 
 __version__ = "0.1.0"
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "Finding",
     "ModelCheck",
     "ModelFinding",
+    "Options",
     "Remedy",
     "RollbackPolicy",
     "SPAMAdam",
@@ -96,8 +98,9 @@ PUBLIC = {
     "Finding": "mlflow_stability.vocabulary.result.finding",
     "ModelCheck": "mlflow_stability.vocabulary.result.model_check",
     "ModelFinding": "mlflow_stability.vocabulary.result.model_check",
+    "Options": "mlflow_stability.vocabulary.settings",
     "Remedy": "mlflow_stability.vocabulary.result.remedy",
-    "RollbackPolicy": "mlflow_stability.recovery.rollback_policy",
+    "RollbackPolicy": "mlflow_stability.vocabulary.rollback_policy",
     "SPAMAdam": "mlflow_stability.recovery.spam_adam",
     "Severity": "mlflow_stability.vocabulary.result.severity",
     "Simulation": "mlflow_stability.demo.simulate",

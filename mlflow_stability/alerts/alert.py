@@ -95,7 +95,17 @@ class _Addressed(Takes):
 @made_with_known_names
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Where alerts go, which ones, and how often."""
+    """Where alerts go, which ones, and how often.
+
+    Raises `SettingsError` for a value that does not fit.
+
+    Example:
+
+        >>> Alert("console", severity="critical", rules="divergence").rules
+        ('divergence',)
+        >>> Alert(print, when=lambda signals: signals["mfu"] < 0.3, message="MFU is {mfu:.2f}").message
+        'MFU is {mfu:.2f}'
+    """
 
     to: str | Callable[[AlertMessage], object] = field(
         repr=False,

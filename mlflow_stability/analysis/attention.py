@@ -48,9 +48,6 @@ def attention_heatmap(
 ) -> Picture:
     """Where the heads of one layer look at one step: a panel for each head, and one for their mean.
 
-    The figure is matplotlib's: ``figure.savefig("attention.png", dpi=300)``, or the last line of a notebook's cell.
-    Raises ``RunNotFoundError`` where there are no maps, and ``SettingsError`` for a step or a layer without one.
-
     Args:
         run_id_or_path_or_map: The id of a run, its folder in ``mlruns``, an `AttentionMap`, or a tensor of weights.
             Its dimensions are (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys). Of a batch, the
@@ -60,6 +57,17 @@ def attention_heatmap(
         tracking_uri: The server of the run, if it is not ``MLFLOW_TRACKING_URI``.
         title: The title, instead of the usual one.
         save_path: A file that it is written to.
+
+    Returns:
+        A matplotlib figure: ``figure.savefig("attention.png", dpi=300)``, or the last line of a notebook's cell.
+
+    Raises:
+        RunNotFoundError: There are no maps.
+        SettingsError: There is none of this step or layer.
+
+    Example:
+
+        >>> figure = attention_heatmap("mlruns_fixtures/0/attention_collapse", save_path="attention.png")
     """
     stored, maps = _given("run_id_or_path_or_map", run_id_or_path_or_map, step, layer, tracking_uri)
     if stored is not None:
@@ -94,6 +102,18 @@ def compare_attention(
         title_a: What to call the first, instead of the name of its run.
         title_b: What to call the second.
         save_path: A file that it is written to.
+
+    Returns:
+        A matplotlib figure: ``figure.savefig("attention.png", dpi=300)``, or the last line of a notebook's cell.
+
+    Raises:
+        RunNotFoundError: A run has no maps.
+        SettingsError: There is none of this step or layer.
+
+    Example:
+
+        >>> run = "mlruns_fixtures/0/attention_collapse"
+        >>> figure = compare_attention(run, run, title_a="once", title_b="again", save_path="both.png")
     """
     given = [_given(name, each, step, layer, tracking_uri) for name, each in (("run_a", run_a), ("run_b", run_b))]
     stored = [one for one, _ in given]
@@ -128,14 +148,22 @@ def attention_entropy_plot(
 
     Of weights without a step it is drawn over the positions of the queries.
 
-    Raises ``RunNotFoundError`` where no entropy was measured.
-
     Args:
         run_id_or_path: What ``diagnose`` takes; or weights as ``attention_heatmap`` takes them, of one step,
             for the entropy of each query, or ``{step: weights}``. Their entropy is over the whole batch.
         tracking_uri: The server of the run, if it is not ``MLFLOW_TRACKING_URI``.
         title: The title, instead of the usual one.
         save_path: A file that it is written to.
+
+    Returns:
+        A matplotlib figure: ``figure.savefig("attention.png", dpi=300)``, or the last line of a notebook's cell.
+
+    Raises:
+        RunNotFoundError: No entropy was measured.
+
+    Example:
+
+        >>> figure = attention_entropy_plot("mlruns_fixtures/0/attention_collapse", save_path="entropy.png")
     """
     given, axis = run_id_or_path, "step"
     if isinstance(given, str | os.PathLike):

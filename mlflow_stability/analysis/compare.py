@@ -54,29 +54,44 @@ def compare(
     val_loss: str | None = None,
     detectors: Iterable[Detector | str] | None = None,
     sensitivity: str = "normal",
-    rule: str = "robust",
     dask: str | None = None,
     remember: bool = True,
     progress: Progress | None = None,
 ) -> Comparison:
     """Which of these runs are unstable, since when, and what they have in common.
 
-    Takes ids of MLflow runs, anybody's, and paths of training logs; or all runs of an `experiment` (its name or id),
-    those that meet a `filter` in MLflow's syntax: ``"params.lr = '0.1' and attributes.status = 'FINISHED'"``.
-    Of more than `max_runs` such runs the newest are compared, and the comparison says so.
+    Ctrl-C gives what is done so far, with ``interrupted=True``.
 
-    `baseline` is the run that all others must not be worse than. `loss` and `val_loss` name the metrics to judge, where
-    the choice made here is not what is wanted; every run must have them. `detectors` judge instead of the usual ones:
-    names, or detectors of `mlflow_stability.kinds` with your own thresholds. `sensitivity`, "low", "normal" or "high",
-    moves the thresholds of all but the latter together, and ``rule="classic"`` judges by the classic rules.
-    `dask` is the address of a cluster that does the reading. Cards of finished runs are kept in the user's cache folder
-    unless ``remember=False``. `progress` is called with how many runs are done, how many there are, and how many
-    failed.
+    Args:
+        run_ids: Ids or names of MLflow runs, anybody's, and paths of training logs.
+        experiment: Compare all runs of this experiment (its name or id) instead.
+        filter: Only those that meet a condition in MLflow's syntax: ``"params.lr = '0.1'"``.
+        max_runs: Of more such runs the newest are compared, and the comparison says so.
+        baseline: The run that all others must not be worse than.
+        tracking_uri: The server of the runs, if it is not ``MLFLOW_TRACKING_URI``.
+        loss: The metric to judge, where the choice made here is not what is wanted; every run must have it.
+        val_loss: The same of the validation loss.
+        detectors: Those that judge, as ``autolog(detectors=...)`` takes them.
+        sensitivity: "low", "normal" or "high": moves all thresholds but your own.
+        dask: The address of a cluster that does the reading.
+        remember: Keep cards of finished runs in the user's cache folder.
+        progress: Called with how many runs are done, how many there are, and how many failed.
 
-    Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` (where
-    not one of the runs could be read, too) or ``TrackingError`` with a sentence that says what to do.
+    Returns:
+        The runs in order of stability, and what is associated with instability.
+
+    Raises:
+        SettingsError: A value that does not fit, or nothing to compare.
+        RunNotFoundError: Not one of the runs could be read.
+        TrackingError: The server cannot be reached.
+
+    Example:
+
+        >>> comparison = compare(["mlruns_fixtures/0/loss_spike", "mlruns_fixtures/0/healthy"], remember=False)
+        >>> comparison.summary
+        '2 runs: 1 unstable, 1 stable.'
     """
-    asked = asked_detectors(detectors, sensitivity, rule)
+    asked = asked_detectors(detectors, sensitivity)
     baseline = None if baseline is None else source_text(baseline, "baseline")
     curves = asked_curves(loss, val_loss)
     sources = _different(_in_full(each, tracking_uri) for each in source_texts(run_ids, "run_ids"))

@@ -28,11 +28,22 @@ def compare_layers(
 ) -> Picture:
     """One quantity by layer of two runs, beside each other, aligned at the onset of trouble where there was any.
 
-    `quantity` is ``grad_norm``, ``update_ratio``, ``param_norm`` or ``attention_entropy`` (by head). Takes what
-    `diagnose` takes. The figure is matplotlib's: ``figure.savefig("layers.png")``, or the last line of a notebook's
-    cell.
+    Args:
+        run_a: What ``diagnose`` takes.
+        run_b: The same of the second.
+        quantity: ``grad_norm``, ``update_ratio``, ``param_norm`` or ``attention_entropy`` (by head).
+        tracking_uri: The server of the runs, if it is not ``MLFLOW_TRACKING_URI``.
 
-    Raises ``SettingsError`` where a run cannot be read, or has nothing of this by layer.
+    Returns:
+        A matplotlib figure: ``figure.savefig("layers.png")``, or the last line of a notebook's cell.
+
+    Raises:
+        SettingsError: A run cannot be read, or has nothing of this by layer.
+
+    Example:
+
+        >>> figure = compare_layers("mlruns_fixtures/0/divergence", "mlruns_fixtures/0/healthy", "update_ratio")
+        >>> figure.savefig("layers.png")
     """
     one_of(*BY_LAYER)["takes"].checked("quantity", quantity)
     first, second = (

@@ -32,8 +32,20 @@ from mlflow_stability.vocabulary.run import Metric, RunHistory
 def dashboard(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None) -> Picture:
     """The health of a run on one page: what happened, loss, gradient norm, learning rate, update ratio.
 
-    Takes what `diagnose` takes, and raises what it raises. The figure is matplotlib's: ``figure.savefig("run.png")``,
-    or the last line of a notebook's cell.
+    Args:
+        run_id_or_path: What ``diagnose`` takes.
+        tracking_uri: The server of the run, if it is not ``MLFLOW_TRACKING_URI``.
+
+    Returns:
+        A matplotlib figure: ``figure.savefig("run.png")``, or the last line of a notebook's cell.
+
+    Raises:
+        StabilityError: What ``diagnose`` raises.
+
+    Example:
+
+        >>> figure = dashboard("mlruns_fixtures/0/rescue")
+        >>> figure.savefig("run.png")
     """
     history = history_of(run_id_or_path, tracking_uri)
     return draw(board_of(history, diagnosis_of(history)))

@@ -33,24 +33,30 @@ def diagnose(
     val_loss: str | None = None,
     detectors: Iterable[Detector | str] | None = None,
     sensitivity: str = "normal",
-    rule: str = "robust",
-    loss_spike_threshold: float | None = None,
-    gradient_explosion_threshold: float | None = None,
 ) -> Diagnosis:
     """What went wrong in a run, why, and what to change.
 
-    Without an argument, it is the run that this process recorded last, and what is still on its way to it is waited
-    for; where the process has recorded none, the run of the store that was started last. A notebook shows the result
-    as the HTML report.
+    A notebook shows the result as the HTML report.
 
-    Takes the id of an MLflow run, or the path of a training log or of a run's folder in ``mlruns``; what exists as a
-    path is taken as one. Without `tracking_uri`, runs are looked for where MLflow does: ``MLFLOW_TRACKING_URI``, else
-    its default. `loss` and `val_loss` name the metrics to judge where the choice made here is not what is wanted.
-    `detectors` judge instead of the default ones, also what was judged while it trained: names, or detectors of
-    `mlflow_stability.kinds` with your own thresholds. `sensitivity`, "low", "normal" or "high", moves the thresholds of
-    all but the latter together. ``rule="classic"`` judges spikes, explosions and
-    divergences by the classic rules. `loss_spike_threshold` and `gradient_explosion_threshold` are σ above the level:
-    all that lies as high is a finding.
+    Args:
+        run_id_or_path: The id or name of an MLflow run, or the path of a training log or of a run's folder in
+            ``mlruns``; what exists as a path is taken as one. Default: the run that this process recorded last, and
+            what is still on its way to it is waited for; where it has recorded none, the run of the store that was
+            started last.
+        tracking_uri: The server of the run, if it is not ``MLFLOW_TRACKING_URI``.
+        loss: The metric to judge, where the choice made here is not what is wanted.
+        val_loss: The same of the validation loss.
+        detectors: Those that judge, as ``autolog(detectors=...)`` takes them, also what was judged while it trained.
+        sensitivity: "low", "normal" or "high": moves all thresholds but your own.
+
+    Returns:
+        The verdict, with findings, causes and remedies.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        UnreadableLogError: The path cannot be read as a log.
+        TrackingError: The server cannot be reached.
+        SettingsError: A value that does not fit, or a path that holds several runs: ``diagnose_all`` takes those.
 
     Example:
 
@@ -58,11 +64,8 @@ def diagnose(
         >>> diagnosis = diagnose("mlruns_fixtures/0/loss_spike", detectors=["divergence", LossSpike(threshold=10)])
         >>> [(episode.kind, episode.start) for episode in diagnosis.findings]
         [('loss_spike', 400)]
-
-    Raises ``RunNotFoundError``, ``TrackingError`` or ``UnreadableLogError`` with a sentence that says what to do, and
-    ``SettingsError`` for a path that holds several runs: ``diagnose_all`` takes those.
     """
-    asked = asked_detectors(detectors, sensitivity, rule, loss_spike_threshold, gradient_explosion_threshold)
+    asked = asked_detectors(detectors, sensitivity)
     curves = asked_curves(loss, val_loss)
     if run_id_or_path is not None:
         return concluded(history_of(run_id_or_path, tracking_uri, curves), asked)
@@ -85,16 +88,30 @@ def diagnose_all(
     val_loss: str | None = None,
     detectors: Iterable[Detector | str] | None = None,
     sensitivity: str = "normal",
-    rule: str = "robust",
-    loss_spike_threshold: float | None = None,
-    gradient_explosion_threshold: float | None = None,
 ) -> Iterator[Diagnosis | Failure]:
     """The same for many, each as soon as it is known; folders give all the runs in them.
 
-    What cannot be read is a `Failure` in its place, and the others go on.
+    Args:
+        run_ids_and_paths: Each is what ``diagnose`` takes, or a folder of logs or runs.
+        tracking_uri: As for ``diagnose``.
+        loss: As for ``diagnose``.
+        val_loss: As for ``diagnose``.
+        detectors: As for ``diagnose``.
+        sensitivity: As for ``diagnose``.
+
+    Returns:
+        An iterator. What cannot be read is a `Failure` in its place, and the others go on.
+
+    Raises:
+        SettingsError: A value that does not fit.
+
+    Example:
+
+        >>> [type(found).__name__ for found in diagnose_all(["mlruns_fixtures/0/healthy", "nothing.csv"])]
+        ['Diagnosis', 'Failure']
     """
     curves = asked_curves(loss, val_loss)
-    asked_to_judge = asked_detectors(detectors, sensitivity, rule, loss_spike_threshold, gradient_explosion_threshold)
+    asked_to_judge = asked_detectors(detectors, sensitivity)
     for source in source_texts(run_ids_and_paths, "run_ids_and_paths"):
         is_path = True
         try:

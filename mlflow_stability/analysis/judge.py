@@ -41,10 +41,15 @@ def judge(
         learning_rates: The learning rate of each step.
         val_losses: The validation loss; fewer values than losses are spread evenly over the steps.
         steps: The number of each step; without it, 0, 1, 2, ...
-        detectors: Those that judge instead of the default ones: names such as "loss_spike", or detectors of
-            `mlflow_stability.kinds` with your own thresholds.
-        sensitivity: "low", "normal" or "high".
+        detectors: Those that judge, as ``autolog(detectors=...)`` takes them.
+        sensitivity: "low", "normal" or "high": moves all thresholds but your own.
         name: What the numbers are called in the diagnosis.
+
+    Returns:
+        The verdict, with findings, causes and remedies.
+
+    Raises:
+        SettingsError: A value that does not fit, or columns of different lengths.
 
     Example:
 

@@ -46,8 +46,23 @@ def load_run(
     layer: ``grad_norm``, ``activation_rms``. Gradients and weights have ``gradient_mean``, ``gradient_std``,
     ``gradient_abs_max``, ``gradient_zeros`` (the share of zeros) and percentiles: ``weight_mean``, ``weight_p50``.
 
-    Raises ``RunNotFoundError`` where there is no such run or nothing of ours in it, and ``TrackingError`` where the
-    server cannot be reached.
+    Args:
+        run_id: The id of the run, its beginning, or its name.
+        tracking_uri: The server of the run, if it is not ``MLFLOW_TRACKING_URI``.
+        layout: "wide", "long" or "layers".
+
+    Returns:
+        A pandas `DataFrame`.
+
+    Raises:
+        RunNotFoundError: There is no such run, or nothing of ours in it.
+        TrackingError: The server cannot be reached.
+
+    Example:
+
+        >>> load_run("0f3a", layout="tall")
+        Traceback (most recent call last):
+        mlflow_stability.errors.SettingsError: layout must be 'wide', 'long' or 'layers'; got 'tall' (str).
     """
     _LAYOUT.checked("layout", layout)
     _RUN_ID.checked("run_id", run_id)

@@ -35,8 +35,7 @@ def parameter_histograms(
 ) -> Picture:
     """Histograms of a model's weights or gradients as they are now, with their width and the name of their shape.
 
-    A shape is healthy, multi-modal, heavy-tailed, shifted or collapsed. Raises ``SettingsError`` where there is no such
-    parameter, or none with a gradient.
+    A shape is healthy, multi-modal, heavy-tailed, shifted or collapsed.
 
     Args:
         model: A ``torch.nn.Module``.
@@ -46,6 +45,14 @@ def parameter_histograms(
 
     Returns:
         A matplotlib figure.
+
+    Raises:
+        SettingsError: There is no such parameter, or none with a gradient.
+
+    Example:
+
+        >>> import torch
+        >>> figure = parameter_histograms(torch.nn.Linear(64, 64), "weight", save_path="weights.png")
     """
     one_of("weight", "gradient")["takes"].checked("of", of)
     if not callable(getattr(model, "named_parameters", None)):

@@ -90,6 +90,18 @@ def simulate(name: str, *, seed: int = 0, rollback: bool = False, steps: int | N
         seed: Of weights and batches.
         rollback: Record the failure with `autolog(rollback=True)`.
         steps: How many steps to train, for a part of the training, or for a longer demo.
+
+    Returns:
+        Both runs, with the diagnosis of the failure and the comparison.
+
+    Raises:
+        SettingsError: There is no such failure.
+
+    Example:
+
+        >>> simulate("bad-batches")
+        Traceback (most recent call last):
+        mlflow_stability.errors.SettingsError: There is no simulation 'bad-batches'. Did you mean bad-batch?
     """
     return trained(known_simulation(name), seed, rollback, steps, train)
 

@@ -18,13 +18,18 @@ from typing import Any
 import torch
 
 import mlflow_stability
+from mlflow_stability import Options
 from mlflow_stability.demo.failure_steps import FEWEST_STEPS
 from mlflow_stability.demo.failures.catalog import SIMULATIONS
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.loop import Notes
 
 RUN_ID_WAIT = 120.0
-OFTEN: dict[str, Any] = {"layers_every_n_steps": 20, "attention_every_n_steps": 40, "sdr_check_interval": 10}
+OFTEN: dict[str, Any] = {
+    "layers_every_n_steps": 20,
+    "attention_every_n_steps": 40,
+    "options": Options(sdr_check_interval=10),
+}
 """What a short training asks of `autolog()`, so that it shows what a long one does."""
 
 

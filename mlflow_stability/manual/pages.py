@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_stability.manual import presets, python_api, references, signals
+from mlflow_stability.manual import options, presets, python_api, references, signals
 
 FOLDER = Path(__file__).parent
 MAP = FOLDER.parent / "README.md"
@@ -46,7 +46,7 @@ PAGES = (
     Page("signals", "Signals reference", signals.page),
     Page("findings", "Findings reference", references.findings),
     Page("causes", "Causes reference", references.causes),
-    Page("options", "Options"),
+    Page("options", "Options", options.page),
     Page("presets", "Presets", presets.page),
     Page("python_api", "Python API", python_api.page),
     Page("log_formats", "Log formats"),

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.presets import PRESETS
-from mlflow_stability.vocabulary.settings import ATTENTION_EVERY, Settings
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.settings import Settings
 
 COLUMNS = ("default", *PRESETS)
-WITHOUT_ROLLBACK, WITH_ROLLBACK = "Arguments of autolog()", "Options of RollbackPolicy, where rollback or guard is on"
+WITHOUT_ROLLBACK, WITH_ROLLBACK = (
+    "Arguments of autolog() and fields of its Options",
+    "Fields of RollbackPolicy, where rollback or guard is on",
+)
 PRECEDENCE = (
     "An argument that you give comes first, even if it is the default. A RollbackPolicy that you give decides "
     "everything about skipping, checkpoints and rollbacks; the preset sets the rest."
@@ -34,7 +37,7 @@ class PresetRow:
 def preset_rows() -> Iterator[PresetRow]:
     """Every option that a preset sets."""
     presets = tuple(PRESETS.values())
-    usual = {each.name: each.default for each in fields(Settings)} | {"attention_every_n_steps": ATTENTION_EVERY}
+    usual = {each.name: getattr(Settings(), each.name) for each in fields(Settings)}
     of_policy = {each.name: each.default for each in fields(RollbackPolicy)}
     for name in presets[0].settings:
         yield _row(WITHOUT_ROLLBACK, name, usual[name], *(each.settings[name] for each in presets))

@@ -41,6 +41,30 @@ def argument_meanings(name: str) -> dict[str, str]:
     return {argument: " ".join(said.split()) for argument, said in found}
 
 
+def field_meanings(name: str) -> dict[str, str]:
+    """What is written under each field of a public class."""
+    definition = _definition(name)
+    assert isinstance(definition, ast.ClassDef)
+    return {field: meaning for field, _, _, meaning in _fields(definition)}
+
+
+def field_rows(name: str) -> Iterator[str]:
+    """A table of the fields of a public class."""
+    definition = _definition(name)
+    assert isinstance(definition, ast.ClassDef)
+    yield from _table_of_fields(definition)
+
+
+def argument_rows(name: str) -> Iterator[str]:
+    """A table of the arguments of a public function."""
+    definition, meanings = _definition(name), argument_meanings(name)
+    assert isinstance(definition, ast.FunctionDef)
+    yield from ("", "| argument | default | meaning |", "| --- | --- | --- |")
+    for argument, default in zip(definition.args.kwonlyargs, definition.args.kw_defaults, strict=True):
+        value = "" if default is None else f"`{ast.unparse(default)}`".replace("'", '"')
+        yield f"| `{argument.arg}` | {value} | {meanings[argument.arg]} |"
+
+
 def _definition(name: str) -> Definition:
     # By its path: `importlib.util.find_spec` imports the packages around a module, and with them torch.
     file = Path(mlflow_stability.__file__).parent.joinpath(*mlflow_stability.PUBLIC[name].split(".")[1:])
@@ -93,23 +117,24 @@ def _signature(found: Definition, name: str, *, bound: bool = False, wide: bool 
 
 def _table_of_fields(found: ast.ClassDef) -> Iterator[str]:
     """The fields of a dataclass, or the members of an enumeration: type, default, and what is written under each."""
-    rows = []
+    rows = list(_fields(found))
+    if rows:
+        yield from ("", "| field | type | default | meaning |", "| --- | --- | --- | --- |")
+    for *code, meaning in rows:
+        cells = [*(f"`{cell}`" if cell else "" for cell in code), meaning]
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _fields(found: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
+    """Name, type, default and meaning of each."""
     for field, under in pairwise([*found.body, ast.Pass()]):
-        if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
-            kept = (ast.unparse(field.target), ast.unparse(field.annotation), _default(field.value))
-        elif isinstance(field, ast.Assign) and not ast.unparse(field.targets[0]).startswith("_"):
-            kept = (ast.unparse(field.targets[0]), "", _default(field.value))
-        else:
-            continue
         said = under.value if isinstance(under, ast.Expr) else None
         meaning = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else ""
-        if not meaning and isinstance(field, ast.Assign):
-            kept, meaning = (kept[0], "", ""), _sentence_of(field.value)
-        cells = [*(f"`{each}`" if each else "" for each in kept), meaning]
-        rows.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
-    if rows:
-        yield ""
-        yield from ("| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows)
+        if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+            yield ast.unparse(field.target), ast.unparse(field.annotation), _default(field.value), meaning
+        elif isinstance(field, ast.Assign) and not ast.unparse(field.targets[0]).startswith("_"):
+            name = ast.unparse(field.targets[0])
+            yield (name, "", _default(field.value), meaning) if meaning else (name, "", "", _sentence_of(field.value))
 
 
 def _sentence_of(member: ast.expr) -> str:

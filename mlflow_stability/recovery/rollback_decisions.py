@@ -14,7 +14,6 @@ from statistics import fmean, median
 
 from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
 from mlflow_stability.recovery.restored_losses import FIRST_LOSSES, gives_more, gives_no_less, highest_mean, midpoint
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRollback, RollbackHistory, Situation
 from mlflow_stability.recovery.rollback_target import (
     MAX_DOUBLINGS,
@@ -34,6 +33,7 @@ from mlflow_stability.recovery.rollback_triggers import (
     without_old_rise,
 )
 from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 WATCHED_STEPS = 100
 """Steps after a rollback in which the restored state is watched: the detectors start anew there, and would take a high
@@ -43,7 +43,7 @@ MAX_REVERTED = 2
 
 
 def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) -> tuple[RollbackHistory, Decision]:
-    if not policy.rollback or past.ended:
+    if not policy.rolls_back or past.ended:
         return past, Decision()
     if policy.raise_after_skips is not None and situation.skips_in_a_row >= policy.raise_after_skips:
         return _nothing_left(past, situation)

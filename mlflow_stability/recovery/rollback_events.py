@@ -12,11 +12,11 @@ from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, Dat
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, HeldRate, RollbackFacts
 from mlflow_stability.recovery.rollback_decisions import MAX_REVERTED
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.rollback_triggers import ABSURD_RISE
 from mlflow_stability.recovery.state.training_parts import SplitBy, StateSplit
 from mlflow_stability.vocabulary.result import LOWER_RATE_3_TO_10_OR_WARM_UP, Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 IN_HALF = (
     Remedy(Action.TRAIN_IN_BF16_OR_SINGLE),
@@ -209,6 +209,6 @@ class RollbackCountdown:
 def countdown_of(policy: RollbackPolicy) -> RollbackCountdown | None:
     """Return the countdown of a policy; None where no row of high losses triggers a rollback."""
     threshold, steps = policy.divergence_threshold, policy.consecutive_divergence_steps
-    if threshold is None or steps < 2 or not policy.rollback or DivergenceClassic.kind not in policy.rollback_on:
+    if threshold is None or steps < 2 or not policy.rolls_back or DivergenceClassic.kind not in policy.rollback_on:
         return None
     return RollbackCountdown(DivergenceClassic(threshold, steps))

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import GoodState, RollbackHistory, Situation
 from mlflow_stability.recovery.rollback_triggers import Trouble, levels_of
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 MAX_DOUBLINGS = 16
 """Rewinding doubles no further: any state is older by then."""
@@ -59,7 +59,7 @@ def choose_target(
 
 def preferred_state(policy: RollbackPolicy, states: Sequence[GoodState]) -> GoodState:
     """Return the newest of these states, or the one with the lowest loss, as the policy says."""
-    if policy.select == "best":
+    if policy.rollback_target == "best":
         return min(states, key=lambda state: (math.inf if math.isnan(state.loss) else state.loss, -state.step))
     return max(states, key=_step)
 

@@ -13,10 +13,10 @@ from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceFacts, 
 from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJumpFacts
 from mlflow_stability.recovery.restored_losses import midpoint
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import RateJump, RollbackHistory, Situation, SuspectedRise
 from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 REMEMBERED_ONSETS = 3
 """Rises of the loss whose distances are compared."""

@@ -96,6 +96,16 @@ class SPAMAdam(Optimizer):
         norm_decay: How much of that running mean is kept at each step.
         foreach: Work on all tensors together, in a few kernels; False: on each by itself.
         maximize: Climb instead of descending.
+
+    Raises:
+        SettingsError: A value that does not fit.
+
+    Example:
+
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = SPAMAdam(model.parameters(), lr=1e-3, threshold=5000)
+        >>> optimizer.param_groups[0]["threshold"]
+        5000
     """
 
     def __init__(

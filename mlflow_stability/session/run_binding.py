@@ -258,7 +258,7 @@ class RunBinding:
     def _hear_the_script(self) -> None:
         """Judge the validation losses that the script has logged since, from the first step on."""
         recording = self.recording
-        self.heard.wanted = self.settings.best_by or ""
+        self.heard.wanted = self.settings.policy.best_by or ""
         if recording is not None and recording.step >= recording.opening.first_step:
             recording.hear(self.heard.take(self.current_run_id()))
 
@@ -345,7 +345,7 @@ class RunBinding:
         except OSError as error:
             raise JournalError(
                 f"Cannot write a journal in {link.folder.parent} ({error.strerror or error}): nothing is "
-                "recorded. Pass another folder with autolog(journal_dir=...)."
+                "recorded. Pass another folder with autolog(options=Options(journal_dir=...))."
             ) from error
         self._recordings += 1
         self._report_restart(self.recording)
@@ -388,7 +388,7 @@ class RunBinding:
             except OSError as error:
                 raise JournalError(
                     f"Cannot write a journal in {self.settings.journal_root()} ({error.strerror or error}): "
-                    "nothing is recorded. Pass another folder with autolog(journal_dir=...)."
+                    "nothing is recorded. Pass another folder with autolog(options=Options(journal_dir=...))."
                 ) from error
             asked = self.settings
             outlets = outlet_settings(asked.alerts, console_file(), asked.prometheus_port, asked.mirrors)

@@ -71,7 +71,7 @@ class Session:
         self._lifecycle: Any = None
         """The `AutopilotLifecycle`; imported only if an autopilot was asked for."""
         self._alerts = CallbackAlerts(settings.alerts, self._run_link, self._warn)
-        self._output = TrainingOutput(settings.silent, rolls_back=bool(settings.rollback))
+        self._output = TrainingOutput(settings.silent, rolls_back=settings.policy.rolls_back)
         self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle, self._announce)
         self._objects = ObjectMemory()
         self._meter = self._new_meter()
@@ -385,7 +385,7 @@ class Session:
             self._warn(
                 "Each step waits %.3g ms for its journal line at step %d, %.0f %% of the training time (threshold "
                 "%.0f %%): %s is on a slow file system. Training continues, slower. Set MLFLOW_STABILITY_JOURNAL_DIR "
-                "or autolog(journal_dir=...) to a folder on a local disk.",
+                "or autolog(options=Options(journal_dir=...)) to a folder on a local disk.",
                 1000 * slow.seconds,
                 recording.step,
                 100 * slow.share,

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.text.synonyms import argument_meant
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -186,6 +185,19 @@ def objects(words: str) -> Mapping[str, Takes]:
     return _takes(words, read, True)
 
 
+def instance_of(kind: type, *others: bool) -> Mapping[str, Takes]:
+    """An object of a class, or one of a few truth values."""
+
+    def read(given: Any) -> Any:
+        if not isinstance(given, kind) and not any(given is other for other in others):
+            raise TypeError
+        return given
+
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    words = f"{article} {kind.__name__}" if others else f"{article} {kind.__name__} object"
+    return _takes(or_list([*map(repr, others), words]), read, False)
+
+
 def elsewhere(words: str = "") -> Mapping[str, Takes]:
     """Anything: it is checked where its type is known, which is above this room."""
     return {"takes": Takes(words, lambda given: given)}
@@ -201,13 +213,15 @@ def check_fields(record: Any) -> None:
             object.__setattr__(record, each.name, value)
 
 
-def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse an argument that a call does not have, with the one that was probably meant."""
+def check_names(call: str, given: Mapping[str, object], known: Iterable[str]) -> None:
+    """Refuse an argument that a call does not have, with the one that was probably meant, or where it is now."""
     has = list(known)
-    for name in given:
+    for name, value in given.items():
         if name not in has:
-            meant = argument_meant(name, has)
-            hint = f" {meant}" if meant else did_you_mean(name, has) or f" It has {or_list(has, last='and')}."
+            from mlflow_stability.vocabulary.argument_places import place_of  # which knows all that takes arguments
+
+            place = place_of(call, name, value, has)
+            hint = f" {place}" if place else did_you_mean(name, has) or f" It has {or_list(has, last='and')}."
             raise SettingsError(f"{call} has no argument {name!r}.{hint}")
 
 

@@ -1,7 +1,6 @@
 """The presets: for each purpose, every setting that it changes.
 
-In: the name of a preset. Out: arguments of `autolog()` and options of `RollbackPolicy`. Guarantees: every preset sets
-the same ones, so that a table of them has no holes; what somebody gives himself comes first.
+Guarantees: every preset sets the same ones, so that a table of them has no holes; what is given beside it comes first.
 """
 
 from __future__ import annotations
@@ -12,19 +11,6 @@ from typing import Any
 
 from mlflow_stability.vocabulary.argument import one_of
 
-IN_POLICY = {
-    "divergence_threshold": "divergence_threshold",
-    "consecutive_divergence_steps": "consecutive_divergence_steps",
-    "recovery_patience": "recovery_patience",
-    "rollback_checkpoint_interval": "checkpoint_every",
-    "max_checkpoints": "max_checkpoints",
-    "snapshot_budget": "snapshot_budget",
-    "rollback_target": "select",
-    "best_by": "best_by",
-    "best_mode": "best_mode",
-}
-"""The arguments of `autolog()` that are options of the policy, too, with their names there."""
-
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -33,16 +19,11 @@ class Preset:
     name: str
     meaning: str
     settings: Mapping[str, Any]
-    """Arguments of `autolog()`."""
+    """Arguments of `autolog()` and fields of its `Options`."""
     policy: Mapping[str, Any]
-    """Options of `RollbackPolicy` that are no arguments of `autolog()`."""
+    """Fields of `RollbackPolicy`."""
     adam_rms_every_step: bool = False
     """Measure AdamW's RMS at every step; else it is measured with the layers."""
-
-    @property
-    def whole_policy(self) -> dict[str, Any]:
-        """All options of the policy that the preset sets."""
-        return {**{IN_POLICY[name]: each for name, each in self.settings.items() if name in IN_POLICY}, **self.policy}
 
 
 _ON_REQUEST: Mapping[str, Any] = {
@@ -66,14 +47,14 @@ PRESETS: Mapping[str, Preset] = {
                 "attention_every_n_steps": 200,
                 "sdr_check_interval": 50,
                 "sensitivity": "normal",
+                "capture_batch": True,
+            },
+            {
                 "divergence_threshold": 1.5,
                 "consecutive_divergence_steps": 3,
                 "recovery_patience": 10,
                 "rollback_checkpoint_interval": 500,
                 "max_checkpoints": 10,
-                "capture_batch": True,
-            },
-            {
                 "snapshot_every": 100,
                 "snapshot_share": 0.01,
                 "rewind": 40,
@@ -93,14 +74,14 @@ PRESETS: Mapping[str, Preset] = {
                 "attention_every_n_steps": 0,
                 "sdr_check_interval": 500,
                 "sensitivity": "low",
+                "capture_batch": True,
+            },
+            {
                 "divergence_threshold": 2.5,
                 "consecutive_divergence_steps": 5,
                 "recovery_patience": 50,
                 "rollback_checkpoint_interval": 1000,
                 "max_checkpoints": 5,
-                "capture_batch": True,
-            },
-            {
                 "snapshot_every": 100,
                 "snapshot_share": 0.01,
                 "rewind": 100,
@@ -119,14 +100,14 @@ PRESETS: Mapping[str, Preset] = {
                 "attention_every_n_steps": 50,
                 "sdr_check_interval": 10,
                 "sensitivity": "high",
+                "capture_batch": "upload",
+            },
+            {
                 "divergence_threshold": 1.2,
                 "consecutive_divergence_steps": 3,
                 "recovery_patience": 10,
                 "rollback_checkpoint_interval": 100,
                 "max_checkpoints": 20,
-                "capture_batch": "upload",
-            },
-            {
                 "snapshot_every": 20,
                 "snapshot_share": 0.1,
                 "rewind": 40,
@@ -143,11 +124,6 @@ PRESET = one_of(*PRESETS, optional=True)
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, and beneath it what its preset sets; a preset changes no `RollbackPolicy` that was given."""
+    """What was given, and beneath it what its preset sets."""
     name = PRESET["takes"].checked("preset", given.get("preset"))
-    if name is None:
-        return dict(given)
-    settings = PRESETS[name].settings
-    if given.get("rollback") not in (None, False, True):
-        settings = {each: value for each, value in settings.items() if each not in IN_POLICY}
-    return {**settings, **given}
+    return {**({} if name is None else PRESETS[name].settings), **given}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,35 +8,51 @@ import pytest
 from diagnosis.histories import run_named
 
 from mlflow_stability.analysis.thresholds import asked_detectors
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.kinds.catalog import default_detectors, name_of, named
-from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
-from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
-from mlflow_stability.kinds.thresholds import detectors_with
+from mlflow_stability.kinds.catalog import default_detectors, name_of
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.sensitivity import FACTORS
 
-
-def test_without_a_wish_nothing_is_changed() -> None:
-    assert detectors_with() is None
-
-
-def test_a_wish_changes_just_what_it_names() -> None:
-    wished = detectors_with(gradient_explosion=20)
-    assert wished is not None
-    different = [new for new, usual in zip(wished, default_detectors(), strict=True) if new != usual]
-    assert different == [GradientExplosion(threshold=20, calm_steps=1, threshold_alone=True)]
+CLASSIC = ("loss_spike:classic", "divergence:classic", "gradient_explosion:classic")
+KINDS = {"loss_spike": LossSpike, "gradient_explosion": GradientExplosion}
 
 
-def test_nothing_above_a_limit_counts_as_calm() -> None:
-    wished = detectors_with(loss_spike=3, gradient_explosion=2) or ()
-    (spike,) = (each for each in wished if isinstance(each, LossSpike))
-    (explosion,) = (each for each in wished if isinstance(each, GradientExplosion))
-    assert spike.calm_below <= spike.threshold
-    assert explosion.calm_below <= explosion.threshold
+def beside_default(*own: Any) -> Sequence[Detector]:
+    return asked_detectors(["default", *own], "normal") or ()
+
+
+def alone(kind: str, threshold: float) -> Detector:
+    detector: Detector = KINDS[kind](threshold=threshold, threshold_alone=True)
+    return detector
+
+
+def test_the_default_detectors_by_name_are_those_that_look_anyway() -> None:
+    assert asked_detectors(None, "normal") is None
+    assert beside_default() == default_detectors()
+    assert asked_detectors("default", "high") == asked_detectors(None, "high")
+
+
+def test_a_detector_beside_the_default_ones_takes_the_place_of_the_one_of_its_name() -> None:
+    own = GradientExplosion(threshold=20)
+    found = beside_default(own)
+    assert set(found) - set(default_detectors()) == {own}
+    assert set(default_detectors()) - set(found) == {GradientExplosion()}
+    at_high = asked_detectors([own, "default"], "high") or ()
+    assert own in at_high
+    assert moved(LossSpike(), FACTORS["high"]) in at_high
+
+
+def test_nothing_above_a_threshold_that_decides_alone_counts_as_calm() -> None:
+    for kind in KINDS:
+        own = alone(kind, 3.0)
+        assert (own.calm_below, own.calm_steps) == (3.0, 1)  # type: ignore[attr-defined]
+        assert alone(kind, 20.0).calm_below == KINDS[kind]().calm_below  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("count", [30, 120, 2000])
@@ -45,7 +62,8 @@ def test_a_threshold_of_three_finds_a_loss_that_is_four_deviations_up(count: int
     history = run_named(loss=losses)
 
     def found(threshold: float | None) -> list[int]:
-        episodes = diagnosis_of(history, detectors=detectors_with(loss_spike=threshold)).findings
+        own = () if threshold is None else (alone("loss_spike", threshold),)
+        episodes = diagnosis_of(history, detectors=beside_default(*own)).findings
         return [each.peak for each in episodes if each.kind == "loss_spike"]
 
     assert found(None) == found(8.0) == []
@@ -54,7 +72,7 @@ def test_a_threshold_of_three_finds_a_loss_that_is_four_deviations_up(count: int
 
 def test_a_sensitivity_moves_the_usual_detectors_and_no_others() -> None:
     assert asked_detectors(None, "normal") is None
-    assert asked_detectors(None, "high") == detectors_with(sensitivity="high")
+    assert LossSpike() not in (asked_detectors(None, "high") or ())
     assert asked_detectors((LossSpike(),), "normal") == (LossSpike(),)
     with pytest.raises(SettingsError, match="not both"):
         asked_detectors((LossSpike(),), "low")
@@ -67,14 +85,13 @@ def test_names_follow_the_other_arguments_and_detectors_stay_as_they_are() -> No
     assert asked_detectors(["loss_spike", own], "high") == (moved(LossSpike(), FACTORS["high"]), own)
     assert asked_detectors("loss_spike", "normal") == (LossSpike(),)
     assert asked_detectors(own, "normal") == (own,)  # type: ignore[arg-type]
-    assert asked_detectors(["divergence", "divergence:start"], "normal", "classic") == named(["divergence:classic"])
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (["los_spike"], "There is no detector 'los_spike'; did you mean loss_spike"),
-        ([LossSpike], "detectors= takes names such as 'loss_spike' or detectors such as LossSpike"),
+        ([LossSpike], "detectors= takes names such as 'loss_spike', 'default', or detectors such as LossSpike"),
         ([10], "detectors= takes names .* got 10"),
         (10, "detectors must be names such as .*; got 10"),
         ([LossSpike(threshold="10")], r"LossSpike\(threshold=...\) must be a number; got '10'"),  # type: ignore[arg-type]
@@ -87,36 +104,31 @@ def test_what_is_no_detector_is_refused(given: Any, said: str) -> None:
         asked_detectors(given, "normal")
 
 
-def test_a_threshold_that_was_named_comes_before_the_sensitivity() -> None:
-    (spike,) = (each for each in detectors_with(loss_spike=10, sensitivity="high") or () if isinstance(each, LossSpike))
-    assert spike.threshold == 10
-
-
 def walk(count: int = 600) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Values around 2 with heavy tails, of which a few are 5 σ and more above their level by nature."""
     noise = np.random.default_rng(5).standard_t(3, count)
     return np.asarray(2.0 * np.exp(0.02 * np.clip(noise, -3, 6)))
 
 
-def starts(kind: str, history: RunHistory, **wished: float) -> list[int]:
-    episodes = diagnosis_of(history, detectors=detectors_with(**wished)).findings  # type: ignore[arg-type]
+def starts(kind: str, history: RunHistory, *own: Detector) -> list[int]:
+    episodes = diagnosis_of(history, detectors=beside_default(*own)).findings
     return [each.start for each in episodes if each.kind == kind]
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("loss_spike", "loss"), ("gradient_explosion", "grad_norm")])
 def test_a_lower_threshold_finds_all_that_a_higher_one_finds_and_more(kind: str, metric: str) -> None:
     history = run_named(**{"loss": np.full(600, 2.0), metric: walk()})
-    found = {each: starts(kind, history, **{kind: each}) for each in (3.0, 5.0, 12.0)}
+    found = {each: starts(kind, history, alone(kind, each)) for each in (3.0, 5.0, 12.0)}
     assert starts(kind, history) == found[12.0] == []
     assert len(found[3.0]) > len(found[5.0]) > 0
-    wide = diagnosis_of(history, detectors=detectors_with(**{kind: 3.0})).findings  # type: ignore[arg-type]
+    wide = diagnosis_of(history, detectors=beside_default(alone(kind, 3.0))).findings
     assert all(any(each.start <= step <= each.end for each in wide) for step in found[5.0])
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("loss_spike", "loss"), ("gradient_explosion", "grad_norm")])
 def test_a_finding_by_a_threshold_of_ones_own_lies_above_it_and_says_so(kind: str, metric: str) -> None:
     history = run_named(**{"loss": np.full(600, 2.0), metric: walk()})
-    found = diagnosis_of(history, detectors=detectors_with(**{kind: 4.0})).findings  # type: ignore[arg-type]
+    found = diagnosis_of(history, detectors=beside_default(alone(kind, 4.0))).findings
     own = [each for each in found if each.kind == kind]
     assert own
     for each in own:
@@ -125,29 +137,18 @@ def test_a_finding_by_a_threshold_of_ones_own_lies_above_it_and_says_so(kind: st
         assert "threshold 4σ" in each.message
 
 
-def test_the_classic_rule_takes_the_place_of_every_detector_of_its_types_and_of_no_other() -> None:
-    wished = detectors_with(rule="classic") or ()
-    names = [name_of(each) for each in wished]
-    assert [each for each in names if ":classic" in each] == [
-        "loss_spike:classic",
-        "divergence:classic",
-        "gradient_explosion:classic",
-    ]
+def test_a_classic_rule_takes_the_place_of_every_detector_of_its_kind_and_of_no_other() -> None:
+    names = {name_of(each) for each in beside_default(*CLASSIC)}
     usual = {name_of(each) for each in default_detectors()}
-    assert usual - set(names) == {"loss_spike", "divergence", "divergence:start", "gradient_explosion"}
-
-
-def test_thresholds_of_ones_own_are_standard_deviations_of_the_classic_rules() -> None:
-    wished = detectors_with(4.0, 6.0, rule="classic") or ()
-    assert LossSpikeClassic(deviations=4.0) in wished
-    assert GradientExplosionClassic(deviations=6.0) in wished
+    assert names - usual == set(CLASSIC)
+    assert usual - names == {"loss_spike", "divergence", "divergence:start", "gradient_explosion"}
 
 
 def test_a_classic_divergence_that_recovered_stays_critical_on_a_log() -> None:
     losses = 1.0 + 3 * np.exp(-np.arange(600.0) / 200) + 0.1 * np.sin(np.arange(600.0))
     losses[300:306] *= 3
     history = run_named(loss=losses)
-    found = diagnosis_of(history, detectors=detectors_with(rule="classic")).findings
+    found = diagnosis_of(history, detectors=beside_default(*CLASSIC)).findings
     assert [(each.kind, each.severity, each.start) for each in found] == [("divergence", Severity.CRITICAL, 302)]
     assert [each.kind for each in diagnosis_of(history).findings] == ["loss_spike"]
 
@@ -156,17 +157,6 @@ def test_a_classic_explosion_stays_a_warning_where_the_loss_did_not_answer() -> 
     norms = walk()
     norms[400] = 130.0
     history = run_named(loss=walk(), grad_norm=norms)
-    found = diagnosis_of(history, detectors=detectors_with(rule="classic")).findings
+    found = diagnosis_of(history, detectors=beside_default(*CLASSIC)).findings
     (explosion,) = (each for each in found if each.start == 400)
     assert (explosion.kind, explosion.severity) == ("gradient_explosion", Severity.WARNING)
-
-
-def test_a_rule_and_thresholds_go_with_no_detectors_of_ones_own() -> None:
-    with pytest.raises(SettingsError, match="detectors= or rule=, not both"):
-        asked_detectors((LossSpike(),), "normal", "classic")
-    with pytest.raises(SettingsError, match="detectors= or thresholds, not both"):
-        asked_detectors((LossSpike(),), "normal", loss_spike_threshold=3)
-    with pytest.raises(SettingsError, match="loss_spike_threshold must be a number of σ, more than 0, or None; got 0"):
-        asked_detectors(None, "normal", loss_spike_threshold=0)
-    with pytest.raises(SettingsError, match="rule must be 'robust' or 'classic'; got 'clasic'"):
-        asked_detectors(None, "normal", "clasic")

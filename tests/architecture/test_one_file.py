@@ -357,7 +357,8 @@ import torch
 import mlflow_stability
 
 mlflow.set_tracking_uri("sqlite:///toy.db")
-mlflow_stability.autolog(strict=True, layers_every_n_steps=5, layer_metrics=True, exit_wait=60)
+options = mlflow_stability.Options(exit_wait=60)
+mlflow_stability.autolog(strict=True, layers_every_n_steps=5, layer_metrics=True, options=options)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for _ in range(20):

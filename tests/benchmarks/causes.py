@@ -98,7 +98,8 @@ def train(trial: Trial, folder: Path) -> None:
     os.chdir(folder)
     torch.set_num_threads(1)
     settings = MODES[trial.mode]
-    mlflow_stability.autolog(journal_dir=folder / "journals", exit_wait=120.0, silent=True, **settings)
+    options = mlflow_stability.Options(journal_dir=folder / "journals", exit_wait=120.0)
+    mlflow_stability.autolog(silent=True, options=options, **settings)
     failure_named(trial.failure).train(trial.seed, ill=trial.ill, notes=Notes())
 
 

@@ -24,11 +24,11 @@ from tiny_gpt import TinyGPT, batch_of
 
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointWriter
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.restore import restore_state
 from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
 from mlflow_stability.recovery.state.training_parts import find_parts
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 AROUND = 4
 """Steps between two checkpoints, and as many that are timed after each."""

@@ -67,7 +67,8 @@ def measure(way: str, rank: int, arguments: argparse.Namespace, folder: Path) ->
     block(WARM)
     for _ in range(arguments.blocks):
         bare = block(STEPS)
-        mlflow_stability.autolog(offline=True, silent=True, journal_dir=folder, rollback=way == "fsdp2_rollback")
+        options = mlflow_stability.Options(journal_dir=folder)
+        mlflow_stability.autolog(offline=True, silent=True, rollback=way == "fsdp2_rollback", options=options)
         block(WARM)
         watched = block(STEPS)
         mlflow_stability.autolog(disable=True)

@@ -6,7 +6,7 @@ python tests/benchmarks/rule_recall.py --kind spike           one kind: spike, d
 python tests/benchmarks/rule_recall.py --kind none            the healthy runs alone
 python tests/benchmarks/rule_recall.py --rules                the rules of whole curves without the detectors' replay
 python tests/benchmarks/rule_recall.py --sensitivity high     at another sensitivity
-python tests/benchmarks/rule_recall.py --rule classic         by the classic rules
+python tests/benchmarks/rule_recall.py --classic              by the classic rules
 python tests/benchmarks/rule_recall.py --threshold 3          with a threshold of one's own for spikes and explosions
 python tests/benchmarks/rule_recall.py --operating-points     recall beside false alarms for stricter and looser ones
 python tests/benchmarks/rule_recall.py --misses               and which runs were missed, to look at them by seed
@@ -41,10 +41,12 @@ from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.catalog import RULES, default_detectors
+from mlflow_stability.kinds.catalog import ON_REQUEST, RULES, default_detectors, name_of
+from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.rules import found_by
-from mlflow_stability.kinds.thresholds import as_asked
-from mlflow_stability.vocabulary.judging_rule import JUDGING_RULES, ROBUST
+from mlflow_stability.kinds.thresholds import chosen
+from mlflow_stability.vocabulary.judging_rule import CLASSIC
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.sensitivity import FACTORS
@@ -90,14 +92,18 @@ class How:
     """Longer runs are left out."""
     factor: float = 1.0
     """Of all thresholds, as `detectors.sensitivity` moves them."""
-    rule: str = ROBUST
+    classic: bool = False
+    """Whether spikes, explosions and divergences are judged by the classic rules."""
     threshold: float | None = None
     """Of loss spikes and gradient explosions, in σ."""
 
     @property
     def detectors(self) -> tuple[Detector, ...]:
-        if self.rule != ROBUST or self.threshold is not None:
-            return as_asked(default_detectors(), self.threshold, self.threshold, rule=self.rule)
+        if self.classic:
+            return chosen(["default", *(name_of(each) for each in ON_REQUEST if each.rule == CLASSIC)])
+        if self.threshold is not None:
+            alone = {"threshold": self.threshold, "threshold_alone": True}
+            return chosen(["default", LossSpike(**alone), GradientExplosion(**alone)])
         return tuple(moved(each, self.factor) for each in default_detectors())
 
 
@@ -292,14 +298,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--sensitivity", choices=list(FACTORS), default="normal")
-    parser.add_argument("--rule", choices=list(JUDGING_RULES), default=ROBUST)
+    parser.add_argument("--classic", action="store_true")
     parser.add_argument("--threshold", type=float)
     parser.add_argument("--operating-points", action="store_true")
     options = parser.parse_args()
     began = time.perf_counter()
     runs = options.runs or (100 if options.quick else 400)
     longest = LONGEST_QUICK if options.quick else 100_000
-    how = How(options.rules, longest, FACTORS[options.sensitivity], options.rule, options.threshold)
+    how = How(options.rules, longest, FACTORS[options.sensitivity], options.classic, options.threshold)
     seeds = range(options.seed, options.seed + runs)
     if options.operating_points:
         operating_points(seeds, how, options.processes)

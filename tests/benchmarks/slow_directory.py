@@ -74,7 +74,8 @@ def train(steps: int) -> None:
 
     import mlflow_stability
 
-    mlflow_stability.autolog(offline=True, silent=True, journal_dir=os.environ["SLOW_DIRECTORY"])
+    options = mlflow_stability.Options(journal_dir=os.environ["SLOW_DIRECTORY"])
+    mlflow_stability.autolog(offline=True, silent=True, options=options)
     libc = ctypes.CDLL(None)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -28,7 +28,7 @@ from mlflow_stability.session.session import Session
 
 Calls = Counter[tuple[str, str]]
 """The calls of a step, by file and function."""
-POLICY = RollbackPolicy(snapshot_every=20, healthy_after=10, rollback_after_skips=5, checkpoint_every=10**9)
+POLICY = RollbackPolicy(snapshot_every=20, healthy_after=10, rollback_after_skips=5, rollback_checkpoint_interval=10**9)
 HEALTHY_STEPS, MAX_BROKEN_STEPS = 121, 20
 
 

@@ -20,7 +20,8 @@ def main(how_many: int, exit_wait: float) -> None:
     atexit.register(lambda: print(time.monotonic() - ended, flush=True))  # runs last: it was the first
     model = torch.nn.Linear(4, 1)
     for _ in range(how_many):
-        with mlflow_stability.attach(model, exit_wait=exit_wait, strict=True, silent=True) as watching:
+        options = mlflow_stability.Options(exit_wait=exit_wait)
+        with mlflow_stability.attach(model, strict=True, silent=True, options=options) as watching:
             model(torch.randn(8, 4)).pow(2).mean().backward()
             watching.step()
 

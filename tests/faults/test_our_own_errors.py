@@ -52,7 +52,7 @@ def test_the_part_is_off_after_one_warning_and_the_weights_are_the_same(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     bare = train(20)
-    mlflow_stability.autolog(exit_wait=0)
+    mlflow_stability.autolog(options=mlflow_stability.Options(exit_wait=0))
     session = mlflow_stability.current_session()
     assert session is not None
     with caplog.at_level(logging.WARNING, "mlflow_stability"):
@@ -80,7 +80,7 @@ def test_the_part_is_off_after_one_warning_and_the_weights_are_the_same(
 
 def test_strict_raises_it_instead(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
-    mlflow_stability.autolog(strict=True, exit_wait=0)
+    mlflow_stability.autolog(strict=True, options=mlflow_stability.Options(exit_wait=0))
     session = mlflow_stability.current_session()
     assert session is not None
     try:

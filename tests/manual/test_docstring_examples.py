@@ -20,7 +20,7 @@ from mlflow_stability import kinds
 from mlflow_stability.cli.main import run
 from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST, documentation, name_of
 from mlflow_stability.session.detector_choice import chosen_detectors
-from mlflow_stability.vocabulary.settings import Settings
+from mlflow_stability.vocabulary.settings import Options, Settings
 
 CODE = re.compile(r"`{1,2}([^`]+)`{1,2}")
 BLOCKS = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -102,11 +102,12 @@ def test_a_call_in_a_sentence_has_arguments_that_there_are(snippet: str) -> None
     assert set(names) <= taken
     if ... in [each.value for each in ast.walk(call) if isinstance(each, ast.Constant)]:
         return
-    if _name(call) in kinds.__all__ or _name(call) == "RollbackPolicy":
+    if _name(call) in kinds.__all__ or _name(call) in ("RollbackPolicy", "Options"):
         eval(compile(ast.Expression(call), snippet, "eval"), called_names())
     elif _name(call) == "autolog" and "disable" not in names:
         given = {each.arg or "": _evaluated(each.value) for each in call.keywords}
-        chosen_detectors(Settings(**given))
+        options = given.pop("options", Options()).given
+        chosen_detectors(Settings(**given, **options))
 
 
 def _evaluated(value: ast.expr) -> Any:

@@ -17,6 +17,7 @@ from mlflow_stability.cli.main import Commands, commands
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.probes.hooks.torch_api import OLDEST_TORCH
+from mlflow_stability.vocabulary.settings import Settings
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAP = (PACKAGE / "README.md").read_text(encoding="utf-8")
@@ -61,13 +62,19 @@ def test_every_command_and_every_option_is_described() -> None:
                 assert option.opts[0] in described, f"{name} {option.opts[0]}"
 
 
-def test_every_setting_is_described_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", TEXTS["options"], re.MULTILINE))
+def test_every_argument_of_autolog_is_described_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \| .{16}", TEXTS["options"], re.MULTILINE))
     parameters = inspect.signature(mlflow_stability.autolog).parameters
-    assert list(parameters) == [name for name in rows if not name.startswith("MLFLOW")]
+    assert list(parameters) == [name for name in rows if name in parameters]
     for name, parameter in parameters.items():
-        default = "./.mlflow-stability" if name == "journal_dir" else f"{parameter.default}".removesuffix(".0")
-        assert rows[name].strip("`") == default
+        assert rows[name] == repr(parameter.default).replace("'", '"')
+
+
+def test_the_defaults_of_autolog_are_those_of_the_settings() -> None:
+    settings = {each.name: each for each in fields(Settings)}
+    for name, parameter in inspect.signature(mlflow_stability.autolog).parameters.items():
+        if name not in ("options", "disable", "extra_tags"):
+            assert settings[name].default == parameter.default, name
 
 
 def test_every_extra_is_described() -> None:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from trainings import CLASSES, WIDTH, batches, classifier, step_of
 
+from mlflow_stability import Options
+
 LETTERS = 24
 LENGTH = 24
 
@@ -105,6 +107,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rescue": {"rollback": True},
     "dead_units": {"layers_every_n_steps": 20},
     "attention_collapse": {"attention_every_n_steps": 20},
-    "sdr_collapse": {"sdr_check_interval": 10},
+    "sdr_collapse": {"options": Options(sdr_check_interval=10)},
 }
 """What such a training asks of `autolog()`, so that a short one shows what a long one does."""

@@ -7,7 +7,7 @@ import pytest
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
 from mlflow_stability.recovery.rollback_events import ROWS_ALWAYS_ANNOUNCED, RollbackCountdown, countdown_of
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 POLICY = RollbackPolicy(divergence_threshold=2.0)
 
@@ -69,7 +69,7 @@ def test_after_a_rollback_losses_are_new() -> None:
     "policy",
     [
         RollbackPolicy(),
-        RollbackPolicy(rollback=False, divergence_threshold=2.0),
+        RollbackPolicy(max_rollbacks=0, divergence_threshold=2.0),
         RollbackPolicy(divergence_threshold=2.0, consecutive_divergence_steps=1),
         RollbackPolicy(divergence_threshold=2.0, rollback_on=("nan_detected",)),
     ],

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
 from mlflow_stability.recovery.rollback_decisions import decide
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 POLICY = RollbackPolicy()
 
@@ -61,7 +61,7 @@ def test_where_none_is_old_enough_the_oldest_from_before_the_onset_must_do() -> 
 def test_the_best_state_is_the_one_of_the_lowest_loss() -> None:
     good = (GoodState(300, 1.0), GoodState(350, 2.0), GoodState(475, 0.1))
     situation = Situation(500, (divergence(500, onset=480),), good=good)
-    assert decide(RollbackPolicy(select="best"), RollbackHistory(), situation)[1].target == 300
+    assert decide(RollbackPolicy(rollback_target="best"), RollbackHistory(), situation)[1].target == 300
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_with_nothing_to_go_back_to_one_trouble_is_given_up_and_the_next_may_be_
 
 def test_a_policy_without_rollback_never_goes_back() -> None:
     situation = Situation(300, (divergence(300),), weights_finite=False, good=states(100))
-    assert decide(RollbackPolicy(rollback=False), RollbackHistory(), situation)[1] == Decision()
+    assert decide(RollbackPolicy(max_rollbacks=0), RollbackHistory(), situation)[1] == Decision()
 
 
 def hopeless(policy: RollbackPolicy, healthy: int, trouble: Callable[[int], Situation]) -> list[Decision]:
@@ -210,7 +210,7 @@ def hopeless(policy: RollbackPolicy, healthy: int, trouble: Callable[[int], Situ
 @given(
     healthy=st.integers(1, 5000),
     rewind=st.integers(0, 200),
-    most=st.integers(0, 5),
+    most=st.integers(1, 5),
     kind=st.sampled_from(["divergence", "weights", "skips", "taken"]),
 )
 def test_a_learning_rate_that_is_simply_too_high_ends_with_giving_up(
@@ -262,7 +262,7 @@ SITUATIONS = st.lists(
 def test_whatever_happens_returns_are_bounded_and_lead_to_states_from_before_the_trouble(
     told: list[tuple[int, bool, bool, int, list[int], int]], rewind: int, select: str
 ) -> None:
-    policy = RollbackPolicy(rewind=rewind, select=select)  # type: ignore[arg-type]
+    policy = RollbackPolicy(rewind=rewind, rollback_target=select)  # type: ignore[arg-type]
     past, step, last = RollbackHistory(), 0, None
     for apart, diverges, finite, skips, good, back in told:
         step += apart

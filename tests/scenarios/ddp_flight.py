@@ -37,11 +37,12 @@ SMALLER = RollbackPolicy(
 def main(trouble: str, folder: Path) -> None:
     training_output.HELD_SECONDS = 60.0  # a busy machine takes longer than usual from a finding to the rollback
     stop_on = ("grad_norm>1e9", "loss>50") if "stop" in trouble else ()
+    options = mlflow_stability.Options(journal_dir=folder)
     mlflow_stability.autolog(
         rollback=SMALLER if trouble == "smaller" else "bare" not in trouble and POLICY,
-        journal_dir=folder,
         stop_on=stop_on,
         strict=trouble not in ("fail", "lost", "half"),
+        options=options,
     )
     torch.distributed.init_process_group("gloo")
     has_diverged = False

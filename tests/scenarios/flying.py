@@ -5,18 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import mlflow_stability
+from mlflow_stability import Options
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import recording_folders, session_folders
 from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 QUICK = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10, rewind=20, easing_steps=40)
 """For trainings of a few hundred steps."""
@@ -34,11 +35,16 @@ class Flown:
         return [each for each in self.records if isinstance(each, Finding) and kind in ("", each.kind)]
 
 
+NO_OPTIONS = Options()
+
+
 @contextmanager
-def flying(folder: Path, *, strict: bool = True, **settings: Any) -> Iterator[Flown]:
+def flying(folder: Path, *, strict: bool = True, options: Options = NO_OPTIONS, **settings: Any) -> Iterator[Flown]:
     """Nothing is delivered: the journal is what is looked at."""
     journals = folder / "journals"
-    mlflow_stability.autolog(journal_dir=journals, offline=True, silent=True, strict=strict, **settings)
+    mlflow_stability.autolog(
+        offline=True, silent=True, strict=strict, options=replace(options, journal_dir=journals), **settings
+    )
     session = mlflow_stability.current_session()
     assert session is not None
     flown = Flown(session)

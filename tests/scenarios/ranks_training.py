@@ -30,7 +30,8 @@ SPIKE_AT, SLOW_AT, SLOW_SECONDS = 61, 75, 3.0
 
 def main(trouble: str, folder: Path, mode: str) -> None:
     torch.set_num_threads(1)
-    mlflow_stability.autolog(offline=True, strict=True, journal_dir=folder, rollback=mode == "autopilot")
+    options = mlflow_stability.Options(journal_dir=folder)
+    mlflow_stability.autolog(offline=True, strict=True, rollback=mode == "autopilot", options=options)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

@@ -27,7 +27,7 @@ from mlflow_stability.journal.layout import DELIVERED
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import listing
 
 STEPS, DIES_AT, CHECKPOINT = 50, 35, 20
-POLICY = RollbackPolicy(snapshot_every=10, snapshot_share=1.0, healthy_after=5, checkpoint_every=CHECKPOINT)
+POLICY = RollbackPolicy(snapshot_every=10, snapshot_share=1.0, healthy_after=5, rollback_checkpoint_interval=CHECKPOINT)
 
 
 def main(way: str, journals: Path) -> None:

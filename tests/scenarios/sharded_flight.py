@@ -25,11 +25,11 @@ import mlflow_stability
 from mlflow_stability import RollbackPolicy
 
 POLICY = RollbackPolicy(
-    snapshot_every=20, snapshot_share=1.0, healthy_after=10, rewind=20, easing_steps=40, checkpoint_every=50
+    snapshot_every=20, snapshot_share=1.0, healthy_after=10, rewind=20, easing_steps=40, rollback_checkpoint_interval=50
 )
 
 
-AHEAD = RollbackPolicy(rollback=False, act_ahead="ease", healthy_after=10)
+AHEAD = RollbackPolicy(max_rollbacks=0, act_ahead="ease", healthy_after=10)
 STEPS, NAN_AT, JUMP_AT = 190, 60, 100
 CREEPING_STEPS, CREEPS_FROM = 330, 150
 
@@ -49,7 +49,7 @@ def made(way: str, plain: nn.Sequential) -> tuple[nn.Module, Optimizer]:
 
 def main(trouble: str, folder: Path, way: str) -> None:
     ahead = trouble == "ahead"
-    mlflow_stability.autolog(rollback=AHEAD if ahead else POLICY, journal_dir=folder)
+    mlflow_stability.autolog(rollback=AHEAD if ahead else POLICY, options=mlflow_stability.Options(journal_dir=folder))
     torch.distributed.init_process_group("gloo")
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.manual_seed(0)

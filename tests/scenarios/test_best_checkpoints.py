@@ -13,6 +13,7 @@ from torch import nn
 from waiting import wait_until
 
 import mlflow_stability
+from mlflow_stability import RollbackPolicy
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import (
@@ -101,7 +102,8 @@ def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_best_state_by_a_metric_of_the_script_is_kept_and_restored(
     tmp_path: Path, store: str, metric: str, asked: dict[str, Any], values: list[float]
 ) -> None:
-    with mlflow.start_run(), flying(tmp_path, rollback_checkpoint_interval=100_000, **asked):
+    policy = RollbackPolicy(max_rollbacks=0, rollback_checkpoint_interval=100_000, **asked)
+    with mlflow.start_run(), flying(tmp_path, guard=False, rollback=policy):
         weights = train(metric, values)
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
     metas = [each.meta for each in listing(directory) if each.meta is not None]
@@ -122,7 +124,8 @@ def test_a_validation_at_a_checkpoint_step_gives_that_checkpoint_its_value(
     tmp_path: Path, store: str, waits: bool
 ) -> None:
     """When the metric is heard, the checkpoint is on the disk, or may be on its way there."""
-    with mlflow.start_run(), flying(tmp_path, rollback_checkpoint_interval=60, best_by="val_loss"):
+    policy = RollbackPolicy(max_rollbacks=0, rollback_checkpoint_interval=60, best_by="val_loss")
+    with mlflow.start_run(), flying(tmp_path, guard=False, rollback=policy):
         weights = train("val_loss", FIRST_HALF, waits=waits)
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
     metas = [each.meta for each in listing(directory) if each.meta is not None]
@@ -144,7 +147,8 @@ def test_the_best_state_is_written_also_where_another_one_is_still_on_its_way(
         return slow(self, copy, loss, value)
 
     monkeypatch.setattr(CheckpointStore, "commit", commit)
-    with mlflow.start_run(), flying(tmp_path, rollback_checkpoint_interval=50, best_by="val_loss"):
+    policy = RollbackPolicy(max_rollbacks=0, rollback_checkpoint_interval=50, best_by="val_loss")
+    with mlflow.start_run(), flying(tmp_path, guard=False, rollback=policy):
         weights = train("val_loss", [0.9, 0.5, 0.7], at_step={125: may_go.set})
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
     model, optimizer = built()
@@ -154,7 +158,7 @@ def test_the_best_state_is_written_also_where_another_one_is_still_on_its_way(
 
 
 def test_without_a_metric_the_loss_says_which_is_the_best(tmp_path: Path) -> None:
-    with flying(tmp_path, rollback=True, rollback_checkpoint_interval=60, rollback_target="best"):
+    with flying(tmp_path, rollback=RollbackPolicy(rollback_checkpoint_interval=60, rollback_target="best")):
         model, optimizer = built()
         for _ in range(400):
             inputs = torch.randn(16, 4)
@@ -175,7 +179,8 @@ def test_without_a_metric_the_loss_says_which_is_the_best(tmp_path: Path) -> Non
 
 def test_the_state_of_an_object_of_the_script_is_saved_and_restored(tmp_path: Path) -> None:
     sampler = Sampler()
-    with flying(tmp_path, rollback=True, rollback_checkpoint_interval=100, extra_state={"sampler": sampler}):
+    policy = RollbackPolicy(rollback_checkpoint_interval=100, extra_state={"sampler": sampler})
+    with flying(tmp_path, rollback=policy):
         model, optimizer = built()
         for _ in range(260):
             sampler.drawn += 1

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 import mlflow_stability
+from mlflow_stability import Options
 from mlflow_stability.tracking.read.run_history import read_run_history
 
 pytestmark = pytest.mark.scenario
@@ -42,7 +43,7 @@ def test_its_tensors_are_in_the_run_only_if_asked(
     tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, capture: bool | str
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
-    mlflow_stability.autolog(guard=True, capture_batch=capture, strict=True, silent=True)
+    mlflow_stability.autolog(guard=True, strict=True, silent=True, options=Options(capture_batch=capture))
     session = mlflow_stability.current_session()
     assert session is not None
     broken = train()
@@ -69,7 +70,7 @@ def test_a_batch_that_cannot_be_kept_is_told_of_all_the_same(tmp_path: Path) -> 
     journals = tmp_path / "journals"
     journals.mkdir()
     (journals / "batches").write_text("not a folder")
-    with flying(tmp_path, guard=True, capture_batch="upload") as flown:
+    with flying(tmp_path, guard=True, options=Options(capture_batch="upload")) as flown:
         train()
         assert flown.session.parts_off == {}
     (told,) = flown.events("broken_batch")

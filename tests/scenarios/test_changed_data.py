@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 import mlflow_stability
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 pytestmark = pytest.mark.scenario
 CHANGES = 200
@@ -123,7 +123,8 @@ def test_weights_that_break_are_replaced_and_the_data_is_not_blamed(tmp_path: Pa
 def test_a_change_of_the_data_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     policy = RollbackPolicy(snapshot_every=50, snapshot_share=1.0)
-    mlflow_stability.autolog(rollback=policy, offline=True, journal_dir=tmp_path, strict=True)
+    options = mlflow_stability.Options(journal_dir=tmp_path)
+    mlflow_stability.autolog(rollback=policy, offline=True, strict=True, options=options)
     try:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))

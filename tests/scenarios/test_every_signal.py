@@ -38,7 +38,8 @@ def record_of(store: MlflowClient, session: mlflow_stability.session.session.Ses
 
 
 def watch(**settings: object) -> mlflow_stability.session.session.Session:
-    mlflow_stability.autolog(strict=True, exit_wait=0, **settings)  # type: ignore[arg-type]
+    options = mlflow_stability.Options(exit_wait=0)
+    mlflow_stability.autolog(strict=True, **{"options": options, **settings})  # type: ignore[arg-type]
     session = mlflow_stability.current_session()
     assert session is not None
     return session

@@ -10,15 +10,15 @@ import pytest
 from scenarios.trainings import STEPS, TRAININGS
 
 import mlflow_stability
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.session.session import Session
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 pytestmark = [
     pytest.mark.scenario,
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # used by torch itself
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # used by Lightning
 ]
-POLICY = RollbackPolicy(snapshot_every=10, snapshot_share=1.0, checkpoint_every=60, healthy_after=4)
+POLICY = RollbackPolicy(snapshot_every=10, snapshot_share=1.0, rollback_checkpoint_interval=60, healthy_after=4)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,8 @@ def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         shutil.copy(template_database, folder / "mlflow.db")
-        mlflow_stability.autolog(rollback=POLICY, strict=True, exit_wait=0, silent=True, journal_dir=folder / "journal")
+        options = mlflow_stability.Options(exit_wait=0, journal_dir=folder / "journal")
+        mlflow_stability.autolog(rollback=POLICY, strict=True, silent=True, options=options)
         session = mlflow_stability.current_session()
         assert session is not None
         TRAININGS[

@@ -13,7 +13,7 @@ from scenarios.test_rescue import end_of, task
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from mlflow_stability import RollbackPolicy, TrainingDiverged
+from mlflow_stability import Options, RollbackPolicy, TrainingDiverged
 from mlflow_stability.vocabulary.result.severity import Severity
 
 pytestmark = pytest.mark.scenario
@@ -129,7 +129,7 @@ def test_what_overflows_in_half_precision_is_not_blamed_on_the_learning_rate(
             optimizer.zero_grad()
 
     with (
-        flying(tmp_path, rollback=True, capture_batch=capture_batch) as flown,
+        flying(tmp_path, rollback=True, options=Options(capture_batch=capture_batch)) as flown,
         pytest.raises(
             TrainingDiverged,
             match=r"consecutive steps.*Train in bf16 instead.*Check that the first batch",

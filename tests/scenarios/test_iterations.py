@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 import mlflow_stability
-from mlflow_stability import load_run
+from mlflow_stability import Options, load_run
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.tracking.keys import metric_key
@@ -167,7 +167,7 @@ def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
     store: MlflowClient, sqlite_uri: str
 ) -> None:
     game = Game()
-    mlflow_stability.autolog(strict=True, exit_wait=0, log_every_n_steps=20, layers_every_n_steps=50)
+    mlflow_stability.autolog(strict=True, log_every_n_steps=20, layers_every_n_steps=50, options=Options(exit_wait=0))
     session = mlflow_stability.current_session()
     assert session is not None
     game.play(200)
@@ -203,7 +203,7 @@ def test_a_broken_half_is_skipped_and_the_other_one_taken(
     tmp_path: Path, half: Callable[[Game, float], None], place: str
 ) -> None:
     game = Game()
-    with flying(tmp_path, guard=True, capture_batch=True) as flown:
+    with flying(tmp_path, guard=True, options=Options(capture_batch=True)) as flown:
         _pieces(game, 40, 30, half, math.nan)
     assert all(each.isfinite().all() for each in game.state())
     assert steps_of(flown, SMALL) == steps_of(flown, LARGE) == list(range(1, 41))

@@ -10,7 +10,7 @@ from session.output.given_clock import GivenClock
 from torch import nn
 
 import mlflow_stability
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 ALIKE = RollbackPolicy(snapshot_every=50, snapshot_share=1.0)
 """Snapshots at the same steps on every machine."""
@@ -22,7 +22,8 @@ def printed(
     """What is said of a learning rate that is 300 times too high from step 301 on."""
     clock = GivenClock()
     clock.time_output(monkeypatch)
-    mlflow_stability.autolog(rollback=ALIKE, offline=True, journal_dir=folder, strict=True)
+    options = mlflow_stability.Options(journal_dir=folder)
+    mlflow_stability.autolog(rollback=ALIKE, offline=True, strict=True, options=options)
     try:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))

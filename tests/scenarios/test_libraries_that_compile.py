@@ -83,7 +83,8 @@ def trained() -> list[Tensor]:
 @pytest.mark.usefixtures("library")
 def test_attention_activations_and_flops_are_recorded_all_the_same() -> None:
     bare = trained()
-    mlflow_stability.autolog(strict=True, exit_wait=0, attention_every_n_steps=20, layers_every_n_steps=20)
+    options = mlflow_stability.Options(exit_wait=0)
+    mlflow_stability.autolog(strict=True, attention_every_n_steps=20, layers_every_n_steps=20, options=options)
     session = mlflow_stability.current_session()
     assert session is not None
     watched = trained()

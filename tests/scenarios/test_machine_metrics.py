@@ -8,6 +8,8 @@ from mlflow import MlflowClient
 from scenarios.test_runs_in_mlflow import end, runs_of, train, watch
 from waiting import wait_until
 
+from mlflow_stability import Options
+
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 MEASURED = {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"}
 
@@ -23,7 +25,7 @@ def machine_keys(store: MlflowClient) -> set[str]:
 
 
 def test_the_machine_is_measured_where_it_was_asked_for(store: MlflowClient) -> None:
-    session = watch(system_metrics=True)
+    session = watch(options=Options(system_metrics=True))
     train(5)
 
     def measured() -> bool:
@@ -44,7 +46,7 @@ def test_the_machine_is_not_measured_unless_asked_for(store: MlflowClient) -> No
 
 def test_where_the_script_has_mlflow_measure_it_already_nobody_measures_twice(store: MlflowClient) -> None:
     with mlflow.start_run(log_system_metrics=True) as run:
-        session = watch(system_metrics=True)
+        session = watch(options=Options(system_metrics=True))
         train(5)
         recording = session.recording
         assert recording is not None

@@ -24,6 +24,7 @@ from scenarios.flying import flying
 from torch import nn
 
 import mlflow_stability
+from mlflow_stability import Options
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
 
 pytestmark = pytest.mark.scenario
@@ -77,7 +78,7 @@ def test_without_the_guard_the_first_broken_step_is_looked_at(tmp_path: Path, ma
 
 
 def test_who_does_not_want_it_does_without(tmp_path: Path) -> None:
-    with flying(tmp_path, capture_batch=False) as flown:
+    with flying(tmp_path, options=Options(capture_batch=False)) as flown:
         train(a_logarithm())
     assert flown.events("nan_origin") == flown.events("broken_batch") == []
 
@@ -88,7 +89,7 @@ def test_a_training_is_the_same_with_it_and_without_it(tmp_path: Path, make: Cal
     found = []
     for capture in (False, True):
         torch.manual_seed(0)  # the weights, too, are to be the same
-        with flying(tmp_path / str(capture), guard=True, capture_batch=capture):
+        with flying(tmp_path / str(capture), guard=True, options=Options(capture_batch=capture)):
             found.append([*picture(*train(make())), torch.get_rng_state()])
     assert differences(*found) == []
 

@@ -15,6 +15,7 @@ from torch.optim import Adam, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import mlflow_stability
+from mlflow_stability import Options
 from mlflow_stability.errors import SettingsError, StabilityError, TrainingDiverged
 from mlflow_stability.kinds.catalog import built
 from mlflow_stability.kinds.panel import replay
@@ -236,7 +237,7 @@ def test_checkpoints_that_cannot_be_written_are_switched_off_and_training_goes_o
     journals = tmp_path / "journals"
     journals.mkdir()
     (journals / "checkpoints").write_text("not a folder")
-    policy = dataclasses.replace(QUICK, checkpoint_every=50)
+    policy = dataclasses.replace(QUICK, rollback_checkpoint_interval=50)
     with flying(tmp_path, strict=False, rollback=policy) as flown:
         losses, _ = train(jump=(0, 0))
         assert flown.session.good_steps, "states in memory are kept on"
@@ -250,9 +251,9 @@ def test_checkpoints_that_cannot_be_written_are_switched_off_and_training_goes_o
         ({"rollback": "yes"}, "rollback must be True, False or a RollbackPolicy"),
         ({"guard": "soon"}, "guard must be"),
         ({"stop_on": "lose>5"}, "stop_on can compare"),
-        ({"rollback": True, "max_checkpoints": 1}, "max_checkpoints must be a whole number, at least 2"),
+        ({"max_checkpoints": 5}, r"RollbackPolicy: autolog\(rollback=RollbackPolicy\(max_checkpoints=5\)\)"),
         ({"rollback": True, "preset": "reckless"}, "preset must be .research., .production., .debugging. or None"),
-        ({"rollback": True, "capture_batch": "no"}, "capture_batch must be"),
+        ({"rollback": True, "options": {"capture_batch": False}}, "options must be an Options object"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_when_it_is_asked(settings: dict[str, Any], said: str) -> None:
@@ -283,11 +284,13 @@ def test_the_autopilot_can_be_turned_on_and_off_on_the_way(tmp_path: Path) -> No
         steps(10)
         assert flown.session.good_steps == ()
         mlflow_stability.autolog(
-            rollback=QUICK, journal_dir=tmp_path / "journals", offline=True, silent=True, strict=True
+            rollback=QUICK, offline=True, silent=True, strict=True, options=Options(journal_dir=tmp_path / "journals")
         )
         steps(60)
         assert flown.session.good_steps
-        mlflow_stability.autolog(journal_dir=tmp_path / "journals", offline=True, silent=True, strict=True)
+        mlflow_stability.autolog(
+            offline=True, silent=True, strict=True, options=Options(journal_dir=tmp_path / "journals")
+        )
         steps(10)
     assert len([each for each in flown.records if isinstance(each, StepReading)]) == 80
 
@@ -324,7 +327,7 @@ def test_adaptive_clipping_alone_tames_a_spike(tmp_path: Path) -> None:
             assert not settings or flown.session.good_steps == ()
         return max(losses[100:])
 
-    assert worst(adaptive_clip=True) < 0.5 < worst()
+    assert worst(options=Options(adaptive_clip=True)) < 0.5 < worst()
 
 
 @pytest.mark.parametrize("preset", ["research", "production", "debugging"])
@@ -336,7 +339,7 @@ def test_a_preset_brings_its_own_idea_of_divergence(tmp_path: Path, preset: str)
 
 
 def test_what_was_kept_on_the_disk_goes_on_in_a_new_process(tmp_path: Path) -> None:
-    policy = dataclasses.replace(QUICK, checkpoint_every=100)
+    policy = dataclasses.replace(QUICK, rollback_checkpoint_interval=100)
     with flying(tmp_path, rollback=policy):
         train(jump=(0, 0), steps=250)
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()

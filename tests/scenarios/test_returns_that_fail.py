@@ -194,7 +194,7 @@ def test_a_return_that_fails_ends_the_training_where_that_was_asked(
 
 
 def test_without_room_for_states_a_training_is_told_that_it_cannot_be_set_back(tmp_path: Path) -> None:
-    with flying(tmp_path, rollback=QUICK, snapshot_budget=1000) as flown:
+    with flying(tmp_path, rollback=dataclasses.replace(QUICK, snapshot_budget=1000)) as flown:
         train(steps=260)
         assert flown.session.good_steps == ()
         assert not flown.session.rollback()
@@ -205,8 +205,8 @@ def test_without_room_for_states_a_training_is_told_that_it_cannot_be_set_back(t
 
 
 def test_without_room_for_states_in_memory_those_on_the_disk_are_gone_back_to(tmp_path: Path) -> None:
-    policy = dataclasses.replace(QUICK, checkpoint_every=50)
-    with flying(tmp_path, rollback=policy, snapshot_budget=1000) as flown:
+    policy = dataclasses.replace(QUICK, rollback_checkpoint_interval=50, snapshot_budget=1000)
+    with flying(tmp_path, rollback=policy) as flown:
         losses, _ = train()
     assert flown.events("rollback")
     assert sum(losses[-40:]) / 40 < 0.1

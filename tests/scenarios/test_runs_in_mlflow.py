@@ -19,7 +19,8 @@ pytestmark = pytest.mark.scenario
 
 
 def watch(**settings: object) -> Session:
-    mlflow_stability.autolog(strict=True, exit_wait=0, **settings)  # type: ignore[arg-type]
+    options = mlflow_stability.Options(exit_wait=0)
+    mlflow_stability.autolog(strict=True, **{"options": options, **settings})  # type: ignore[arg-type]
     session = mlflow_stability.current_session()
     assert session is not None
     return session

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 from mlflow_stability import RollbackPolicy
 from mlflow_stability.recovery.easing import EasingPlan
-from mlflow_stability.recovery.rollback_policy import ActAhead
+from mlflow_stability.vocabulary.rollback_policy import ActAhead
 
 STEPS, STRANGE, RATE, WARM_UP = 240, 150, 1e-3, 40
 BeforeStep = Callable[[int, AdamW], float]
@@ -53,7 +53,7 @@ def train(times: dict[int, float], by_hand: BeforeStep | None = None) -> tuple[l
 
 
 def flown(folder: Path, times: dict[int, float], **options: Any) -> tuple[Flown, list[Tensor]]:
-    policy = RollbackPolicy(rollback=False, skip_gradients_above=None, **options)
+    policy = RollbackPolicy(max_rollbacks=0, skip_gradients_above=None, **options)
     with flying(folder, rollback=policy) as flight:
         weights, seen, _ = train(times)
     assert seen == [rate_of(step) for step in range(1, STEPS + 1)]
@@ -120,7 +120,7 @@ def creeping(*, times: float = 1.02) -> list[Tensor]:
 
 @pytest.mark.parametrize("act", ["checkpoint", "ease"])
 def test_an_early_sign_of_divergence_writes_a_checkpoint_and_may_ease(act: ActAhead, tmp_path: Path) -> None:
-    policy = RollbackPolicy(rollback=False, act_ahead=act)
+    policy = RollbackPolicy(max_rollbacks=0, act_ahead=act)
     with flying(tmp_path, rollback=policy) as flight:
         weights = creeping()
     sign, told = flight.events("divergence_ahead")[0], flight.events("smaller_steps")[0]
@@ -153,7 +153,7 @@ def test_a_loss_scale_stays_below_its_limit_and_the_training_as_it_is(
             scaler.update()
         return [each.detach().clone() for each in model.parameters()], scales
 
-    with flying(tmp_path, rollback=RollbackPolicy(rollback=False, largest_scale=2.0**14)):
+    with flying(tmp_path, rollback=RollbackPolicy(max_rollbacks=0, largest_scale=2.0**14)):
         weights, scales = train_scaled()
     assert max(scales[2:]) == 2.0**14
     bare, free = train_scaled()

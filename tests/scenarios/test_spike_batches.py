@@ -12,7 +12,7 @@ from scenarios.watching import tiny_model
 from torch import Tensor
 from torch.optim import SGD
 
-from mlflow_stability import RollbackPolicy
+from mlflow_stability import Options, RollbackPolicy
 
 pytestmark = pytest.mark.scenario
 STEPS, SPIKE = 160, 120
@@ -42,7 +42,7 @@ def kept(folder: Path) -> list[Path]:
     return sorted(folder.glob("journals/batches/*/batch-*.pt"))
 
 
-TAKEN = RollbackPolicy(rollback=False, skip_gradients_above=None)
+TAKEN = RollbackPolicy(max_rollbacks=0, skip_gradients_above=None)
 
 
 @pytest.mark.parametrize("settings", [{}, {"rollback": TAKEN}], ids=["plain", "guarded"])
@@ -83,7 +83,7 @@ def test_a_batch_that_the_script_has_overwritten_is_not_kept(tmp_path: Path) -> 
     assert kept(tmp_path) == []
 
 
-@pytest.mark.parametrize("settings", [{}, {"capture_batch": False}], ids=["no spike", "not asked for"])
+@pytest.mark.parametrize("settings", [{}, {"options": Options(capture_batch=False)}], ids=["no spike", "not asked for"])
 def test_nothing_is_kept_without_a_spike_or_where_it_is_not_asked_for(tmp_path: Path, settings: dict[str, Any]) -> None:
     with flying(tmp_path, **settings) as flown:
         train(spikes=(SPIKE,) if settings else ())

@@ -29,7 +29,7 @@ def mlflow_autologging_ends() -> Iterator[None]:
 
 
 def watch() -> Session:
-    mlflow_stability.autolog(strict=True, exit_wait=0)
+    mlflow_stability.autolog(strict=True, options=mlflow_stability.Options(exit_wait=0))
     session = mlflow_stability.current_session()
     assert session is not None
     return session

@@ -24,7 +24,8 @@ def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         shutil.copy(template_database, folder / "mlflow.db")
-        mlflow_stability.autolog(strict=True, exit_wait=0, silent=True, journal_dir=folder / "journal")
+        options = mlflow_stability.Options(exit_wait=0, journal_dir=folder / "journal")
+        mlflow_stability.autolog(strict=True, silent=True, options=options)
         session = mlflow_stability.current_session()
         assert session is not None
         TRAININGS[

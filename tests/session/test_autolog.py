@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.kinds.catalog import built
+from mlflow_stability.kinds.catalog import built, default_detectors
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
@@ -34,6 +34,8 @@ from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary import Closing, Note, Opening, Signal, StepReading
 from mlflow_stability.vocabulary.sensitivity import FACTORS
 from mlflow_stability.vocabulary.settings import Settings
+
+NO_WAIT = mlflow_stability.Options(exit_wait=0)
 
 
 @pytest.fixture(autouse=True)
@@ -125,21 +127,18 @@ def test_attach_does_nothing_where_the_environment_switched_it_off(
     ("given", "said"),
     [
         ({"log_every_n_steps": 0}, "log_every_n_steps must be a whole number, at least 1; got 0."),
-        ({"exit_wait": -1.0}, "exit_wait must be a number of seconds, 0 or more; got -1.0."),
-        ({"divergence_threshold": 0.9}, "divergence_threshold must be a number, more than 1, or None; got 0.9."),
-        (
-            {"consecutive_divergence_steps": 0},
-            "consecutive_divergence_steps must be a whole number, at least 1; got 0.",
-        ),
         ({"detectors": ["loss_spik"]}, "There is no detector 'loss_spik'; did you mean loss_spike"),
         ({"detectors": [LossSpike]}, "detectors= takes names"),
         ({"silent": "no"}, "silent must be True or False; got 'no' (str)."),
         ({"disable": "no"}, "disable must be True or False; got 'no' (str)."),
         ({"rollback": "yes"}, "rollback must be True, False or a RollbackPolicy; got 'yes' (str)."),
         ({"rollback": None}, "rollback must be True, False or a RollbackPolicy; got None."),
-        ({"max_checkpoints": 1, "rollback": True}, "max_checkpoints must be a whole number, at least 2; got 1."),
+        ({"options": {"exit_wait": 1}}, "options must be an Options object; got {'exit_wait': 1} (dict)."),
+        (
+            {"max_checkpoints": 5},
+            "autolog() has no argument 'max_checkpoints'. It is a field of RollbackPolicy: autolog(rollback=",
+        ),
         ({"rolback": True}, "autolog() has no argument 'rolback'. Did you mean 'rollback'?"),
-        ({"exit_wait": float("nan")}, "exit_wait must be a number of seconds, 0 or more; got nan."),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_rule(given: dict[str, float], said: str) -> None:
@@ -149,7 +148,7 @@ def test_what_cannot_be_meant_is_refused_with_the_rule(given: dict[str, float], 
     assert mlflow_stability.current_session() is None
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(Settings)])
+@pytest.mark.parametrize("name", [*(each.name for each in fields(Settings)), "options", "best_by", "rule"])
 def test_attach_refuses_what_autolog_refuses_in_the_same_words(name: str) -> None:
     wrong = 1j  # of no setting
     with pytest.raises(SettingsError) as refused:
@@ -158,12 +157,14 @@ def test_attach_refuses_what_autolog_refuses_in_the_same_words(name: str) -> Non
     with pytest.raises(SettingsError) as refused_too, attached:
         pass
     assert name in str(refused.value)
-    assert str(refused.value) == str(refused_too.value)
+    assert str(refused.value).replace("autolog(", "attach(") == str(refused_too.value)
     assert mlflow_stability.current_session() is None
 
 
 def test_attach_takes_a_folder_and_a_name_as_autolog_does(tmp_path: Path, sqlite_uri: str) -> None:
-    with mlflow_stability.attach(tiny_model(), journal_dir="j", representations="x", exit_wait=0) as watching:
+    with mlflow_stability.attach(
+        tiny_model(), representations="x", options=replace(NO_WAIT, journal_dir="j")
+    ) as watching:
         watching.step(1.0)
     assert (tmp_path / "j").is_dir()
 
@@ -173,11 +174,11 @@ def test_a_journal_folder_that_cannot_be_made_is_one_warning_and_training_goes_o
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     bare = train()
-    mlflow_stability.autolog(journal_dir=tmp_path / "file" / "journal", exit_wait=0)
+    mlflow_stability.autolog(options=mlflow_stability.Options(journal_dir=tmp_path / "file" / "journal", exit_wait=0))
     with caplog.at_level(logging.WARNING, "mlflow_stability"):
         assert train() == bare
     (record,) = caplog.records
-    assert "Pass another folder with autolog(journal_dir=...)" in record.getMessage()
+    assert "Pass another folder with autolog(options=Options(journal_dir=...))" in record.getMessage()
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -185,7 +186,7 @@ def test_a_courier_that_cannot_be_started_costs_only_the_delivery_and_is_told_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silent: bool
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python here"))
-    mlflow_stability.autolog(exit_wait=0, silent=silent)
+    mlflow_stability.autolog(silent=silent, options=NO_WAIT)
     with caplog.at_level(logging.WARNING, "mlflow_stability"):
         losses = train()
     recording = session().recording
@@ -210,12 +211,12 @@ def records_of(own: Session) -> list[object]:
 
 def test_a_loop_attached_by_hand_is_recorded_while_the_hooks_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
-    mlflow_stability.autolog(silent=True, exit_wait=0)
+    mlflow_stability.autolog(silent=True, options=NO_WAIT)
     outer = session()
     model = tiny_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     losses = []
-    with mlflow_stability.attach(model, optimizer, strict=True, silent=True, exit_wait=0) as watching:
+    with mlflow_stability.attach(model, optimizer, strict=True, silent=True, options=NO_WAIT) as watching:
         assert session() is watching.session
         for batch in batches(4):
             loss = mse(model, batch)
@@ -246,7 +247,7 @@ def test_gradients_of_torch_func_and_their_learning_rate_are_recorded(monkeypatc
     def loss_of(weights: dict[str, Tensor]) -> Tensor:
         return mse(lambda inputs: torch.func.functional_call(model, weights, inputs), batch)  # type: ignore[arg-type]
 
-    with mlflow_stability.attach(model, strict=True, silent=True, exit_wait=0) as watching:
+    with mlflow_stability.attach(model, strict=True, silent=True, options=NO_WAIT) as watching:
         gradients, loss = torch.func.grad_and_value(loss_of)(weights)
         watching.step(loss, gradients, learning_rate=0.1)
         assert watching.session is not None
@@ -263,8 +264,9 @@ def test_gradients_of_torch_func_and_their_learning_rate_are_recorded(monkeypatc
 def test_attach_takes_settings_as_autolog_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
     model = tiny_model()
-    given = {"journal_dir": "j", "representations": "0", "stop_on": (), "detectors": ["loss_spike"]}
-    with mlflow_stability.attach(model, strict=True, silent=True, exit_wait=0, **given) as watching:
+    given = {"representations": "0", "stop_on": (), "detectors": ["loss_spike"]}
+    options = replace(NO_WAIT, journal_dir="j")
+    with mlflow_stability.attach(model, strict=True, silent=True, options=options, **given) as watching:
         mse(model, next(iter(batches(1)))).backward()
         watching.step()
     assert watching.session is not None
@@ -279,7 +281,7 @@ def test_an_attached_loop_leaves_nothing_in_the_process(monkeypatch: pytest.Monk
     model = tiny_model()
     sessions = []
     for _ in range(5):
-        with mlflow_stability.attach(model, strict=True, silent=True, exit_wait=0) as watching:
+        with mlflow_stability.attach(model, strict=True, silent=True, options=NO_WAIT) as watching:
             mse(model, next(iter(batches(1)))).backward()
             watching.step()
         assert watching.session is not None
@@ -296,7 +298,7 @@ def test_an_attached_loop_that_raises_says_so_and_gives_the_hooks_back(monkeypat
     recordings = []
 
     def loop() -> None:
-        with mlflow_stability.attach(model, silent=True, exit_wait=0) as watching:
+        with mlflow_stability.attach(model, silent=True, options=NO_WAIT) as watching:
             watching.step(1.5)
             assert watching.session is not None
             recordings.append(watching.session.recording)
@@ -314,7 +316,7 @@ def test_an_attached_loop_that_raises_says_so_and_gives_the_hooks_back(monkeypat
 
 def test_clipping_that_comes_and_goes_is_noted_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
-    mlflow_stability.autolog(silent=True, exit_wait=0)
+    mlflow_stability.autolog(silent=True, options=NO_WAIT)
     model = tiny_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     for number, batch in enumerate(batches(10)):
@@ -353,7 +355,7 @@ def test_detectors_that_fail_leave_the_record_whole(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without_a_courier(monkeypatch)
-    mlflow_stability.autolog(silent=False, exit_wait=0, detectors=["nan_detected", Stumbles()])
+    mlflow_stability.autolog(silent=False, detectors=["nan_detected", Stumbles()], options=NO_WAIT)
     own = session()
     with caplog.at_level(logging.WARNING, "mlflow_stability"):
         train(7)
@@ -368,7 +370,7 @@ def test_detectors_that_fail_leave_the_record_whole(
 
 def test_a_forked_child_that_trains_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
-    mlflow_stability.autolog(silent=True, exit_wait=0)
+    mlflow_stability.autolog(silent=True, options=NO_WAIT)
     train(4)
     own, before = session(), session().step
     child = os.fork()
@@ -399,8 +401,9 @@ def test_a_training_whose_steps_cannot_be_seen_is_told_so_once(caplog: pytest.Lo
 
 def test_the_journal_says_who_judged_with_which_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
+    policy = mlflow_stability.RollbackPolicy(max_rollbacks=0, divergence_threshold=1.5)
     mlflow_stability.autolog(
-        strict=True, exit_wait=0, detectors=["nan_detected", "loss_spike:classic"], divergence_threshold=1.5
+        strict=True, detectors=["nan_detected", "loss_spike:classic"], rollback=policy, options=NO_WAIT
     )
     train(2)
     opening = records_of(session())[0]
@@ -410,20 +413,18 @@ def test_the_journal_says_who_judged_with_which_thresholds(monkeypatch: pytest.M
     assert judges[-1] == DivergenceClassic(divergence_threshold=1.5, consecutive_steps=3)
 
 
-def test_rule_and_thresholds_decide_which_detectors_look_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detectors_beside_the_default_ones_take_their_place_live(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
-    mlflow_stability.autolog(strict=True, exit_wait=0, rule="classic", loss_spike_threshold=4, divergence_threshold=1.5)
+    own = GradientExplosion(threshold=3, threshold_alone=True)
+    classic = ["divergence:classic", LossSpikeClassic(deviations=4)]
+    mlflow_stability.autolog(strict=True, detectors=["default", own, *classic], options=NO_WAIT)
     train(2)
     opening = records_of(session())[0]
     assert isinstance(opening, Opening)
     judges = built(opening.detectors)
-    assert LossSpikeClassic(deviations=4) in judges
-    assert [each for each in judges if each.kind == "divergence"] == [DivergenceClassic(divergence_threshold=1.5)]
-    mlflow_stability.autolog(strict=True, exit_wait=0, gradient_explosion_threshold=3)
-    train(2)
-    opening = records_of(session())[0]
-    assert isinstance(opening, Opening)
-    assert GradientExplosion(threshold=3, calm_below=3, calm_steps=1, threshold_alone=True) in built(opening.detectors)
+    assert {own, LossSpikeClassic(deviations=4)} <= set(judges)
+    assert [each for each in judges if each.kind == "divergence"] == [DivergenceClassic()]
+    assert len(judges) == len(default_detectors()) - 1  # two look for a divergence by default
 
 
 def test_the_sensitivity_moves_detectors_by_name_and_none_with_thresholds_of_its_own(
@@ -431,7 +432,7 @@ def test_the_sensitivity_moves_detectors_by_name_and_none_with_thresholds_of_its
 ) -> None:
     without_a_courier(monkeypatch)
     own = GradientExplosion(threshold=7.0)
-    mlflow_stability.autolog(strict=True, exit_wait=0, detectors=["loss_spike", own], sensitivity="high")
+    mlflow_stability.autolog(strict=True, detectors=["loss_spike", own], sensitivity="high", options=NO_WAIT)
     train(2)
     opening = records_of(session())[0]
     assert isinstance(opening, Opening)
@@ -440,9 +441,9 @@ def test_the_sensitivity_moves_detectors_by_name_and_none_with_thresholds_of_its
 
 def test_a_preset_sets_intervals_and_thresholds_and_what_was_given_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_courier(monkeypatch)
-    mlflow_stability.autolog(strict=True, exit_wait=0, preset="debugging", layers_every_n_steps=100)
+    mlflow_stability.autolog(strict=True, preset="debugging", layers_every_n_steps=100, options=NO_WAIT)
     found = session().settings
-    assert (found.log_every_n_steps, found.layers_every_n_steps, found.attention_every) == (1, 100, 50)
-    assert (found.divergence_threshold, found.capture_batch, found.rollback) == (1.2, "upload", False)
-    mlflow_stability.autolog(strict=True, exit_wait=0)
+    assert (found.log_every_n_steps, found.layers_every_n_steps, found.attention_every_n_steps) == (1, 100, 50)
+    assert (found.policy.divergence_threshold, found.capture_batch, found.rollback) == (1.2, "upload", False)
+    mlflow_stability.autolog(strict=True, options=NO_WAIT)
     assert session().settings.log_every_n_steps == 10

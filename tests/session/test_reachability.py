@@ -16,14 +16,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
+from mlflow_stability import Options
+
 LOOKED_AT = (0, 1, 10, 100, 500)
 EVERYTHING: dict[str, Any] = {
     "rollback": True,
     "attention_every_n_steps": 10,
     "layers_every_n_steps": 10,
     "representations": "up",
-    "adaptive_clip": True,
-    "capture_batch": True,
+    "options": Options(adaptive_clip=True, capture_batch=True),
     "stop_on": "loss>1000000",
 }
 TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
@@ -146,7 +147,7 @@ def test_a_watched_training_saves_the_bytes_of_a_bare_one(tmp_path: Path) -> Non
     bare = Training()
     for _ in range(40):
         bare.step()
-    with flying(tmp_path, **EVERYTHING | {"adaptive_clip": False}):  # which clips, as it is asked to
+    with flying(tmp_path, **EVERYTHING | {"options": Options(capture_batch=True)}):  # which clips, as it is asked to
         watched = Training()
         for _ in range(40):
             watched.step()

@@ -115,7 +115,8 @@ def evaluation() -> None:
 def by_hand() -> None:
     model = nn.Linear(4, 1)
     optimizer = OwnOptimizer(model.parameters())
-    with mlflow_stability.attach(model, journal_dir=sys.argv[2], exit_wait=0, strict=True) as session:
+    options = mlflow_stability.Options(journal_dir=sys.argv[2], exit_wait=0)
+    with mlflow_stability.attach(model, strict=True, options=options) as session:
         for _ in range(300):
             loss = loss_of(model)
             loss.backward()
@@ -137,5 +138,5 @@ KINDS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    mlflow_stability.autolog(journal_dir=sys.argv[2], exit_wait=0, strict=True)
+    mlflow_stability.autolog(strict=True, options=mlflow_stability.Options(journal_dir=sys.argv[2], exit_wait=0))
     KINDS[sys.argv[1]]()

@@ -20,7 +20,8 @@ FIRST_STEPS = 12
 
 def main(steps: int, seconds: float) -> None:
     mlflow_stability.autolog(
-        strict=True, rollback=True, rollback_checkpoint_interval=40, max_checkpoints=CHECKPOINTS_KEPT
+        strict=True,
+        rollback=mlflow_stability.RollbackPolicy(rollback_checkpoint_interval=40, max_checkpoints=CHECKPOINTS_KEPT),
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -68,7 +68,7 @@ def test_a_call_with_known_names_is_otherwise_the_same() -> None:
 def test_names_are_compared_without_regard_to_capitals() -> None:
     assert did_you_mean("Seed", ["seed"]) == " Did you mean 'seed'?"
     assert did_you_mean("loss", ["attention"]) == ""
-    check_names("f()", ["a"], ["a", "b"])
+    check_names("f()", {"a": 1}, ["a", "b"])
 
 
 def test_a_limit_that_is_not_part_of_the_range_is_refused() -> None:

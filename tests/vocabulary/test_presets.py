@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.session.autopilot.autopilot_config import autopilot_config_of
 from mlflow_stability.vocabulary.argument import given_names, with_known_names
-from mlflow_stability.vocabulary.presets import IN_POLICY, PRESETS, with_preset
-from mlflow_stability.vocabulary.settings import Settings
+from mlflow_stability.vocabulary.presets import PRESETS, with_preset
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.settings import Options, Settings
 
 
 def settings_of(**given: Any) -> Settings:
@@ -23,7 +22,6 @@ def test_every_preset_sets_the_same_options_and_they_are_options() -> None:
     for each in PRESETS.values():
         assert set(each.settings) == set(PRESETS["research"].settings) <= known
         assert set(each.policy) == set(PRESETS["research"].policy) <= of_policy
-        assert not set(each.policy) & set(IN_POLICY.values())
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -32,40 +30,37 @@ def test_a_preset_sets_all_that_it_should_with_and_without_rollback(name: str, r
     found = settings_of(preset=name, rollback=rollback)
     for setting, value in PRESETS[name].settings.items():
         assert getattr(found, setting) == value, setting
-    policy = autopilot_config_of(found).policy
-    for knob, value in PRESETS[name].whole_policy.items():
-        assert getattr(policy, knob) == value, knob
-    assert policy == RollbackPolicy.preset(name, rollback=rollback, guard=rollback)
+    for field, value in PRESETS[name].policy.items():
+        assert getattr(found.policy, field) == value, field
+    assert found.policy.rolls_back == found.guards == rollback
+    if rollback:
+        assert found.policy == RollbackPolicy.preset(name)
 
 
 def test_presets_differ_from_each_other_and_from_the_defaults() -> None:
     found = [Settings(), *(settings_of(preset=each) for each in PRESETS)]
-    assert len({(each.layers_every_n_steps, each.attention_every, each.sdr_check_interval) for each in found}) == 4
+    every = {(each.layers_every_n_steps, each.attention_every_n_steps, each.sdr_check_interval) for each in found}
+    assert len(every) == 4
 
 
 def test_what_was_given_comes_first_even_where_it_is_the_default() -> None:
-    usual = Settings()
-    found = settings_of(
-        preset="debugging",
-        rollback=True,
-        layers_every_n_steps=usual.layers_every_n_steps,
-        rollback_checkpoint_interval=usual.rollback_checkpoint_interval,
-        divergence_threshold=None,
-    )
-    assert (found.layers_every_n_steps, found.attention_every) == (100, 50)
-    policy = autopilot_config_of(found).policy
-    assert (policy.checkpoint_every, policy.divergence_threshold, policy.max_checkpoints) == (500, None, 20)
+    usual, given = Settings(), Options(sdr_check_interval=100, capture_batch=True).given
+    found = settings_of(preset="debugging", rollback=True, layers_every_n_steps=usual.layers_every_n_steps, **given)
+    assert (found.layers_every_n_steps, found.attention_every_n_steps, found.sdr_check_interval) == (100, 50, 100)
+    assert found.capture_batch is True
+    policy = RollbackPolicy.preset("debugging", rollback_checkpoint_interval=500, divergence_threshold=None)
+    assert (policy.rollback_checkpoint_interval, policy.divergence_threshold, policy.max_checkpoints) == (500, None, 20)
 
 
 def test_a_policy_of_ones_own_decides_about_rollbacks_and_the_preset_about_the_rest() -> None:
-    own = RollbackPolicy(checkpoint_every=70)
+    own = RollbackPolicy(rollback_checkpoint_interval=70)
     found = settings_of(preset="debugging", rollback=own)
     assert found.layers_every_n_steps == 10
-    assert autopilot_config_of(found).policy == own
+    assert found.policy == own
 
 
 def test_without_a_preset_nothing_is_changed_and_an_unknown_one_is_refused() -> None:
-    assert with_preset({"max_checkpoints": 3}) == {"max_checkpoints": 3}
+    assert with_preset({"log_every_n_steps": 3}) == {"log_every_n_steps": 3}
     with pytest.raises(SettingsError, match="Did you mean 'production'"):
         with_preset({"preset": "prod"})
 

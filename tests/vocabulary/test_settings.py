@@ -14,21 +14,17 @@ WRONG: dict[str, list[Any]] = {
     "whole number": ["10", "1GB", None, True, 2.5, -1, float("nan"), float("inf"), [3], {}, 1j, object()],
     "number": ["x", "0.5", None, False, -1.0, float("nan"), [1.0], b"1", object()],
     "True": ["no", "yes", None, 1, 0, 0.0, [], object()],
-    "the name of a metric": [3, True, "", ["loss"], b"loss"],
-    "'min'": ["low", "Max", None, 0, True],
-    "'newest'": ["new", "Best", None, 0, True],
     "the name of a module": [None, 3, True, [1], {"encoder": 1}, b"encoder", object()],
     "'nonfinite'": [None, 3, True, [50], {"loss": 50}, object()],
     "a mapping": [["a"], "a=b", 3, True, object()],
     "the path": ["", 3, True, ["journal"], b"journal"],
     "names": [3, True, b"loss_spike", {"loss_spike": 1}],
     "'research'": ["prod", "Production", 3, True, ["research"]],
-    "'robust'": ["robst", "Classic", None, 0, True, ["classic"]],
     "'supervised'": ["dqn", "Policy", 0, True, ["policy"]],
     "'low'": ["lower", "High", None, 0, True, ["low"]],
 }
 """Values that are refused, by how the words of the settings that refuse them begin."""
-CHECKED = [each for each in fields(Settings) if each.name not in ("alerts", "mirrors", "rollback")]
+CHECKED = [each for each in fields(Settings) if each.name not in ("alerts", "mirrors")]
 """These are checked where their types are known."""
 
 

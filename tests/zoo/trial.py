@@ -54,7 +54,8 @@ def run(trial: Trial, folder: Path) -> Result:
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
     journals = folder / "journals"
     if trial.autolog is not None:
-        mlflow_stability.autolog(**dict(trial.autolog), journal_dir=journals, offline=True, silent=True)
+        options = mlflow_stability.Options(journal_dir=journals)
+        mlflow_stability.autolog(offline=True, silent=True, options=options, **dict(trial.autolog))
     result, began = Result(), time.perf_counter()
     try:
         failure_named(trial.failure).train(trial.seed, ill=trial.ill, notes=result.notes)

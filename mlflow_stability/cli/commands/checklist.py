@@ -9,6 +9,7 @@ import click
 from rich.text import Text
 
 from mlflow_stability.analysis.diagnose import asked_curves, concluded, history_of
+from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.cli.kit.finding_types import checked_kind, complete_kinds
 from mlflow_stability.cli.kit.options import (
     curve_options,
@@ -20,7 +21,6 @@ from mlflow_stability.cli.kit.options import (
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.diagnosis.checklist import Checklist, ChecklistItem, checklist_of
-from mlflow_stability.kinds.thresholds import detectors_with
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.text import capitalised
 
@@ -65,7 +65,7 @@ def command(
     else:
         with notes_console().status("Reading ..."):
             history = history_of(run, tracking_uri, asked_curves(loss, val_loss))
-            diagnosis = concluded(history, detectors_with(sensitivity=sensitivity))
+            diagnosis = concluded(history, asked_detectors(None, sensitivity))
             checklist = checklist_of(kind or "", history, diagnosis)
         title = f"What to check in {history.name}: {checklist.kind or 'a general list'}"
     present(lambda out: _show(out, title, checklist))

@@ -12,8 +12,8 @@ from mlflow_stability.analysis.compare import MOST_RUNS, NoneReadError, compare
 from mlflow_stability.analysis.named_run import run_id_of
 from mlflow_stability.cli.kit.options import (
     curve_options,
+    detectors_option,
     output_options,
-    rule_option,
     runs_asked_for,
     sensitivity_option,
     tracking_uri_option,
@@ -47,7 +47,7 @@ FOUND = 1
 @click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, causes, parameters and groups.")
 @curve_options
 @sensitivity_option
-@rule_option
+@detectors_option
 @output_options(FORMATS)
 @click.option("--log-to-run", metavar="RUN", help="Log the comparison to this run as HTML and JSON.")
 @click.option("--log-to-experiment", metavar="NAME", help="Log it to this experiment as a new run.")
@@ -65,7 +65,7 @@ def command(
     loss: str | None,
     val_loss: str | None,
     sensitivity: str,
-    rule: str,
+    detectors: tuple[str, ...],
     form: str | None,
     file: Path | None,
     log_to_run: str | None,
@@ -102,7 +102,7 @@ def command(
                 loss=loss,
                 val_loss=val_loss,
                 sensitivity=sensitivity,
-                rule=rule,
+                detectors=detectors or None,
                 dask=dask,
                 remember=not no_cache,
                 progress=progress.show,

@@ -11,12 +11,13 @@ from rich.text import Text
 from mlflow_stability.analysis.asked_for import asked_for, names_a_source
 from mlflow_stability.analysis.diagnose import diagnose_all
 from mlflow_stability.analysis.only_kinds import only_kinds
+from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.cli.kit.finding_types import checked_kinds, complete_kinds
 from mlflow_stability.cli.kit.options import (
     curve_options,
+    detectors_option,
     last_option,
     output_options,
-    rule_option,
     runs_asked_for,
     sensitivity_option,
     tracking_uri_option,
@@ -25,7 +26,6 @@ from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, presen
 from mlflow_stability.cli.kit.terminal import WIDEST, notes_console
 from mlflow_stability.cli.main import COULD_NOT
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.kinds.thresholds import detectors_with
 from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report import Failure, Report, is_from_store
 from mlflow_stability.reports.report_format import FORMATS, render
@@ -52,19 +52,7 @@ FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
     help="Show and count only this kind; may be repeated.  [all]",
 )
 @sensitivity_option
-@rule_option
-@click.option(
-    "--loss-spike-threshold",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="Z",
-    help="Report every loss that is Z σ above its baseline.",
-)
-@click.option(
-    "--gradient-explosion-threshold",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="Z",
-    help="Report every gradient norm that is Z σ above its baseline.",
-)
+@detectors_option
 @curve_options
 @output_options(FORMATS)
 @click.option("--log-to-run", is_flag=True, help="Log the report to each run: stability/report.html and report.json.")
@@ -83,9 +71,7 @@ def command(
     briefly: bool,
     kinds: tuple[str, ...],
     sensitivity: str,
-    rule: str,
-    loss_spike_threshold: float | None,
-    gradient_explosion_threshold: float | None,
+    detectors: tuple[str, ...],
     loss: str | None,
     val_loss: str | None,
     form: str | None,
@@ -109,12 +95,12 @@ def command(
     must_not_overwrite(file, sources)
     if log_to_run:
         _must_be_runs(sources, tracking_uri)
-    detectors = detectors_with(loss_spike_threshold, gradient_explosion_threshold, sensitivity, rule)
+    judges = asked_detectors(detectors or None, sensitivity)
     diagnoses: list[Diagnosis] = []
     failures: list[Failure] = []
     for source in sources:
         with notes_console().status(Text(f"Reading {plain(source)} ...")):
-            for found in diagnose_all([source], tracking_uri, loss=loss, val_loss=val_loss, detectors=detectors):
+            for found in diagnose_all([source], tracking_uri, loss=loss, val_loss=val_loss, detectors=judges):
                 if isinstance(found, Failure):
                     failures.append(found)
                 else:

@@ -107,7 +107,7 @@ def check_journal_directory() -> Iterator[Check]:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        advice = "Choose another with autolog(journal_dir=...) or MLFLOW_STABILITY_JOURNAL_DIR."
+        advice = "Choose another with autolog(options=Options(journal_dir=...)) or MLFLOW_STABILITY_JOURNAL_DIR."
         yield Check("journal", Severity.CRITICAL, f"{root} cannot be written to", advice)
         return
     room = shutil.disk_usage(folder).free

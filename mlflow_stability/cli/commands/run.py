@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from mlflow_stability.cli.kit.autolog_options import autolog_options, settings_typed
+from mlflow_stability.cli.kit.autolog_options import CommandWithSections, autolog_options, settings_typed
 from mlflow_stability.cli.kit.script import Script
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.command("run", cls=CommandWithSections, context_settings={"allow_interspersed_args": False})
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @autolog_options
 @click.argument("script", metavar="SCRIPT")
@@ -19,7 +19,7 @@ def command(is_module: bool, script: str, arguments: tuple[str, ...], **typed: A
     """Run a training script with autolog(), without changing it.
 
     SCRIPT is a file, or with -m a module; what follows it are its own arguments. Options before it are those of
-    autolog(). With torchrun: torchrun --no-python mlflow-stability run train.py.
+    autolog(), its Options and its RollbackPolicy. With torchrun: torchrun --no-python mlflow-stability run train.py.
 
     The exit code is that of the script. Processes that it starts by multiprocessing, such as those of
     torch.multiprocessing.spawn, are recorded too. In other processes that it starts, call autolog().

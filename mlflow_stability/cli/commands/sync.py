@@ -89,7 +89,7 @@ def sessions_in(journal: Path) -> list[SessionState]:
     ):
         raise JournalError(
             f"{journal} has no journal of mlflow-stability. Journals are in .mlflow-stability/ where the training "
-            "was started, or where MLFLOW_STABILITY_JOURNAL_DIR or autolog(journal_dir=...) says."
+            "was started, or where MLFLOW_STABILITY_JOURNAL_DIR or autolog(options=Options(journal_dir=...)) says."
         )
     return [_state(each) for each in folders]
 

@@ -1,8 +1,7 @@
-"""The settings of `autolog()` as options of a command: one for each, with the sentence that its docstring has.
+"""The arguments of `autolog()`, and the fields of `Options` and `RollbackPolicy`, as options of a command.
 
-In: what was typed. Out: checked arguments of `autolog()` by name. Guarantees: a setting that is added has an option
-without a line here, but for objects that only a script has; torch is not loaded;
-what a setting does not take is refused in the words of `autolog()`.
+Guarantees: each has an option without a line here, but for objects that only a script has; torch is not loaded; what it
+does not take is refused in the words of `autolog()`.
 """
 
 from __future__ import annotations
@@ -15,27 +14,43 @@ from typing import Any, TypeVar
 import click
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.manual.python_api import argument_meanings
+from mlflow_stability.manual.python_api import argument_meanings, field_meanings
 from mlflow_stability.vocabulary.argument import yes_or_no
-from mlflow_stability.vocabulary.settings import Settings
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.settings import Options, Settings, value_of_text
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_FLAGS = (yes_or_no()["takes"].words, "")  # the second: `rollback`, whose policies only Python can build
-_WORDS = {"true": True, "false": False, "none": None}
-_OF_PYTHON_ALONE = ("extra_state",)
-"""Settings whose values only a script has."""
+_OF_OPTIONS = {each.name: each for each in fields(Options)}
+_OF_POLICY = {each.name: each for each in fields(RollbackPolicy) if each.name != "extra_state"}  # objects of the script
+_OF_AUTOLOG = {each.name: each for each in fields(Settings) if each.name not in _OF_OPTIONS}
+_ALL = {**_OF_AUTOLOG, **_OF_OPTIONS, **_OF_POLICY}
+SECTIONS: Mapping[str, Mapping[str, Field[Any]]] = {
+    "Arguments of autolog()": _OF_AUTOLOG,
+    "Fields of Options": _OF_OPTIONS,
+    "Fields of RollbackPolicy, with --rollback": _OF_POLICY,
+}
 _CODE = re.compile(r"`([^`]*)`")
+
+
+class CommandWithSections(click.Command):
+    """A command whose help lists the options of a recording in sections."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write its own options, then those of each section."""
+        records = {each.name: each.get_help_record(context) for each in self.get_params(context)}
+        own = [name for name in records if name not in _ALL]
+        for title, names in {"Options": own, **SECTIONS}.items():
+            with formatter.section(title):
+                formatter.write_dl([record for name in names if (record := records[name]) is not None])
 
 
 def autolog_options(command: _F) -> _F:
     """An option for each setting; their values come as keyword arguments of the command, those not typed as None."""
-    meanings = argument_meanings("autolog")
-    for each in reversed(fields(Settings)):
-        if each.name in _OF_PYTHON_ALONE:
-            continue
+    meanings = {**argument_meanings("autolog"), **field_meanings("Options"), **field_meanings("RollbackPolicy")}
+    for each in reversed(_ALL.values()):
         name = f"--{each.name.replace('_', '-')}"
-        meaning = _CODE.sub(r"\1", meanings.get(each.name, "")).partition(". ")[0].rstrip(".") + "."
-        if each.default is False and each.metadata["takes"].words in _FLAGS:
+        meaning = _CODE.sub(r"\1", meanings[each.name]).partition(". ")[0].rstrip(".") + "."
+        if each.name == "rollback" or (each.default is False and each.metadata["takes"].words == _FLAG):
             command = click.option(name, is_flag=True, default=None, help=meaning)(command)
         elif _takes_several(each):
             metavar = "NAME=TEXT" if each.name == "extra_tags" else "TEXT"
@@ -47,10 +62,15 @@ def autolog_options(command: _F) -> _F:
 
 def settings_typed(typed: Mapping[str, Any]) -> dict[str, Any]:
     """What was typed as arguments of `autolog()`; ``SettingsError`` for what a setting does not take."""
-    known = {each.name: each for each in fields(Settings)}
-    given = {name: _value(known[name], value) for name, value in typed.items() if value not in (None, ())}
+    given = {name: _value(_ALL[name], value) for name, value in typed.items() if value not in (None, ())}
+    options, policy = ({name: given.pop(name) for name in [*given] if name in of} for of in (_OF_OPTIONS, _OF_POLICY))
+    if policy and not given.get("rollback"):
+        raise SettingsError(f"--{next(iter(policy)).replace('_', '-')} is about rollbacks: give --rollback, too.")
     Settings(**given)
-    return given
+    if policy:
+        preset = given.get("preset")
+        given["rollback"] = RollbackPolicy.preset(preset, **policy) if preset else RollbackPolicy(**policy)
+    return {**given, "options": Options(**options)} if options else given
 
 
 def _value(setting: Field[Any], typed: Any) -> Any:
@@ -59,15 +79,12 @@ def _value(setting: Field[Any], typed: Any) -> Any:
         if not all(sign for _, sign, _ in pairs):
             raise SettingsError(f"--extra-tags must be NAME=TEXT; got {' '.join(typed)!r}.")
         return {name: text for name, _, text in pairs}
-    if not isinstance(typed, str):
-        return typed
-    if typed.lower() in _WORDS:
-        return _WORDS[typed.lower()]
-    try:
-        return float(typed)
-    except ValueError:
-        return typed
+    return value_of_text(typed) if isinstance(typed, str) else typed
 
 
 def _takes_several(setting: Field[Any]) -> bool:
-    return setting.default == () or setting.default_factory is not MISSING or setting.name == "detectors"
+    several = isinstance(setting.default, tuple) or setting.default_factory is not MISSING
+    return several or setting.name == "detectors"
+
+
+_FLAG = yes_or_no()["takes"].words

@@ -75,6 +75,10 @@ def with_a_hint(error: click.ClickException) -> click.ClickException:
     """The error as it is shown."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return error
+    detectors = _detectors_for(error.option_name) if "--detectors" in _names(error.ctx.command) else ""
+    if detectors:
+        said = f"Write --detectors default --detectors {detectors}."
+        return click.UsageError(f"No such option '{error.option_name}'. {said}", error.ctx)
     forms = next((_choices(each) for each in error.ctx.command.params if FORM in each.opts), ())
     typed = error.option_name.lstrip("-").lower()
     form = OTHER_WORDS.get(typed, typed)
@@ -87,6 +91,18 @@ def with_a_hint(error: click.ClickException) -> click.ClickException:
     else:
         said = f"Write {FORM} {form}, or {FILE} FILE.{ENDINGS.get(form, form)}."
     return click.UsageError(f"No such option '{error.option_name}'. {said}", error.ctx)
+
+
+def _detectors_for(option: str) -> str:
+    """The detector whose thresholds or rule an option of before stood for."""
+    from mlflow_stability.vocabulary.argument_places import THRESHOLDS
+
+    name = option.lstrip("-").replace("-", "_")
+    return "loss_spike:classic" if name == "rule" else f"'{THRESHOLDS[name].format('Z')}'" if name in THRESHOLDS else ""
+
+
+def _names(command: click.Command) -> set[str]:
+    return {name for option in command.params for name in option.opts}
 
 
 def _choices(option: click.Parameter) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ import click
 
 from mlflow_stability.analysis.named_run import last_runs, run_id_of
 from mlflow_stability.cli.kit.output import must_be_writable
-from mlflow_stability.vocabulary.judging_rule import JUDGING_RULES, ROBUST
 from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -63,14 +62,13 @@ def sensitivity_option(command: _F) -> _F:
     )(command)
 
 
-def rule_option(command: _F) -> _F:
-    """`--rule`, for spikes, explosions and divergences."""
+def detectors_option(command: _F) -> _F:
+    """`--detectors`, as `detectors=` of the functions takes them."""
     return click.option(
-        "--rule",
-        type=click.Choice(list(JUDGING_RULES)),
-        default=ROBUST,
-        show_default=True,
-        help="classic: loss > 2 x mean of 100 in 3 steps, z > 3, gradient norm > 100.",
+        "--detectors",
+        multiple=True,
+        metavar="NAME",
+        help="Judge by these: loss_spike:classic, 'LossSpike(threshold=10)'; default: all others. May be repeated.",
     )(command)
 
 

@@ -161,8 +161,8 @@ class GradientExplosion(Detector):
     """Number of steps after it in which a loss that gets worse makes it a warning."""
     threshold_alone: bool = False
     """Judge by `threshold` alone: neither the noise's tail nor a minimum ratio excuses a norm, norms in a row have no
-    lower threshold, and a single high norm is a warning. So judges a threshold of your own
-    (`gradient_explosion_threshold`)."""
+    lower threshold, and a single high norm is a warning. `calm_steps` is 1 then, and `calm_below` at most
+    `threshold`."""
 
     kind = "gradient_explosion"
     instability = Instability.HARMFUL
@@ -191,6 +191,12 @@ class GradientExplosion(Detector):
         Remedy(Action.INSPECT_LOSS_AND_BATCH),
     )
     state_type = GradientExplosionState
+
+    def __post_init__(self) -> None:
+        """Let each excursion above a threshold that decides alone be a finding."""
+        if self.threshold_alone:
+            object.__setattr__(self, "calm_below", min(self.calm_below, self.threshold))
+            object.__setattr__(self, "calm_steps", 1)
 
     def step(self, state: GradientExplosionState, point: Point) -> tuple[GradientExplosionState, Finding | None]:
         """Look at the next norm."""

@@ -197,8 +197,8 @@ class LossSpike(Detector):
     """The steps in which they are counted."""
     threshold_alone: bool = False
     """Judge by `threshold` alone: neither the noise's tail, nor a minimum ratio, nor a learning-rate restart excuses a
-    loss, a gradient norm lowers no threshold, and a single high loss is a warning. So judges a threshold of your own
-    (`loss_spike_threshold`)."""
+    loss, a gradient norm lowers no threshold, and a single high loss is a warning. `calm_steps` is 1 then, and
+    `calm_below` at most `threshold`."""
 
     kind = "loss_spike"
     instability = Instability.HARMFUL
@@ -224,6 +224,12 @@ class LossSpike(Detector):
         Remedy(Action.ENABLE_ROLLBACK),
     )
     state_type = LossSpikeState
+
+    def __post_init__(self) -> None:
+        """Let each excursion above a threshold that decides alone be a finding."""
+        if self.threshold_alone:
+            object.__setattr__(self, "calm_below", min(self.calm_below, self.threshold))
+            object.__setattr__(self, "calm_steps", 1)
 
     def after_rollback(self, state: LossSpikeState) -> LossSpikeState:
         """Keep the learning rates so far."""

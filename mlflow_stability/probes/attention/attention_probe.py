@@ -263,7 +263,7 @@ def _layers_with_series(heads: Sequence[int]) -> list[int]:
 
 
 def _probe(context: ProbeContext) -> AttentionProbe | None:
-    every, max_seq_len = context.settings.attention_every, context.settings.attention_max_seq_len
+    every, max_seq_len = context.settings.attention_every_n_steps, context.settings.attention_max_seq_len
     return AttentionProbe(every, max_seq_len, context.guard, context.keep_attention, context.models) if every else None
 
 

@@ -67,6 +67,18 @@ def check(
             it: the ``loss`` of the output, cross-entropy for whole numbers as targets, the mean squared error for
             targets of the output's shape.
         optimizer: The optimizer, or several.
+
+    Returns:
+        What was found, with the numbers of each parameter and module.
+
+    Raises:
+        SettingsError: The model, optimizer or loss is of another type, or the model cannot be called so.
+
+    Example:
+
+        >>> from torch import nn
+        >>> [finding.check for finding in check(nn.Linear(4, 1).requires_grad_(False)).findings]
+        ['nothing_trainable', 'frozen']
     """
     if not isinstance(model, Module):
         raise SettingsError(f"model must be a torch.nn.Module; got {shown(model)}.")

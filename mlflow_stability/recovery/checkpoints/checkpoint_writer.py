@@ -16,10 +16,10 @@ from collections.abc import Callable
 from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, CheckpointNotFiniteFacts
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.rank_store import RankStore
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 
 class CheckpointWriter:
@@ -182,13 +182,13 @@ class CheckpointCadence:
         """First step after which a healthy step changes anything here."""
         if self._waiting:
             return self._waiting[0] + self._policy.healthy_after
-        return self._last + self._policy.checkpoint_every
+        return self._last + self._policy.rollback_checkpoint_interval
 
     def is_due(self, step: int, wanted: bool = False) -> bool:
         """Whether a checkpoint is due after this step; `wanted`: the script asked for one."""
         if self._writer.is_busy:
             return False
-        return wanted or (not self._waiting and step - self._last >= self._policy.checkpoint_every)
+        return wanted or (not self._waiting and step - self._last >= self._policy.rollback_checkpoint_interval)
 
     def has(self, step: int) -> bool:
         return step in self._waiting

@@ -111,7 +111,20 @@ def restore(
         which: "last_good", "best", "newest", or a step.
         fetch: Brings the checkpoints of a run from elsewhere where the folder has none; from the run's artifacts if
             not given.
-        extra_state: Objects by name, as in `autolog(extra_state=...)`: each gets its state by `load_state_dict()`.
+        extra_state: Objects by name, as in `RollbackPolicy(extra_state=...)`: each gets its state by
+            `load_state_dict()`.
+
+    Returns:
+        The step of the checkpoint and messages about what could not be restored.
+
+    Raises:
+        CheckpointsRefused: There is no such checkpoint, or it does not fit the model; nothing was changed.
+
+    Example:
+
+        >>> restore(Module(), directory="nothing here")
+        Traceback (most recent call last):
+        mlflow_stability.errors.CheckpointsRefused: No checkpoint in nothing here.
     """
     if directory is None and run_id is not None:
         local = Settings().journal_root() / CHECKPOINTS_FOLDER / run_id

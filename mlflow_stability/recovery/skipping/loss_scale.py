@@ -36,6 +36,17 @@ def conservative_grad_scaler(
         backoff_factor: By how much it shrinks after an overflow.
         growth_interval: After how many steps without an overflow it grows: sooner than torch's 2000, by less.
         enabled: Whether it does anything.
+
+    Returns:
+        A loss scaler, used as torch's own.
+
+    Raises:
+        SettingsError: An argument that there is not.
+
+    Example:
+
+        >>> conservative_grad_scaler("cpu").get_scale()
+        1024.0
     """
     if device is None:
         device = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"  # type: ignore[union-attr]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mlflow_stability.kinds.reported.autopilot import SkipNews, SkippedStepFacts
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 SkippedBy = Literal["guard", "scaler"]
 """The guard, or the loss scaler of the script."""

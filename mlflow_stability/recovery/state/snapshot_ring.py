@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.host_copy import free_memory
 from mlflow_stability.recovery.state.state_copy import StateCopy
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,14 +61,14 @@ class Autopilot:
         self._parts = KnownParts()
         self._stops = bool(config.stop_on) and not (recording is None and self._ranks.is_alone)
         """Whether conditions are checked before each step; ranks stop together."""
-        self._modifier = StepModifier(config.policy, config.adaptive_clip, self._emit, self._ranks.any_broken)
+        self._modifier = StepModifier(config, self._emit, self._ranks.any_broken)
         self._states = States(
             config.policy,
             guard,
             context.open_directory,
             self.step + 1,
             self._ranks.is_alone,
-            config.extra_state,
+            config.policy.extra_state,
             context.checkpoint_ranks,
             config.memory_budget,
             self._ranks.here,

@@ -77,6 +77,7 @@ class Decider:
         has_level: Callable[[], bool],
     ) -> None:
         self._policy = policy = config.policy
+        self._guard = config.guard
         self._modifier, self._states, self._batches, self._emit = modifier, states, context.batches, emit
         self._decides = decides
         """Whether this rank decides: only one does."""
@@ -266,8 +267,8 @@ class Decider:
             record.findings,
             math.nan if record.asked_for else record.loss,
             record.skips_in_a_row,
-            record.broken_taken and self._policy.guard is not True,
-            not (broken and self._policy.rollback and parts is not None) or weights_finite(parts),
+            record.broken_taken and self._guard is not True,
+            not (broken and self._policy.rolls_back and parts is not None) or weights_finite(parts),
             self._good_states(place),
             record.place,
             self._losses.last(record.step, self._policy.recovery_patience, place),
@@ -302,7 +303,7 @@ class Decider:
         proven_by = self._policy.healthy_after
         return tuple(
             dataclasses.replace(state, around=self._losses.around(state.step, place, proven_by))
-            for state in self._states.candidates(with_disk=self._policy.rollback)
+            for state in self._states.candidates(with_disk=self._policy.rolls_back)
         )
 
     def _undo_rollback(self, decision: Decision, before: RollbackHistory, step: int) -> Decision:

@@ -25,7 +25,6 @@ from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, Ra
 from mlflow_stability.recovery.checkpoints.sharded_state import Layouts, layouts_of, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
 from mlflow_stability.recovery.rollback_events import no_checkpoints_event
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision, GoodState
 from mlflow_stability.recovery.state import (
     RestoreChoice,
@@ -49,6 +48,7 @@ from mlflow_stability.session.autopilot.known_parts import KnownParts
 from mlflow_stability.session.guard import AutopilotPart, PartGuard
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 ROOM = 2
 """Multiple of a state's size that must be free for one to wait until another is written."""
@@ -147,7 +147,7 @@ class States:
         self._findings: list[Finding] = []
         self._unfit: set[int] = set()
         """Steps of states, also on disk, that do not fit the training."""
-        self._due_from = first_step - 1 + policy.checkpoint_every
+        self._due_from = first_step - 1 + policy.rollback_checkpoint_interval
         self._writer: CheckpointWriter | None = None
         self._cadence: CheckpointCadence | None = None
         self._off = guard.off
@@ -187,7 +187,7 @@ class States:
 
     def take_initial(self, parts: TrainingParts, step: int) -> None:
         """Copy the state before the first step, as a last resort."""
-        if self._policy.rollback and self.ring.has_room_for_initial(bytes_of_state(parts)):
+        if self._policy.rolls_back and self.ring.has_room_for_initial(bytes_of_state(parts)):
             self.ring.add_initial(copy_state(parts, step, self._device_budget))
 
     @property

@@ -20,10 +20,10 @@ from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.probes.tensors import gradients_of, parameters_of
 from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, reset_moments
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
 from mlflow_stability.recovery.state import TrainingParts
+from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.step_record import StepRecord
 from mlflow_stability.session.guard import AutopilotPart
 from mlflow_stability.vocabulary.result import Finding, Severity
@@ -50,14 +50,12 @@ class BufferWatch(ForwardObserver):
 
 
 class StepModifier:
-    def __init__(
-        self, policy: RollbackPolicy, adaptive_clip: bool, emit: Callable[[Finding], None], vote: Vote | None = None
-    ) -> None:
-        self._policy, self._emit = policy, emit
-        self.guards = policy.guard is True
+    def __init__(self, config: AutopilotConfig, emit: Callable[[Finding], None], vote: Vote | None = None) -> None:
+        self._policy, self._emit = config.policy, emit
+        self.guards = config.guard is True
         self.guard = StepGuard(None, vote)
-        self._adaptive = AdaptiveClip() if adaptive_clip else None
-        self.clips = adaptive_clip
+        self._adaptive = AdaptiveClip() if config.adaptive_clip else None
+        self.clips = config.adaptive_clip
         self._limits: dict[str, GradientLimit] = {}
         self._easing_clips: dict[str, EasingClip] = {}
         self.easing: Easing | None = None

@@ -21,7 +21,6 @@ from mlflow_stability.kinds.reported.rollback import HeldRate
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.recovery.easing import EasingPlan, held_rates, rates_of, reset_momentum
 from mlflow_stability.recovery.rollback_events import give_up_event, not_restored_event, rollback_event
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.rollback_state import Decision
 from mlflow_stability.recovery.state import TrainingParts
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
@@ -32,6 +31,7 @@ from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.guard import AutopilotPart
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 MAX_CHECKED = 16
 """Backward passes after a restore that are checked, and steps before it that graphs may be from: older graphs are used

@@ -28,7 +28,7 @@ from mlflow_stability.vocabulary.text.phrases import (
 )
 from mlflow_stability.vocabulary.text.process_ended import process_ended
 from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, SECTIONS, chart_order, read_key, topic_of
-from mlflow_stability.vocabulary.text.synonyms import argument_meant, kind_named, kinds_near
+from mlflow_stability.vocabulary.text.synonyms import kind_named, kinds_near
 from mlflow_stability.vocabulary.text.terminal_row import to_new_row
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "TESTS",
     "TRAIN",
     "Meaning",
-    "argument_meant",
     "capitalised",
     "changed",
     "chart_order",

@@ -1,7 +1,6 @@
-"""What people call findings and arguments before they know our names for them.
+"""What people call findings before they know our names for them.
 
-In: a name as it was typed. Out: ours, or a sentence that says where it is. Guarantees: no name of ours is in these
-tables, so that none is ever replaced.
+In: a name as it was typed. Out: ours. Guarantees: no name of ours is in this table, so that none is ever replaced.
 """
 
 from __future__ import annotations
@@ -62,34 +61,6 @@ KIND_SYNONYMS = {
     "poor_generalisation": "overfitting",
 }
 """Kinds of findings by other names."""
-POLICY_FIELDS = frozenset(
-    {"skip_gradients_above", "snapshot_every", "snapshots", "snapshot_share", "checkpoint_every", "healthy_after"}
-    | {"rollback_at", "rollback_on", "onset_lag", "rewind", "select", "restore_schedule", "restore_rng"}
-    | {"same_trouble_within", "max_rollbacks", "forgiven_after", "max_rollbacks_in_all", "on_give_up"}
-    | {"raise_after_skips", "initial_factor", "easing_factor", "easing_steps", "easing_clip"}
-    | {"hold_learning_rate_above", "hold_doubles_in", "reset_momentum", "reset_at_spike", "reset_warm_up"}
-    | {"cut_learning_rate", "act_ahead", "largest_scale", "cut_after_skips", "cut_factor", "smallest_scale"}
-    | {"search_skips", "rollback_after_skips", "tell_every_skips", "critical_skip_share", "skip_window"}
-)
-"""Fields of `RollbackPolicy` that are no arguments of `autolog()`."""
-ARGUMENT_SYNONYMS = {
-    "enable_divergence_rollback": "rollback=True",
-    "enable_rollback": "rollback=True",
-    "auto_rollback": "rollback=True",
-    "log_interval": "log_every_n_steps=...",
-    "log_freq": "log_every_n_steps=...",
-    "log_every": "log_every_n_steps=...",
-    "max_grad_norm": "adaptive_clip=True, or torch.nn.utils.clip_grad_norm_ in the script",
-    "callbacks": "alerts=...",
-    "tags": "extra_tags=...",
-}
-"""Arguments of `autolog()` by other names, and what to write."""
-ALWAYS_ON = {
-    "enable_sdr_collapse_monitor": "Sparse codes are always monitored; sdr_check_interval=... says how often.",
-    "enable_nan_detection": "Values that are not finite are always detected.",
-    "track_gradients": "Gradient norms are always measured; layer_metrics=True logs them by layer.",
-}
-"""What needs no argument."""
 
 
 def kind_named(typed: str, known: Collection[str]) -> str:
@@ -108,13 +79,3 @@ def kinds_near(name: str, known: Collection[str]) -> list[str]:
     by_word = [kind for kind in known if words & set(kind.split("_"))]
     by_spelling = get_close_matches(name, known, n=3, cutoff=0.5) or [kind for kind in known if name and name in kind]
     return list(dict.fromkeys([*by_meaning, *by_spelling, *by_word]))[:3]
-
-
-def argument_meant(name: str, has: Collection[str]) -> str:
-    """A sentence about an argument that a call with the arguments of `autolog()` lacks; empty: nothing is known."""
-    if "rollback" not in has:
-        return ""
-    if name in ALWAYS_ON:
-        return ALWAYS_ON[name]
-    write = f"rollback=RollbackPolicy({name}=...)" if name in POLICY_FIELDS else ARGUMENT_SYNONYMS.get(name, "")
-    return f"Write {write}." if write else ""

@@ -16,7 +16,7 @@ import mlflow_stability
 from mlflow_stability import load_run
 from mlflow_stability.demo.failure_steps import troubles_in
 from mlflow_stability.demo.text import ALPHABET, encoded, text
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 PACKAGE_ROOT = str(Path(mlflow_stability.__file__).parents[1])
 

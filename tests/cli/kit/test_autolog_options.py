@@ -7,19 +7,23 @@ import pytest
 
 from mlflow_stability.cli.commands.run import command
 from mlflow_stability.cli.kit.autolog_options import settings_typed
+from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.settings import Settings
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.settings import Options, Settings
 
 
 def typed(*words: str) -> dict[str, object]:
     context = command.make_context("run", [*words, "script.py"])
-    names = {each.name for each in fields(Settings)}
+    names = {each.name for each in (*fields(Settings), *fields(RollbackPolicy))}
     return settings_typed({name: value for name, value in context.params.items() if name in names})
 
 
 def test_every_setting_that_can_be_typed_is_an_option_with_a_sentence() -> None:
     options = {each.name: each for each in command.params if isinstance(each, click.Option)}
-    assert {each.name for each in fields(Settings)} - set(options) == {"extra_state"}  # objects of the script
+    declared = {each.name for each in (*fields(Settings), *fields(RollbackPolicy))}
+    assert declared - set(options) == {"extra_state"}  # objects of the script
     for each in options.values():
         assert len(each.help or "") > 15, each.name
 
@@ -28,7 +32,12 @@ def test_what_is_typed_is_what_autolog_takes() -> None:
     given = typed(
         "--rollback", "--log-every-n-steps", "20", "--layer-metrics", "parameters", "--capture-batch", "false"
     )
-    assert given == {"rollback": True, "log_every_n_steps": 20, "layer_metrics": "parameters", "capture_batch": False}
+    assert given == {
+        "rollback": True,
+        "log_every_n_steps": 20,
+        "layer_metrics": "parameters",
+        "options": Options(capture_batch=False),
+    }
     assert typed() == {}
 
 
@@ -43,7 +52,30 @@ def test_what_may_be_several_may_be_repeated() -> None:
     assert given["extra_tags"] == {"team": "a=b", "x": ""}
 
 
-@pytest.mark.parametrize("wrong", [["--exit-wait", "nan"], ["--guard", "1"], ["--max-checkpoints", "1.5"]])
+def test_what_is_about_rollbacks_makes_a_policy_on_top_of_the_preset() -> None:
+    words = ("--rollback", "--max-checkpoints", "5", "--rollback-at", "warning", "--reset-momentum")
+    policy = typed(*words)["rollback"]
+    assert policy == RollbackPolicy(max_checkpoints=5, rollback_at=Severity.WARNING, reset_momentum=True)
+    assert typed(*words[:3], "--preset", "production")["rollback"] == RollbackPolicy.preset(
+        "production", max_checkpoints=5
+    )
+    with pytest.raises(SettingsError, match="--max-checkpoints is about rollbacks: give --rollback, too"):
+        typed("--max-checkpoints", "5")
+
+
+def test_the_help_lists_the_options_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--help"]) == 0
+    said = capsys.readouterr().out
+    places = [
+        said.index(text) for text in ("--module", "\nArguments of autolog():", "\nFields of Options:", "--exit-wait")
+    ]
+    assert places == sorted(places)
+    assert said.index("--max-checkpoints") > said.index("\nFields of RollbackPolicy, with --rollback:") > places[-1]
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--exit-wait", "nan"], ["--guard", "1"], ["--rollback", "--max-checkpoints", "1.5"]]
+)
 def test_what_a_setting_does_not_take_is_refused_in_its_words(wrong: list[str]) -> None:
     with pytest.raises(SettingsError, match="must be"):
         typed(*wrong)

@@ -82,7 +82,8 @@ def test_a_library_that_is_loaded_later_is_watched_at_its_first_step(monkeypatch
 
 
 def test_a_broken_step_is_not_made(library: ModuleType, tmp_path: Path) -> None:
-    mlflow_stability.autolog(guard=True, offline=True, journal_dir=tmp_path, silent=True, strict=True)
+    options = mlflow_stability.Options(journal_dir=tmp_path)
+    mlflow_stability.autolog(guard=True, offline=True, silent=True, strict=True, options=options)
     try:
         model = tiny_model()
         optimizer = library.Optimizer(model.parameters(), 0.1)

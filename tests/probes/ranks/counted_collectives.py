@@ -22,7 +22,8 @@ STEPS = 26
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    mlflow_stability.autolog(offline=True, strict=True, journal_dir=folder, rollback=True)
+    options = mlflow_stability.Options(journal_dir=folder)
+    mlflow_stability.autolog(offline=True, strict=True, rollback=True, options=options)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))

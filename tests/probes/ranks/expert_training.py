@@ -87,12 +87,9 @@ def main(way: str, folder: Path, mode: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     autopilot = mode == "autopilot"
+    options = mlflow_stability.Options(journal_dir=folder / "journals")
     mlflow_stability.autolog(
-        offline=True,
-        strict=True,
-        journal_dir=folder / "journals",
-        layers_every_n_steps=LAYERS_EVERY,
-        rollback=autopilot,
+        offline=True, strict=True, layers_every_n_steps=LAYERS_EVERY, rollback=autopilot, options=options
     )
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

@@ -29,7 +29,8 @@ STEPS, ODD_AT = 24, 7
 
 def main(odd: str, folder: Path, autopilot: bool) -> None:
     torch.set_num_threads(1)
-    mlflow_stability.autolog(offline=True, journal_dir=folder, rollback=autopilot, strict=odd in ("none", "uneven"))
+    options = mlflow_stability.Options(journal_dir=folder)
+    mlflow_stability.autolog(offline=True, rollback=autopilot, strict=odd in ("none", "uneven"), options=options)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)

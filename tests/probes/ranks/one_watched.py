@@ -26,9 +26,10 @@ def main(way: str, folder: Path, mode: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
-        mlflow_stability.autolog(offline=True, journal_dir=folder, rollback=mode != "watched")
+        options = mlflow_stability.Options(journal_dir=folder)
+        mlflow_stability.autolog(offline=True, rollback=mode != "watched", options=options)
     elif mode == "mixed":
-        mlflow_stability.autolog(offline=True, journal_dir=folder, strict=True)
+        mlflow_stability.autolog(offline=True, strict=True, options=mlflow_stability.Options(journal_dir=folder))
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     model = DistributedDataParallel(plain) if way == "ddp" else fully_shard(plain)

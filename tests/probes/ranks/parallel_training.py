@@ -138,9 +138,9 @@ def train(way: str, folder: Path, options: dict[str, Any]) -> None:
     mlflow_stability.autolog(
         offline=True,
         strict=True,
-        journal_dir=folder / "journals",
         layers_every_n_steps=LAYERS_EVERY,
         rollback=options.get("rollback", False),
+        options=mlflow_stability.Options(journal_dir=folder / "journals"),
     )
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

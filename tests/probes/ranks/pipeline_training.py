@@ -56,9 +56,8 @@ def joined(way: str, part: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
 
 def main(folder: Path, limit: float, mode: str, fails: int, way: str) -> None:
     torch.set_num_threads(1)
-    mlflow_stability.autolog(
-        offline=True, strict=fails < 0, journal_dir=folder / "journals", rollback=mode == "autopilot"
-    )
+    options = mlflow_stability.Options(journal_dir=folder / "journals")
+    mlflow_stability.autolog(offline=True, strict=fails < 0, rollback=mode == "autopilot", options=options)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("stages", "together"))
     number, mine = mesh.get_coordinate() or ()

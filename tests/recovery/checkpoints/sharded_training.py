@@ -23,7 +23,7 @@ import mlflow_stability
 from mlflow_stability import RollbackPolicy
 
 STEPS = 60
-POLICY = RollbackPolicy(snapshot_every=10, snapshot_share=1.0, healthy_after=5, checkpoint_every=20)
+POLICY = RollbackPolicy(snapshot_every=10, snapshot_share=1.0, healthy_after=5, rollback_checkpoint_interval=20)
 
 
 class Net(nn.Module):
@@ -79,13 +79,8 @@ def made(way: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def save(way: str, folder: Path) -> None:
-    mlflow_stability.autolog(
-        offline=True,
-        strict=True,
-        journal_dir=folder / "journals",
-        rollback=POLICY,
-        silent=True,
-    )
+    options = mlflow_stability.Options(journal_dir=folder / "journals")
+    mlflow_stability.autolog(offline=True, strict=True, rollback=POLICY, silent=True, options=options)
     model, optimizer = made(way, 0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
     states = {}
@@ -96,7 +91,7 @@ def save(way: str, folder: Path) -> None:
         optimizer.step()
         scheduler.step()
         states[step] = whole_state(model, optimizer)
-        if step == 2 * POLICY.checkpoint_every - 1 and dist.get_rank() == 0:
+        if step == 2 * POLICY.rollback_checkpoint_interval - 1 and dist.get_rank() == 0:
             wait_for_checkpoint(folder)  # where the disk is busy, the next one would not be taken
     dist.barrier()
     mlflow_stability.autolog(disable=True)

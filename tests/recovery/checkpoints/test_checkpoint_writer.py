@@ -15,10 +15,10 @@ from waiting import wait_until
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import listing
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
-POLICY = RollbackPolicy(checkpoint_every=500, healthy_after=50)
+POLICY = RollbackPolicy(rollback_checkpoint_interval=500, healthy_after=50)
 
 
 def is_finite(copy: StateCopy) -> bool:

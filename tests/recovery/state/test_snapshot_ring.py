@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recovery.restorable import OPTIMIZERS, Training
 
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state import host_copy, snapshot_ring
 from mlflow_stability.recovery.state.host_copy import free_memory
 from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
 from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 POLICY = RollbackPolicy(snapshot_every=100, snapshots=3, snapshot_budget=1 << 30, healthy_after=50)
 

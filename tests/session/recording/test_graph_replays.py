@@ -39,7 +39,8 @@ def lines(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     original = Graph.replay
     caplog.set_level(logging.WARNING, "mlflow_stability")
-    mlflow_stability.autolog(journal_dir=tmp_path / "journals", offline=True, strict=True)
+    options = mlflow_stability.Options(journal_dir=tmp_path / "journals")
+    mlflow_stability.autolog(offline=True, strict=True, options=options)
     yield caplog
     mlflow_stability.autolog(disable=True)
     assert Graph.replay is original

@@ -79,7 +79,8 @@ def test_a_training_without_a_loss_says_so_once(
 ) -> None:
     caplog.set_level(logging.WARNING, "mlflow_stability")
     with flying(tmp_path) as flown:
-        mlflow_stability.autolog(journal_dir=tmp_path / "journals", offline=True, strict=True)  # not silent
+        options = mlflow_stability.Options(journal_dir=tmp_path / "journals")
+        mlflow_stability.autolog(offline=True, strict=True, options=options)  # not silent
         TRAININGS[kind](tiny_model(), steps)
     (event,) = said(flown.records)
     assert (event.kind, event.severity) == ("not_measured", Severity.INFO)

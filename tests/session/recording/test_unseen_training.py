@@ -75,7 +75,8 @@ def lines(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     caplog.set_level(logging.WARNING, "mlflow_stability")
     end_run = mlflow.end_run
-    mlflow_stability.autolog(journal_dir=tmp_path / "journals", offline=True, strict=True)
+    options = mlflow_stability.Options(journal_dir=tmp_path / "journals")
+    mlflow_stability.autolog(offline=True, strict=True, options=options)
     yield caplog
     mlflow_stability.autolog(disable=True)
     assert mlflow.end_run is end_run

@@ -1,36 +1,17 @@
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields
-
 import pytest
 
-import mlflow_stability
-from mlflow_stability import Alert, RollbackPolicy
+from mlflow_stability import Alert
 from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import KINDS, named
-from mlflow_stability.vocabulary.text.synonyms import (
-    ALWAYS_ON,
-    ARGUMENT_SYNONYMS,
-    KIND_SYNONYMS,
-    POLICY_FIELDS,
-    argument_meant,
-    kind_named,
-    kinds_near,
-)
-
-ARGUMENTS = inspect.signature(mlflow_stability.autolog).parameters
+from mlflow_stability.vocabulary.text.synonyms import KIND_SYNONYMS, kind_named, kinds_near
 
 
 def test_synonyms_stand_for_kinds_and_replace_none() -> None:
     assert set(KIND_SYNONYMS.values()) <= set(KINDS)
     assert not set(KIND_SYNONYMS) & set(KINDS)
-
-
-def test_synonyms_of_arguments_replace_none() -> None:
-    assert not {*ARGUMENT_SYNONYMS, *ALWAYS_ON, *POLICY_FIELDS} & set(ARGUMENTS)
-    assert {field.name for field in fields(RollbackPolicy)} - set(ARGUMENTS) == POLICY_FIELDS
 
 
 @pytest.mark.parametrize(
@@ -63,18 +44,3 @@ def test_every_place_that_takes_a_kind_takes_its_synonym(capsys: pytest.CaptureF
     assert "gradient_explosion" in capsys.readouterr().out
     with pytest.raises(SettingsError, match=r"no event type 'los_spik'.* Did you mean 'loss_spike'"):
         Alert(print, rules=("los_spik",))
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("enable_divergence_rollback", "Write rollback=True."),
-        ("max_rollbacks", r"Write rollback=RollbackPolicy\(max_rollbacks=...\)."),
-        ("enable_sdr_collapse_monitor", "Sparse codes are always monitored"),
-        ("log_freq", "Write log_every_n_steps=..."),
-    ],
-)
-def test_an_argument_of_another_name_is_answered_with_what_to_write(name: str, sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
-        mlflow_stability.autolog(**{name: True})  # type: ignore[arg-type]
-    assert argument_meant(name, ["batch"]) == ""

@@ -1,13 +1,9 @@
-"""Every knob of skipping and going back, with the number that holds when nothing is asked.
-
-In: what the user asked for. Out: one frozen policy that the rest of this room reads. Guarantees: a policy that cannot
-be meant is refused here, with the rule and what came.
-"""
+"""Options of skipping and rolling back, and their defaults."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mlflow_stability.vocabulary.argument import (
@@ -18,6 +14,7 @@ from mlflow_stability.vocabulary.argument import (
     names,
     number,
     one_of,
+    stateful,
     text,
     whole_number,
     yes_or_no,
@@ -32,18 +29,23 @@ GiveUp = Literal["continue", "raise"]
 @made_with_known_names
 @dataclass(frozen=True, slots=True)
 class RollbackPolicy:
-    """Policy of the autopilot: skipped steps, saved states, rollbacks, and when to give up."""
+    """Which states are kept, when the training goes back to one, how it continues, and when to give up.
 
-    guard: bool | Literal["late"] = field(default=True, metadata=one_of(True, False, "late"))
-    """Skip steps with non-finite loss or gradients. `"late"` never waits for the device: a broken step is taken,
-    and the newest state is restored after it."""
+    Given as `autolog(rollback=RollbackPolicy(...))`. Raises `SettingsError` for a value that does not fit.
+
+    Example:
+
+        >>> RollbackPolicy(max_checkpoints=5, best_by="val_loss").best_mode
+        'min'
+        >>> RollbackPolicy.preset("production", max_checkpoints=3).rewind
+        100
+    """
+
     skip_gradients_above: float | None = field(default=100.0, metadata=number(above=1, optional=True))
     """Skip steps too whose gradient norm exceeds this multiple of the usual norm and ten times the largest of all steps
     taken since the first one or the last rollback, where the loss is ten times its largest as well; else the norm must
     be ten times as large. Where at least one in 1000 steps is as large, three are skipped and the next are taken. None:
     skip only non-finite steps."""
-    rollback: bool = field(default=True, metadata=yes_or_no())
-    """Restore a good state when the training diverges; False: only skip broken steps."""
 
     snapshot_every: int = field(default=100, metadata=whole_number(1))
     """Smallest interval in steps between snapshots in memory."""
@@ -54,8 +56,8 @@ class RollbackPolicy:
     by the processes of a training that run on one machine."""
     snapshot_share: float = field(default=0.01, metadata=number(above=0, most=1))
     """Largest share of the training's time spent on snapshots; above it they become less frequent."""
-    checkpoint_every: int = field(default=500, metadata=whole_number(1))
-    """Interval in steps between checkpoints on disk."""
+    rollback_checkpoint_interval: int = field(default=500, metadata=whole_number(1))
+    """Interval in steps between checkpoints on disk, in `checkpoints/` of the journal's folder."""
     max_checkpoints: int = field(default=10, metadata=whole_number(2))
     """Number of checkpoints kept; the best and the last good one are always among them."""
     best_by: str | None = field(default=None, metadata=text("the name of a metric", "'val_loss'", optional=True))
@@ -63,6 +65,9 @@ class RollbackPolicy:
     is written at each new best value. None: the training loss."""
     best_mode: Literal["min", "max"] = field(default="min", metadata=one_of("min", "max"))
     """Whether its lowest or its highest value is the best."""
+    extra_state: Mapping[str, Any] = field(default_factory=dict, hash=False, metadata=stateful("{'sampler': sampler}"))
+    """Objects by name whose `state_dict()` goes into each checkpoint, such as `{"sampler": sampler}`;
+    `restore(extra_state=...)` loads it."""
     healthy_after: int = field(default=50, metadata=whole_number(1))
     """Number of healthy steps after which a state counts as good, because damage precedes its finding."""
 
@@ -71,14 +76,14 @@ class RollbackPolicy:
     rollback_on: tuple[str, ...] = field(default=("divergence",), metadata=names("a finding", "'divergence'"))
     """Findings that trigger a rollback. Single spikes are not among them: most recover by themselves."""
     divergence_threshold: float | None = field(default=None, metadata=number(above=1, optional=True))
-    """Report divergence when the loss exceeds this multiple of its recent mean; None: the default rule."""
+    """Report divergence too when the loss exceeds this multiple of its mean over 100 steps."""
     consecutive_divergence_steps: int = field(default=3, metadata=whole_number(1))
-    """Number of consecutive steps, where `divergence_threshold` is given."""
+    """Number of consecutive steps, with `divergence_threshold`."""
     onset_lag: int = field(default=16, metadata=whole_number(0))
     """Steps between onset and finding, where the finding has no onset."""
     rewind: int = field(default=40, metadata=whole_number(0))
     """Smallest distance in steps from the restored state to the onset; doubled at each repetition."""
-    select: Literal["newest", "best"] = field(default="newest", metadata=one_of("newest", "best"))
+    rollback_target: Literal["newest", "best"] = field(default="newest", metadata=one_of("newest", "best"))
     """Which of those states is restored: the newest, or the one with the lowest loss."""
     restore_schedule: bool = field(default=False, metadata=yes_or_no())
     """Restore schedulers and hyper-parameters too; False: they keep their present values."""
@@ -90,7 +95,8 @@ class RollbackPolicy:
     same_trouble_within: int = field(default=1000, metadata=whole_number(1))
     """A finding within this many steps after a rollback counts as a repetition."""
     max_rollbacks: int = field(default=3, metadata=whole_number(0))
-    """Number of rollbacks before giving up."""
+    """Number of rollbacks before giving up. 0: never roll back, only skip broken steps, and keep checkpoints where
+    `stop_on` or `best_by` needs them; with `on_give_up="raise"`, raise at the first divergence."""
     forgiven_after: int = field(default=2000, metadata=whole_number(1))
     """Number of steps without a rollback after which their count restarts."""
     max_rollbacks_in_all: int = field(default=20, metadata=whole_number(0))
@@ -152,12 +158,17 @@ class RollbackPolicy:
     """Number of steps over which that share is computed."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, with what the knob takes and what it got."""
+        """Refuse what does not fit, with what the field takes."""
         check_fields(self)
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether divergence is answered at all: by a rollback, or by giving up with an error."""
+        return self.max_rollbacks_in_all > 0 and (self.max_rollbacks > 0 or self.on_give_up == "raise")
 
     @classmethod
     def preset(cls, name: str, **changed: Any) -> RollbackPolicy:
-        """The policy of a preset: `research`, `production` or `debugging`; with what you give on top."""
+        """The policy of a preset, `research`, `production` or `debugging`, with what you give on top."""
         one_of(*PRESETS)["takes"].checked("preset", name)
-        check_names("RollbackPolicy.preset()", changed, [each.name for each in dataclasses.fields(cls)])
-        return cls(**(PRESETS[name].whole_policy | changed))
+        check_names("RollbackPolicy.preset()", changed, [each.name for each in fields(cls)])
+        return cls(**{**PRESETS[name].policy, **changed})

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.vocabulary.presets import IN_POLICY, PRESETS
+from mlflow_stability.vocabulary.presets import PRESETS
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.settings import Settings
 
 
@@ -22,8 +22,7 @@ from mlflow_stability.vocabulary.settings import Settings
         {"cut_factor": float("nan")},
         {"easing_clip": 1.0},
         {"divergence_threshold": 0.5},
-        {"guard": "later"},
-        {"select": "oldest"},
+        {"rollback_target": "oldest"},
         {"on_give_up": "cry"},
         {"rollback_after_skips": 0},
     ],
@@ -54,19 +53,14 @@ def test_every_knob_refuses_what_is_of_no_type_of_its_own(knob: str) -> None:
             RollbackPolicy(**{knob: wrong})
 
 
-def test_a_setting_and_the_knob_that_it_turns_take_the_same() -> None:
-    theirs = {each.name: each for each in dataclasses.fields(RollbackPolicy)}
-    ours = {each.name: each for each in dataclasses.fields(Settings)}
-    for setting, knob in IN_POLICY.items():
-        for given in (0, 1, 2, 0.5, None, "x"):
-            assert answer(ours[setting], given) == answer(theirs[knob], given), (setting, given)
-
-
-def answer(field: dataclasses.Field[Any], given: object) -> object:
-    try:
-        return field.metadata["takes"].checked("it", given)
-    except SettingsError:
-        return "refused"
+def test_a_policy_that_never_rolls_back_only_skips_and_keeps_checkpoints() -> None:
+    assert RollbackPolicy().rolls_back
+    assert not RollbackPolicy(max_rollbacks=0).rolls_back
+    assert not RollbackPolicy(max_rollbacks_in_all=0).rolls_back
+    assert RollbackPolicy(max_rollbacks=0, on_give_up="raise").rolls_back  # it raises at the first divergence
+    settings = Settings(rollback=RollbackPolicy(max_rollbacks=0, best_by="val_loss"))
+    assert settings.guards is True
+    assert settings.policy.best_by == "val_loss"
 
 
 def test_there_is_a_policy_for_every_preset_that_a_setting_can_name() -> None:
