@@ -12,8 +12,6 @@ from mlflow_stability.vocabulary.measured import Signal
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Several signals that were measured together."""
-
     signals: tuple[Signal, ...]
     """The same object as long as the same things are measured: whoever reads it may go by identity."""
     values: Tensor | tuple[float, ...]

@@ -27,7 +27,7 @@ from zoo.healthy.data import points
 from mlflow_stability.demo.tasks.language import LETTERS, lines, written
 from mlflow_stability.kinds.catalog import named
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.probes.routing import RouterProbe
+from mlflow_stability.probes.routing.router_probe import RouterProbe
 from mlflow_stability.vocabulary import Finding, Signal, StepReading
 
 RULES = ("router_collapse", "dead_expert")

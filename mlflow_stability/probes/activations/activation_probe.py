@@ -57,8 +57,6 @@ MAX_LAYOUTS = 16
 
 
 class ActivationProbe(SampledForwardProbe):
-    """The activations of one training."""
-
     part = "activations"
 
     def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:
@@ -161,8 +159,6 @@ MAX_INPUT_VALUES = 2**24  # of larger inputs the first rows are measured
 
 
 class InputProbe(SampledForwardProbe):
-    """The input of the first layer of each model."""
-
     part = "inputs"
 
     def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:

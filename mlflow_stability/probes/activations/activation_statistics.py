@@ -132,7 +132,6 @@ class OutputKind:
 
     @property
     def saturates(self) -> bool:
-        """Whether values can be saturated."""
         return math.isfinite(self.low) or math.isfinite(self.high)
 
 
@@ -184,8 +183,6 @@ MAX_OUTPUTS = 8  # items of a tuple that are searched for a tensor
 
 @dataclass(frozen=True, slots=True)
 class ActivationSample:
-    """Sample of one output, on its device."""
-
     values: Tensor
     """Row in single precision."""
     ends: Tensor
@@ -195,7 +192,6 @@ class ActivationSample:
 
 
 def sample_of(output: Tensor, nature: OutputKind, axis: int | None, quota: int) -> ActivationSample:
-    """Return a sample; `axis` is the dimension of the units, from the front."""
     thinned = _thinned(output, axis)
     ends = torch.stack(torch.aminmax(thinned))
     units = None
@@ -277,7 +273,6 @@ _MIN_VARIANCE = 1e-12  # of shares of the largest value: less is rounding in sin
 
 
 def statistics_of(samples: Sequence[ActivationSample], natures: Sequence[OutputKind]) -> Tensor:
-    """A row for each sample; all of them lie on one device."""
     device = samples[0].values.device
     limits = on_device([edge for nature in natures for edge in (nature.low, nature.high)], device, torch.float32).view(
         -1, 2

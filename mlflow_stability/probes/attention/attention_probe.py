@@ -61,8 +61,6 @@ MAX_DRAWN_LAYERS = 12  # at even distances
 
 @dataclass(slots=True)
 class Drawing:
-    """Map on its way to the host."""
-
     parcel: Parcel
     heads: tuple[int, ...]
     tokens: tuple[int, int]
@@ -72,7 +70,6 @@ class Drawing:
     number: int = 0
 
     def finished(self) -> AttentionMap:
-        """Return the map; waits for it if it has not arrived."""
         weights, average, numbers, ahead = self.parcel.opened()
         return AttentionMap(
             step=self.step,
@@ -133,8 +130,6 @@ class _Layer:
 
 
 class AttentionProbe:
-    """Measures the attention of every model that trains."""
-
     part = "attention"
 
     def __init__(
@@ -186,12 +181,10 @@ class AttentionProbe:
             self._counts.update({layer.root: len(now) for layer in now[:1]})
 
     def measure(self, scores: Scores, cross: bool) -> _Measured:
-        """Return numbers, and where it is drawn a map, of the scores of one attention."""
         numbers = head_numbers(scores)
         return _Measured(numbers, drawn(scores, numbers, self.max_seq_len, cross) if self._is_drawn() else None)
 
     def add(self, measured: _Measured, name: str) -> None:
-        """Record what was measured as an attention of this module."""
         if self._root is not None:
             self._now.append(_Layer(self._root, name, measured))
 

@@ -31,25 +31,17 @@ Shape = tuple[int, int, int, int]
 
 
 class Scores(Protocol):
-    """Scores of one attention."""
-
     @property
-    def shape(self) -> Shape:
-        """Samples, heads, queries, keys."""
-        ...
+    def shape(self) -> Shape: ...
 
     @property
     def device(self) -> torch.device: ...
 
-    def block(self, samples: slice, queries: slice, keys: slice) -> Tensor:
-        """A new tensor of these scores for all heads."""
-        ...
+    def block(self, samples: slice, queries: slice, keys: slice) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProductScores:
-    """Products of queries and keys."""
-
     query: Tensor
     """By sample, head, place and feature."""
     key: Tensor
@@ -117,7 +109,6 @@ class ScriptScores:
 
 
 def in_wide(tensor: Tensor) -> Tensor:
-    """Return the tensor in single precision, or in double if it is double."""
     return tensor if tensor.dtype is torch.float64 else tensor.to(torch.float32)
 
 
@@ -172,7 +163,6 @@ def scores_of_call(
 
 
 def scores_of_softmax(heads: int, scores: Tensor) -> ScriptScores:
-    """Return scores of a model's own softmax."""
     lead = tuple(scores.shape[:-2])
     return ScriptScores(_as_four(scores, lead, heads if scores.dim() == 3 else 1))
 
@@ -228,11 +218,9 @@ class Rows:
     """Number of keys that the row may look at."""
 
     def entropy(self) -> Tensor:
-        """Return the entropy of the weights in nats."""
         return self.total.log() - self.moment / self.total
 
     def log_total(self) -> Tensor:
-        """Return the logarithm of the sum of exp(score)."""
         return self.largest + self.total.log()
 
 

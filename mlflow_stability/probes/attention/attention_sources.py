@@ -35,14 +35,12 @@ _LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
 
 
 def scores_of_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProductScores:
-    """Return the scores of a call of `multi_head_attention_forward`."""
     bound = _FUNCTION.bind(*args, **kwargs)
     bound.apply_defaults()
     return _scores(bound.arguments)
 
 
 def scores_of_module(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProductScores:
-    """Return the scores of a call of the module."""
     bound = _MODULE.bind(module, *args, **kwargs)
     bound.apply_defaults()
     call = dict(bound.arguments)
@@ -157,7 +155,6 @@ class Candidate:
     """Tensors that hold these weights."""
 
     def holds(self, value: object) -> bool:
-        """Whether a value is these weights."""
         return any(tensor() is value for tensor in self.tensors)
 
 
@@ -169,7 +166,6 @@ class SoftmaxTrail:
 
     @property
     def waiting(self) -> bool:
-        """Whether anything is followed."""
         return bool(self._waiting)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Any:
@@ -278,7 +274,6 @@ class FlexScores:
 
 
 def scores_of_flex(args: tuple[Any, ...], rounded_to: torch.dtype | None) -> FlexScores:
-    """Return the scores of a call of the kernel; `rounded_to` is the type of autocast."""
     query, key, _, score_mod, block_mask, scale, _, *others = args
     of_score, of_mask = (*others, (), ())[:2]
     key = key.expand(len(query), -1, -1, -1)

@@ -126,7 +126,6 @@ class AttentionModules:
         self._hooks = self._ours(guard(self._enters)), self._ours(guard(self._leaves))
 
     def put_on(self) -> None:
-        """Begin."""
         register_module_forward_pre_hook(self._hooks[0])
         register_module_forward_hook(self._hooks[1], with_kwargs=True, always_call=True)
 
@@ -203,8 +202,6 @@ class AttentionObserver(Protocol):
 
 
 class AttentionTracer:
-    """Tracer of one forward pass."""
-
     def __init__(
         self,
         root: Module,

@@ -74,8 +74,6 @@ NO_GRADIENT_STEP = 100  # by then a parameter without a gradient never gets one
 
 
 class FirstLook(BaseProbe):
-    """Examination of one training."""
-
     part = "first look"
     is_periodic = True
 
@@ -101,7 +99,6 @@ class FirstLook(BaseProbe):
         self._reported: set[str] = set()
 
     def at_loss(self, tensors: Any) -> None:
-        """Examine the tensors of a backward pass."""
         step = self._step()
         if not self._loss_step:
             self._until = max(self._until, step + FIRST_STEPS - 2)  # a resumed training has first losses as well

@@ -83,7 +83,6 @@ class _Stepped(NamedTuple):
     """By parameter: the gradient and its version counter."""
 
     def used(self, parameter: Tensor) -> bool:
-        """Whether the step was taken with the gradient that this parameter has now."""
         gradient, (reference, version) = parameter.grad, self.gradients.get(id(parameter), _NO_GRADIENT)
         return gradient is not None and reference() is gradient and version == gradient._version
 

@@ -46,8 +46,6 @@ _ADAMS = re.compile(r"adam", re.IGNORECASE)
 
 
 class Precision:
-    """Effects of precision in one step."""
-
     def __init__(self) -> None:
         self._rate: float | None = None  # learning rate at the last look
         # Some weights, a copy of their values, and whether they have a gradient.
@@ -55,7 +53,6 @@ class Precision:
         self._blocks: list[Block] = []
 
     def before_step(self, view: StepView) -> None:
-        """Look at one optimizer, the first one of a step."""
         before, self._rate = self._rate, _highest_rate(view.optimizer)
         is_settled = before is not None and self._rate is not None and self._rate <= MIN_RISE * before
         self._samples = []
@@ -72,7 +69,6 @@ class Precision:
                 self._samples = [_sampled(tensor) for tensor in chosen]
 
     def after_step(self, view: StepView) -> None:
-        """Compare the samples with what they are now."""
         samples, self._samples = self._samples, []
         if not samples or view.skipped:
             return
@@ -83,11 +79,9 @@ class Precision:
             self._blocks.append(Block(LOST, share.reshape(1)))
 
     def forget(self) -> None:
-        """The step was interrupted half-way."""
         self._samples, self._blocks = [], []
 
     def blocks(self) -> list[Block]:
-        """What was measured in this step."""
         blocks = self._blocks
         self.forget()  # a step that raised an error has left its samples
         return blocks

@@ -48,8 +48,6 @@ _NONE = object()
 
 
 class Targets:
-    """Targets of the losses of one step."""
-
     def __init__(self) -> None:
         # Of each loss: lowest and highest class, number of ignored targets and of all.
         self._classes: list[Tensor] = []
@@ -59,11 +57,9 @@ class Targets:
         self._counted = 0
 
     def clear(self) -> None:
-        """Forget the targets of the step before."""
         self._classes, self._labels, self._unreachable, self._variances, self._counted = [], [], [], [], 0
 
     def note(self, loss: Tensor) -> None:
-        """Measure the targets of one loss."""
         with untracked():
             for _, node, _ in loss_functions(loss):
                 target = saved(node, "target")
@@ -80,7 +76,6 @@ class Targets:
                 self._unreachable.append(unreachable)
 
     def blocks(self) -> list[Block]:
-        """What was measured in this step."""
         blocks: list[Block] = []
         with untracked():
             if self._counted >= MIN_TARGETS and _same_device(self._classes):

@@ -23,8 +23,6 @@ from mlflow_stability.probes.probe import Guard
 
 
 class OptimizerView(Optimizer):
-    """View of one optimizer of another library."""
-
     MODULE: ClassVar[str]
     """Module of its class."""
     CLASS: ClassVar[str]
@@ -150,8 +148,6 @@ PART = "optimizers of other libraries"
 
 
 class ForeignOptimizers:
-    """Watch over the optimizers of other libraries."""
-
     def __init__(
         self,
         guard: Guard,

@@ -101,8 +101,6 @@ _INHERITED = object()
 
 
 class HookHandles:
-    """The hooks and patches of one watch."""
-
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._live = [False]

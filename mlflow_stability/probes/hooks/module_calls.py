@@ -58,8 +58,6 @@ class CallObserver(Protocol):
 
 
 class WatchedCalls:
-    """One observer of one module, until it is removed."""
-
     __slots__ = ("_calls", "_identity", "_observer")
 
     def __init__(self, calls: ModuleCalls, identity: int, observer: CallObserver) -> None:
@@ -99,7 +97,6 @@ class ModuleCalls(dict[int, _Entry]):
 
     @property
     def torchs_code(self) -> CodeType:
-        """Torch's own code of `Module.__call__`."""
         code: CodeType = torch_api.module_call.__code__
         return code if self._function is None or self._before is None else self._before
 
@@ -126,7 +123,6 @@ class ModuleCalls(dict[int, _Entry]):
                 self._drop(identity)
 
     def forget_all(self) -> None:
-        """Stop watching all modules."""
         self.clear()
         self._muted = 0
         self._restore()
@@ -339,5 +335,4 @@ class RunningPass:
         return False
 
     def over(self) -> None:
-        """Note that the call has ended."""
         self._frame = None

@@ -27,8 +27,6 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """One symbol."""
-
     where: str
     """As `module:name`."""
     lost: str
@@ -244,12 +242,10 @@ def missing(load: bool = False) -> dict[str, str]:
 
 
 def torch_version() -> str:
-    """Return the version of torch."""
     return str(torch.__version__)
 
 
 def is_dynamo_loaded() -> bool:
-    """Whether torch's compiler is loaded: without it nothing is compiled."""
     return "torch._dynamo" in sys.modules
 
 

@@ -95,7 +95,6 @@ _STEP_CODE: CodeType = torch_api.profile_hook_step(lambda: None).__code__
 
 
 def is_nested_step() -> bool:
-    """Whether the running hook belongs to a step inside another step."""
     frame: FrameType | None = sys._getframe(1)
     steps = 0
     while frame is not None:
@@ -127,8 +126,6 @@ BACKWARDS_WITHOUT_STEP = 200
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of what was seen of a training."""
-
     backwards: int = 0
     steps: int = 0
     optimizers: int = 0
@@ -140,8 +137,6 @@ class Counts:
 
 
 class TorchWatch:
-    """The hooks of one meter."""
-
     def __init__(
         self,
         guard: Guard,

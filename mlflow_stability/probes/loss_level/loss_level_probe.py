@@ -98,8 +98,6 @@ _SIGNALS = (Signal(LOSS_LEVEL),)
 
 
 class LossLevelProbe(BaseProbe):
-    """The reason why the loss of one recording has no level, if it has none."""
-
     part = "level of the loss"
 
     def __init__(self, context: ProbeContext) -> None:

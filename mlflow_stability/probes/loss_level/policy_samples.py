@@ -32,8 +32,6 @@ MAX_COMPARED_VALUES = 4096  # of a sample; larger ones are compared by identity
 
 
 class PolicySamples:
-    """Log-probabilities of samples that were taken in this process."""
-
     def __init__(self) -> None:
         self._begin()
 

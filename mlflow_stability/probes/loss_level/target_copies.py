@@ -30,8 +30,6 @@ COMPARED_PARAMETERS = 3  # of a copy
 
 
 class TargetCopy:
-    """Copy of a trained module."""
-
     def __init__(self, copy: Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         self._copy = weakref.ref(copy)
         self._pairs = [(weakref.ref(own), weakref.ref(trained)) for own, trained in pairs]
@@ -47,7 +45,6 @@ class TargetCopy:
         return self._copy()
 
     def watch(self, guard: Callable[..., Callable[..., object]]) -> None:
-        """Observe calls of the copy and its parts."""
         copy = self._copy()
         if copy is not None and not self._watched:
             called = guard("target copies", self._called)
@@ -75,7 +72,6 @@ class TargetCopy:
             return torch.stack([total, apart / size])
 
     def compared(self, checksum: float, distance: float) -> None:
-        """Take the result of a comparison."""
         if self._checksum is None:
             self.is_equal = distance <= MAX_DIFFERENCE
         elif checksum != self._checksum:
@@ -87,7 +83,6 @@ class TargetCopy:
 
 
 def target_copies(modules: Sequence[Module], optimizers: Iterable[Optimizer]) -> list[TargetCopy]:
-    """Return the copies of trained modules among all modules of a process."""
     trained = set(places_of(optimizers))
     roots = outermost(modules)
     if not trained or len(modules) > MAX_MODULES:

@@ -51,8 +51,6 @@ LossFunction = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Arguments of a model, and the target of its output."""
-
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     target: Any = None
@@ -60,8 +58,6 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    """Loss of a batch, and the loss of guessing."""
-
     loss: Tensor
     chance: float | Tensor | None = None
     level: str = ""
@@ -146,8 +142,6 @@ ZERO_SHARE = "zero_share"  # not a signal of recordings
 
 @dataclass(slots=True)
 class BatchPass:
-    """Results of one batch."""
-
     reason: str = ""
     """Why there are no results, or no loss; empty: there are."""
     error: str = ""
@@ -167,7 +161,6 @@ class BatchPass:
 
 
 def run_batch(model: Module, batch_input: Any, function: LossFunction | None) -> BatchPass:
-    """Run a batch and restore everything."""
     inner, result = unwrapped(model), BatchPass()
     parameters, buffers = dict(Module.named_parameters(inner)), dict(Module.named_buffers(inner))
     if any(parameter.is_meta for parameter in (*parameters.values(), *buffers.values())):
@@ -253,7 +246,6 @@ class _Watch:
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
-        """Put hooks on every module inside."""
         handles = []
         try:
             for module in self._modules:

@@ -33,8 +33,6 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class ModelCheckLimits:
-    """Limits of the checks."""
-
     smallest_eps_in_half: float = 1e-6
     """Least epsilon of a normalisation with weights in half precision: a smaller one is lost beside 1."""
     smallest_eps: float = 1e-8
@@ -76,7 +74,6 @@ def model_finding(
     remedies: Sequence[Remedy] = (),
     **evidence: float,
 ) -> ModelFinding:
-    """Return a finding with these numbers as evidence."""
     numbers = {name: float(number) for name, number in evidence.items()}
     return ModelFinding(check, severity, message, place, numbers, tuple(remedies))
 
@@ -84,7 +81,6 @@ def model_finding(
 def lint_event(
     check: str, text: str, step: int, *, place: str, numbers: Mapping[str, float], remedies: tuple[Remedy, ...]
 ) -> Finding:
-    """Return one finding as an event of a training."""
     facts = LintFacts(check, text, tuple(numbers.items()))
     return Finding.at(facts, step, Severity.INFO, place=place, remedies=remedies)
 
@@ -263,12 +259,10 @@ def first_names(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]
 
 
 def values_in(named: Sequence[tuple[str, Tensor]]) -> float:
-    """Return how many values the parameters have together."""
     return float(sum(parameter.numel() for _, parameter in named))
 
 
 def place_of(named: Sequence[tuple[str, Tensor]]) -> str:
-    """Return the module of the first parameter."""
     return named[0][0].rpartition(".")[0]
 
 

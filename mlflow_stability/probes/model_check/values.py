@@ -30,8 +30,6 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class ValueLimits:
-    """Limits of values and matrices."""
-
     huge_value: float = 1e6
     """Largest absolute value of a weight."""
     huge_share_of_type: float = 0.1
@@ -64,7 +62,6 @@ def layers_of(named: Sequence[Named]) -> tuple[list[LayerCheck], list[str]]:
 
 
 def fetched(scalars: Sequence[Tensor]) -> list[float]:
-    """Return the values of scalars on the host."""
     by_device: dict[torch.device, list[int]] = {}
     for number, scalar in enumerate(scalars):
         by_device.setdefault(scalar.device, []).append(number)
@@ -104,7 +101,6 @@ def _needs_double(values: Tensor) -> bool:
 
 
 def values_found(model: Module, layers: Sequence[LayerCheck], limits: ValueLimits | None = None) -> list[ModelFinding]:
-    """Return findings about the values of parameters and buffers."""
     limits = limits or ValueLimits()
     gains = _gains(model, {layer.name: layer for layer in layers}, limits)
     buffers, _ = layers_of([(plain_name(name), entry) for name, entry in Module.named_buffers(model)])

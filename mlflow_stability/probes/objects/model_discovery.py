@@ -54,7 +54,6 @@ class ObjectScan:
         self.end()
 
     def end(self) -> None:
-        """End; may be called twice."""
         _walks[:] = [walk for walk in _walks if walk is not self]
         self._found, self._walked, self._optimizer = {}, {}, None
 
@@ -181,7 +180,6 @@ def schedules_of(schedules: Iterable[LRScheduler], optimizers: Iterable[Optimize
 
 
 def parts_of_schedule(schedule: LRScheduler) -> Sequence[LRScheduler]:
-    """Return the parts of a chain or a sequence of schedules."""
     return [value for value in vars(schedule).get("_schedulers", ()) if isinstance(value, LRScheduler)]
 
 
@@ -201,6 +199,5 @@ def holder_of_state(optimizer: Optimizer) -> Optimizer:
 
 
 def state_of(optimizer: Optimizer) -> dict[Any, Any]:
-    """Return the state of an optimizer, by parameter."""
     state: dict[Any, Any] = holder_of_state(optimizer).state
     return state

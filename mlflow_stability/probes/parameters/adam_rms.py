@@ -58,7 +58,6 @@ class SecondMoments:
 
 
 def second_moments(optimizer: Optimizer, held: HeldLayers) -> SecondMoments | None:
-    """Return the second moments of an optimizer, or None if it has none."""
     moments = SecondMoments()
     steps: list[Any] = []
     decays: list[float] = []
@@ -119,8 +118,6 @@ QUANTITIES = ("adam_rms",)
 
 
 class AdamRms(OptimizerProbe):
-    """The gradient beside the second moment."""
-
     part = "AdamW RMS"
 
     def after_step(self, view: StepView) -> None:

@@ -42,8 +42,6 @@ QUANTITIES = ("grad_max", "grad_zeros")
 
 
 class GradientExtremes(OptimizerProbe):
-    """The ends of the gradients' distribution."""
-
     part = "gradient extremes"
 
     def before_step(self, view: StepView) -> None:
@@ -77,8 +75,6 @@ BYTES_FOR_COMPARING = 2
 
 
 class WeightExtremes(OptimizerProbe):
-    """The ends of the weights' distribution."""
-
     part = "weight extremes"
 
     def __init__(self, every: int = 1000, budget_bytes: int | None = None) -> None:

@@ -62,8 +62,6 @@ RATIOS = ("grad_param_ratio", "lr_ratio")
 
 
 class LayerNorms(OptimizerProbe):
-    """The norms before the step."""
-
     part = "norms of weights"
 
     def __init__(self, every: int = 10, layers_every: int = 100) -> None:

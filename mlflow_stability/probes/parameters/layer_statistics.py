@@ -183,7 +183,6 @@ class Table:
     """One row: all numbers of the first layer, then those of the next."""
 
     def read(self, values: Sequence[float], attempt: int) -> LayerTable:
-        """Return the table with its numbers, which have come to the host."""
         return layer_table_of(self.step, attempt, self.what, self.layers, values)
 
 
@@ -194,8 +193,6 @@ class _Part:
 
 
 class LayerStatistics(PeriodicProbe):
-    """The tables of gradients and weights."""
-
     part = "layer statistics"
 
     def __init__(
@@ -229,7 +226,6 @@ class LayerStatistics(PeriodicProbe):
         self._parts, self._layers = [], None
 
     def tables(self, step: int) -> list[Table]:
-        """Return the tables of the capture that is over."""
         parts, self._parts = self._parts, []
         layers, self._layers = self._layers, None
         if layers is None:

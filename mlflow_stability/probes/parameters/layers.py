@@ -55,7 +55,6 @@ class LayerLayout:
         return index
 
     def touched_by(self, columns: Collection[int]) -> tuple[int, ...]:
-        """Return the layers that own any of these parameters."""
         return tuple(sorted({self.of_parameter[column] for column in columns}))
 
     def block(self, quantities: tuple[str, ...], rows: Tensor, only: tuple[int, ...] | None = None) -> Block:
@@ -109,16 +108,13 @@ class HeldLayers:
     """Some of it is split over processes: then norms of layers are taken by all of them together."""
 
     def parameters(self, optimizer: Optimizer) -> list[Tensor]:
-        """Return the measured parameters."""
         held = parameters_of(optimizer)
         return held if len(held) == len(self.positions) else [held[at] for at in self.positions]
 
     def is_all_of(self, optimizer: Optimizer) -> bool:
-        """Whether every parameter of the optimizer is measured once."""
         return len(self.positions) == sum([len(group["params"]) for group in optimizer.param_groups])
 
     def layer_sizes(self) -> dict[str, int]:
-        """Return how many values this optimizer trains in each layer."""
         sizes: dict[str, int] = {}
         for name, size in zip(self.names, self.sizes, strict=True):
             sizes[name] = sizes.get(name, 0) + size

@@ -32,8 +32,6 @@ QUANTITIES = ("grad_nonfinite_count",)
 
 
 class NonfiniteCount:
-    """Counter of non-finite gradients, on demand."""
-
     def __init__(self, budget_bytes: int | None = None) -> None:
         self.budget_bytes = budget_bytes  # of copies; None: `copy_budget`
 

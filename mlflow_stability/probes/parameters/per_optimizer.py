@@ -23,8 +23,6 @@ from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_ro
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Measurements of all optimizers of one capture."""
-
     layout: LayerLayout
     rows: Tensor
     """One column for each parameter."""
@@ -116,8 +114,6 @@ class WholeNorms:
 
 
 class OptimizerProbe(PeriodicProbe):
-    """Probe of parameters and state of optimizers, of the whole model and by layer."""
-
     def __init__(self, every: int, layers_every: int | None = None, budget_bytes: int | None = None) -> None:
         super().__init__(*(period for period in (every, layers_every) if period is not None))
         self.every = every  # steps between measurements of the whole model
@@ -144,8 +140,6 @@ def whole_norm(tensors: Sequence[Tensor]) -> float | Tensor:
 
 @dataclass(slots=True)
 class Weights:
-    """Weights that an optimizer trains, right before its step."""
-
     norm: float | Tensor
     row: Tensor | None
     """Copy of them side by side, if they are few."""

@@ -68,8 +68,6 @@ MOMENTUM = ("momentum_norm",)
 
 
 class MomentumNorm(OptimizerProbe):
-    """The first moments."""
-
     part = "momentum"
 
     def after_step(self, view: StepView) -> None:
@@ -134,12 +132,10 @@ class UpdateChunks:
 
     @property
     def now(self) -> Sequence[Piece]:
-        """The pieces of this turn."""
         return self.chunks[self._at]
 
     @property
     def complete(self) -> bool:
-        """Whether everything was measured at least once."""
         return NEVER not in self._measured
 
     def took(self, rows: Tensor, step: int, not_taken: Tensor | None) -> None:
@@ -182,8 +178,6 @@ FIRST_STEPS = (1, 2, 4)  # measured as well: a learning rate that is far too hig
 
 
 class WeightUpdates(OptimizerProbe):
-    """The weights before and after."""
-
     part = "real updates"
 
     def __init__(self, every: int = 10, layers_every: int = 100, budget_bytes: int | None = None) -> None:

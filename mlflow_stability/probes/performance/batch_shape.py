@@ -23,8 +23,6 @@ ShapeKey: TypeAlias = tuple[tuple[int, ...], ...]  # batches of the same shapes 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """Sizes of a batch."""
-
     samples: int
     tokens: int | None
     """None where the model does not read tokens."""
@@ -65,7 +63,6 @@ def plain_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, 
 
 
 def shape_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ShapeKey:
-    """The shapes of all tensors of a batch."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and not args[0].is_nested:
         return (args[0].shape,)
     return tuple([tuple(tensor.shape) for tensor in tensors_in(args, kwargs) if not tensor.is_nested])

@@ -123,8 +123,6 @@ def _moment(inputs: tuple[Any, ...]) -> Any:
 
 
 class Communication(BaseProbe):
-    """The communication of one training."""
-
     part = "communication time"
 
     def __init__(self, guard: Guard, models: Callable[[], Sequence[Module]]) -> None:

@@ -101,8 +101,6 @@ Formula = Callable[..., int]
 
 
 class FlopCounter(torch_api.TorchDispatchMode):  # type: ignore[misc]
-    """Counts the operations between `enter` and `leave`."""
-
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
@@ -259,8 +257,6 @@ class _Counted:
 
 
 class FlopTotals:
-    """The operations of all models of one training."""
-
     def __init__(self) -> None:
         self.flops = 0.0  # since the last `take`
         self.reason = ""  # why operations are not counted; empty while they are

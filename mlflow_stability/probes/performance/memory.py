@@ -83,8 +83,6 @@ _PAGE = resource.getpagesize()
 
 
 class Memory(PeriodicProbe):
-    """The memory of one training."""
-
     part = "memory"
 
     def __init__(

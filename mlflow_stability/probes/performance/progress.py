@@ -58,8 +58,6 @@ QUANTITIES = ("progress", "eta_seconds")
 
 @dataclass(frozen=True, slots=True)
 class ProgressCount:
-    """Steps done, and in all."""
-
     done: float
     total: float
 

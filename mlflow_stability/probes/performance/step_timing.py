@@ -47,8 +47,6 @@ SIGNALS = (
 
 
 class Mark(IntEnum):
-    """A moment of a step."""
-
     FORWARD_BEGAN = 0
     FORWARD_ENDED = 1
     BACKWARD_BEGAN = 2
@@ -102,7 +100,6 @@ class StepSplit:
         self._when: float | None = None
 
     def mark(self, mark: int, when: float | None = None) -> None:
-        """Record a moment; by default now."""
         if self.also is not None:
             self.also(mark)
         self.moments.append((mark, self.now() if when is None else when))
@@ -138,23 +135,15 @@ MAX_MARKS = 256  # a step of more micro-batches is not measured
 
 
 class Event(Protocol):
-    """Timing event of torch."""
-
     def record(self) -> Any:
         """Put it into the current stream."""
 
-    def query(self) -> bool:
-        """Whether the device has passed it."""
-        ...
+    def query(self) -> bool: ...
 
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this one to a later one."""
-        ...
+    def elapsed_time(self, end_event: Any) -> float: ...
 
 
 class StepEvents:
-    """Events of one measured step."""
-
     def __init__(self, new_event: Callable[[], Event]) -> None:
         self._new_event = new_event
         self._marks: list[tuple[int, Event]] = []
@@ -202,8 +191,6 @@ OWN = "own_time"
 
 
 class StepClock(BaseProbe):
-    """The clock of one training."""
-
     part = "step times"
 
     def __init__(

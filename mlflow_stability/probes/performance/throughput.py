@@ -197,8 +197,6 @@ FIRST_COUNTED_STEP = 4  # the first steps are often unlike the rest
 
 
 class Throughput(ForwardObserver, BaseProbe):
-    """The rates of one training."""
-
     part = "throughput"
 
     def __init__(

@@ -24,8 +24,6 @@ FIRST_STEPS = 20  # in which every optimizer is shown to the watch; later every 
 
 
 class TrainingPace:
-    """The pace of one training."""
-
     def __init__(
         self,
         guard: Guard,
@@ -61,17 +59,14 @@ class TrainingPace:
 
     @property
     def models(self) -> tuple[Module, ...]:
-        """The models that train."""
         return self._watch.models
 
     def close(self) -> None:
-        """Take our hooks off the models."""
         self._watch.remove()
         self._communication.forget()
         self.throughput.pass_over()
 
     def backward_began(self, tensors: Any) -> None:
-        """Runs right before the backward pass of these tensors."""
         if self.look is not None:
             self.look(tensors)
         watch, throughput = self._watch, self.throughput
@@ -90,7 +85,6 @@ class TrainingPace:
             self._by_device(_BACKWARD_BEGAN)
 
     def backward_ended(self) -> None:
-        """Runs right after it, failed or not."""
         watch = self._watch
         watch.in_backward = False
         for part, end in watch.gradients_end:

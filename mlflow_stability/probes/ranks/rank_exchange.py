@@ -78,8 +78,6 @@ _meetings = count()  # announcements of earlier sessions are still in the store
 
 
 class Watched(Enum):
-    """Which processes of a training are watched."""
-
     SOME = b"some"
     ALL = b"all"
     ALL_ACT = b"all act"
@@ -87,15 +85,12 @@ class Watched(Enum):
 
 
 class Presence:
-    """Announcement of this process, and which others are watched."""
-
     def __init__(self, acts: bool) -> None:
         self._acts = acts
         self._announced = ""
         self._watched: dict[tuple[int, ...], Watched] = {}
 
     def announce(self) -> None:
-        """Announce once that this process is watched."""
         distributed = torch.distributed
         if self._announced or not distributed.is_available() or not distributed.is_initialized():
             return
@@ -165,8 +160,6 @@ class Silence(Enum):
 
 
 class RankExchange:
-    """The processes of one training."""
-
     def __init__(self, ranks: Sequence[int], introduction: Any = None, votes: bool = False) -> None:
         distributed = torch.distributed
         self.votes = votes

@@ -37,8 +37,6 @@ class _Waiting:
 
 
 class RankNumbers:
-    """Measurements of one training by all its processes."""
-
     def __init__(
         self, exchange: RankExchange, layers_every: int, on_end: Callable[[Silence], None] = lambda _: None
     ) -> None:
@@ -56,17 +54,14 @@ class RankNumbers:
 
     @property
     def is_over(self) -> bool:
-        """Whether each process goes on alone."""
         return self._exchange.silence is not None
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process whose steps count."""
         return self._exchange.rank == 0
 
     @property
     def names(self) -> list[str]:
-        """Rank and host of each process."""
         return self._exchange.names
 
     @property

@@ -116,8 +116,6 @@ WIDTHS = {"norms": 3, "updates": 2, "momentum": 1}
 
 
 class Votes(NamedTuple):
-    """Number of processes that say so."""
-
     steps: float = 0.0
     """The row is a vote on a step."""
     agrees: float = 0.0
@@ -163,8 +161,6 @@ class Orders(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over all processes."""
-
     squares: float = 0.0
     """Of the gradients that a process holds."""
     with_squares: float = 0.0
@@ -180,8 +176,6 @@ class Sums(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Values of one process that are not summed."""
-
     has_loss: float = 0.0
     loss: float = 0.0
     seconds: float = 0.0
@@ -213,7 +207,6 @@ class Shape:
 
     @property
     def numbers(self) -> int:
-        """Length of a row."""
         by_process = len(Slot._fields) + len(RankPeaks._fields)
         squares = sum(2 + width for width in WIDTHS.values())
         by_layer = sum(2 + width * self.layers for width in WIDTHS.values()) if self.layers else 0
@@ -222,8 +215,6 @@ class Shape:
 
 
 class Squares(NamedTuple):
-    """Squares of one kind."""
-
     processes: float
     """Number of processes that have measured them."""
     steps: float
@@ -251,7 +242,6 @@ class RankRow:
     """Values of gradients that are summed over processes before they are squared."""
 
     def numbers(self, shape: Shape) -> list[float]:
-        """Return the row as it is sent."""
         row = [*self.votes, *self.orders, *self.sums]
         row += [self.conditions.get(rank, -1) + 1.0 for rank in range(shape.size)]
         if not self.votes.measures:
@@ -266,7 +256,6 @@ class RankRow:
 
     @classmethod
     def of(cls, numbers: Sequence[float], shape: Shape) -> RankRow:
-        """Read a row that has arrived."""
         rest = iter(numbers)
         row = cls(
             Votes._make(islice(rest, len(Votes._fields))),
@@ -304,8 +293,6 @@ def _read(rest: Iterator[float], times: int) -> dict[str, Squares]:
 
 @dataclass(slots=True)
 class Measured:
-    """Measurements of one process of one capture."""
-
     capture: int
     step: int = 0
     """Of the recording; 0: unknown."""
@@ -321,7 +308,6 @@ class Measured:
     by_layer: dict[str, Sequence[float]] = field(default_factory=dict)
 
     def row(self, rank: int, shape: Shape, names: int) -> RankRow:
-        """Return the row to be sent; `names` is the number of the layers' names."""
         sums = Sums(names=float(names), names_squared=float(names) ** 2)
         if self.squares is not None:
             unknown = float(len(self.partial) != shape.partial)
@@ -353,8 +339,6 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class RankTable:
-    """Measurements of all processes together of one capture."""
-
     norm: float | None
     """Of all gradients."""
     whole: dict[str, Sequence[float]]

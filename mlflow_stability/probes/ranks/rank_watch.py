@@ -55,8 +55,6 @@ LAYER_QUANTITIES = {**QUANTITIES, "norms": ("param_norm", "grad_norm", "grad_par
 
 @dataclass(slots=True)
 class LocalShare:
-    """Measurements of this process of a capture, still on its device."""
-
     step: int = 0
     seconds: float = 0.0
     needs_norm: bool = False
@@ -69,13 +67,10 @@ class LocalShare:
 
     @property
     def rows(self) -> list[Tensor]:
-        """All rows that come to the host beside the squares."""
         return [*self.partial, *self.whole.values(), *self.by_layer.values()]
 
 
 class RankWatch:
-    """Measurements of one training by all its processes."""
-
     def __init__(
         self,
         guard: Guard,
@@ -145,7 +140,6 @@ class RankWatch:
             self._meet(optimizer)
 
     def backward_began(self) -> None:
-        """Runs before the first backward pass of a capture."""
         self._share.seconds = time.perf_counter() - self._step_ended
 
     def before_step(self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None, step: int) -> None:
@@ -166,7 +160,6 @@ class RankWatch:
         self._after(optimizer, skipped)
 
     def capture_ended(self, capture: StepCapture) -> LocalShare:
-        """Return what was measured of the capture that is over."""
         self._collect()
         share, self._share = self._share, LocalShare()
         if capture.clips and self.has_stages:  # the norms of clipping are those of one stage
@@ -221,7 +214,6 @@ class RankWatch:
             self._on_table(table, self._numbers.names)
 
     def blocks(self, table: RankTable, place: str, step: int) -> list[Block]:
-        """Return what all processes measured together, as blocks of a probe."""
         blocks = [
             Block(whole_signals(QUANTITIES[key], place), tuple(_whole_numbers(key, squares, table.norm)))
             for key, squares in table.whole.items()

@@ -110,8 +110,6 @@ class _Before:
 
 
 class SplitLayerNorms:
-    """Squares of the shards of one training."""
-
     def __init__(self, ranks: TrainingRanks, budget_bytes: int | None = None) -> None:
         self.ranks = ranks
         self._budget = budget_bytes
@@ -167,7 +165,6 @@ class SplitLayerNorms:
                     self._before = _Before(id(optimizer), pieces, copies, copied_squares)
 
     def after_step(self, optimizer: Optimizer, skipped: bool) -> None:
-        """Compare weights with what they were, and look at the momentum."""
         held: _Held | None = self._held.get(optimizer)
         before, self._before = self._before, None
         if held is None or not self._stepped:

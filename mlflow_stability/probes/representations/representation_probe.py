@@ -47,8 +47,6 @@ Numbers = tuple[tuple[str, ...], Tensor]  # quantities, and a row of values
 
 
 class RepresentationPass:
-    """Measurements of one model in one forward pass."""
-
     def __init__(
         self,
         places: Mapping[str, Module],
@@ -72,7 +70,6 @@ class RepresentationPass:
         self._shares: list[tuple[str, int, Tensor]] = []
 
     def wanted(self) -> Iterator[Module]:
-        """Yield the modules to observe."""
         measured = self._named | {name for name, codes in self._codes.items() if codes and name in self._places}
         around = {above for name in measured for above in above_of(name)}
         for name, module in self._places.items():
@@ -102,7 +99,6 @@ class RepresentationPass:
         self._outputs.clear()
 
     def numbers(self) -> Iterator[tuple[str, Numbers]]:
-        """Yield what was measured of each module."""
         for name, ((quantities, row), rows) in self._numbers.items():
             above = {"", name, *above_of(name)}
             shares = [share for owner, count, share in self._shares if count == rows and owner in above]
@@ -184,8 +180,6 @@ MAX_UNNAMED = 16  # modules with codes
 
 
 class RepresentationProbe(SampledForwardProbe):
-    """The representations of one training."""
-
     part = "representations"
 
     def __init__(

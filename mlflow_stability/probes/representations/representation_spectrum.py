@@ -75,7 +75,6 @@ def ranks_by_eigenvalues(shares: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ranks_by_resolvents(shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same without eigenvalues."""
     side = len(shares)
     identity = torch.eye(side, dtype=shares.dtype, device=shares.device)
     roots = shares.new_zeros(())

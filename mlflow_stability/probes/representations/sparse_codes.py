@@ -161,7 +161,6 @@ def describe_codes(bits: Tensor) -> Tensor:
 
 
 def different_rows(rows: Tensor) -> Tensor:
-    """Return how many different rows a matrix has."""
     octets = rows.contiguous().view(torch.uint8)
     words = _filled(octets, WORD_BYTES).view(torch.int64)
     sums = torch.cat([_sums(chunk) for chunk in _chunks(words)], 1)
@@ -255,7 +254,6 @@ def are_codes(output: Tensor) -> Tensor:
 
 
 def bits_of(rows: Tensor) -> Tensor:
-    """Return which values are on."""
     return rows if rows.dtype is torch.bool else rows > 0.5
 
 

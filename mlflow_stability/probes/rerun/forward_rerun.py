@@ -81,7 +81,6 @@ def run_again(
 
 
 def devices_of(model: Module) -> list[torch.device]:
-    """Return the devices of the parameters and buffers of a model; the CPU if it has none."""
     devices = dict.fromkeys(tensor.device for tensor in (*Module.parameters(model), *Module.buffers(model)))
     return list(devices) or [torch.device("cpu")]
 
@@ -158,8 +157,6 @@ def mode_of_script() -> str:
 
 
 class SecondPass:
-    """Second, uncompiled passes of the models of one training."""
-
     def __init__(self) -> None:
         self.reason = ""  # why the last pass was not run; empty if it was
         # Errors of each model's second passes that failed in a row.

@@ -62,8 +62,6 @@ _OF_TRAINER = frozenset({"_trainer", "_fabric"})
 
 
 class WritableState:
-    """What a call of a model may write."""
-
     def __init__(self, model: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], with_hooks: bool) -> None:
         self.refusal = ""  # why the state cannot be restored; empty if it can
         self.lightning_modules: list[Module] = []
@@ -251,7 +249,6 @@ def container_kind(kind: type) -> Any:
 
 
 def contents_of(container: Any) -> Any:
-    """Return a copy of what is in a container: a dictionary or a list."""
     kind = container_kind(type(container))
     return dict(kind.items(container)) if issubclass(kind, dict) else [*kind.__iter__(container)]
 
@@ -298,7 +295,6 @@ def class_attributes_of(kind: type) -> dict[str, Any]:
 
 
 def methods_of(kind: type) -> dict[str, FunctionType]:
-    """Return the methods that a class defines, without special ones."""
     return {
         name: value for name, value in vars(kind).items() if type(value) is FunctionType and not name.startswith("__")
     }
@@ -357,7 +353,6 @@ def save_tensor(tensor: Tensor) -> SavedObject:
 
 
 def save_array(array: Any) -> SavedObject:
-    """Save the values of a NumPy array."""
     copy = array.copy()
 
     def write(_before: Any) -> None:

@@ -29,8 +29,6 @@ class NotRunAgain(BaseException):
 
 
 class WrittenTensors:
-    """What one run has written to so far."""
-
     def __init__(self, max_seconds: float = MAX_SECONDS, max_bytes: int = MAX_BYTES) -> None:
         torch_api.need("TorchDispatchMode", "DisableTorchDispatch", "unsafe_set_version_counter", "tree_map")
         self._max_seconds = max_seconds
@@ -52,7 +50,6 @@ class WrittenTensors:
             self._watched_storages |= storages
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Carry one operation out."""
         if time.perf_counter() > self._deadline:
             raise NotRunAgain(f"it takes more than {self._max_seconds:.0f} s")
         given = self._tensors_in((*args, *kwargs.values()))
@@ -72,7 +69,6 @@ class WrittenTensors:
         return result
 
     def restore(self) -> None:
-        """Put everything back."""
         with torch_api.DisableTorchDispatch(), torch.no_grad():
             for whole, copy in self._copies.values():
                 whole.copy_(copy)

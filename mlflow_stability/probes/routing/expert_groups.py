@@ -30,8 +30,6 @@ _TOP_K = (
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Module that may be a router."""
-
     name: str
     """Of the module directly beside the experts: the candidate, or one around it."""
     module: Module
@@ -43,8 +41,6 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
-    """Experts of one layer."""
-
     count: int
     called: tuple[Module, ...]
     """The experts, if each is called alone."""

@@ -173,8 +173,6 @@ class _Measured:
 
 
 class RouterProbe(SampledForwardProbe):
-    """The routers of one training."""
-
     part = "routers"
 
     def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:

@@ -97,7 +97,6 @@ _NO_SETTINGS = frozenset({"params", "initial_lr", "param_names"})
 
 
 def optimizer_facts(optimizers: Sequence[Optimizer]) -> dict[str, str]:
-    """Describe classes and settings of all optimizers."""
     facts: dict[str, str] = {}
     for number, optimizer in enumerate(optimizers[:MOST_OPTIMIZERS]):
         before = f"optimizer_{number}" if number else ""
@@ -158,7 +157,6 @@ _RUNNING = frozenset(
 
 
 def scheduler_facts(schedulers: Iterable[LRScheduler], optimizers: Sequence[Optimizer]) -> dict[str, str]:
-    """Describe the schedules of these optimizers, as they are nested."""
     facts: dict[str, str] = {}
     for number, optimizer in enumerate(optimizers):
         before = f"optimizer_{number}." if number else ""
@@ -211,7 +209,6 @@ _FIRST_CHARACTERS = 4096  # contain the first processor of a list that is long o
 
 
 def torch_facts() -> dict[str, str]:
-    """Describe torch."""
     facts = {
         "torch": str(torch.__version__),
         "device_name": device_names(),

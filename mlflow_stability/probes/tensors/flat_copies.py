@@ -20,8 +20,6 @@ from mlflow_stability.probes.hooks import torch_api
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A tensor, or a slice of its first dimension."""
-
     column: int
     """Index of the tensor."""
     begin: int
@@ -29,7 +27,6 @@ class Piece:
     """Slice; both are 0 for the whole tensor."""
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return this piece of the tensors as they are now."""
         whole = tensors[self.column]
         return whole[self.begin : self.end] if self.end else whole
 
@@ -96,7 +93,6 @@ MAX_BUDGET_BYTES = 256 * 2**20
 
 
 def flat_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return a copy of each tensor."""
     return copies_and_rows(tensors)[0]
 
 
@@ -135,7 +131,6 @@ def _rows(tensors: Sequence[Tensor]) -> list[tuple[list[int], Tensor, Sequence[T
 
 
 def bytes_of_copy(tensor: Tensor) -> int:
-    """Return the bytes of the copy of one value."""
     return max(tensor.element_size(), 4)
 
 

@@ -25,14 +25,12 @@ _MARKS_OF_FSDP = ("_sharded_size", "_fsdp_flattened")
 
 
 def parameters_of(owner: Optimizer | Module) -> list[Tensor]:
-    """Return the parameters of an optimizer or a module."""
     if isinstance(owner, Module):
         return list(Module.parameters(owner))
     return [parameter for group in owner.param_groups for parameter in group["params"]]
 
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return the gradients that this optimizer is about to use."""
     gradients: list[Tensor] = []
     for group in optimizer.param_groups:
         gradients += filter(_is_there, map(_gradient, group["params"]))

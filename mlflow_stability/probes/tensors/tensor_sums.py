@@ -93,7 +93,6 @@ def norms_of(tensors: list[Tensor]) -> Tensor:
 
 
 def nonzeros_of(tensors: list[Tensor]) -> Tensor:
-    """Return the number of values of each that are not zero."""
     if not tensors[0].is_cpu:
         return torch.stack(torch_api.foreach_norm(tensors, 0.0, torch.float32 if tensors[0].dtype in HALVES else None))
     # Single precision cannot count beyond some millions, so that no norm can be used.
@@ -105,7 +104,6 @@ def nonzeros_of(tensors: list[Tensor]) -> Tensor:
 
 
 def largest_of(tensors: list[Tensor]) -> Tensor:
-    """Return the largest absolute value of each."""
     if not tensors[0].is_cpu:
         return torch.stack(torch_api.foreach_norm(tensors, torch.inf))
     # On the CPU `aminmax` takes a tenth of the time of a norm.
