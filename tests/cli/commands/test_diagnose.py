@@ -137,7 +137,8 @@ def test_an_explosion_below_the_limit_asked_for_is_none(capsys: pytest.CaptureFi
     Path("norms.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     typed = ["diagnose", "norms.jsonl", "--issue-type", "gradient_explosion", "--output-format", "json"]
     for limit, found in (("5", 1), ("500", 0)):
-        run([*typed, "--gradient-explosion-threshold", limit])
+        own = f"GradientExplosion(threshold={limit}, threshold_alone=True)"
+        run([*typed, "--detectors", "default", "--detectors", own])
         assert document(capsys)["summary"]["total_issues"] == found
 
 
