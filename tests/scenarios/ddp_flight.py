@@ -30,7 +30,7 @@ STEPS = 260
 TROUBLE = 150
 POLICY = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10, rewind=20, easing_steps=40)
 SMALLER = RollbackPolicy(
-    rollback=False, skip_gradients_above=None, reset_at_spike=True, reset_warm_up=20, cut_learning_rate=0.1
+    max_rollbacks=0, skip_gradients_above=None, reset_at_spike=True, reset_warm_up=20, cut_learning_rate=0.1
 )
 
 
