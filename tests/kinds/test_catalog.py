@@ -148,7 +148,7 @@ def test_the_description_names_every_threshold() -> None:
     (loss_spike,) = named(["loss_spike"])
     for each in fields(loss_spike):  # type: ignore[arg-type]
         assert f'"{each.name}":' in described([loss_spike])
-    assert len(described(default_detectors())) < 5000  # an MLflow tag
+    assert len(described(default_detectors())) < 8000  # what MLflow keeps of a tag
 
 
 @pytest.mark.parametrize("text", ["", "{}x", "[1]", '[["loss_spike", {"no": 1}]]', '[["nothing", {}]]', "null"])

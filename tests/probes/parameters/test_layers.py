@@ -123,7 +123,7 @@ def test_nothing_is_kept_alive() -> None:
 @pytest.mark.slow
 def test_a_script_that_makes_an_optimizer_for_every_sample_has_no_layers() -> None:
     model, layers = nn.Linear(2, 2), Layers()
-    kept = [SGD(model.parameters(), lr=0.1) for _ in range(module.MOST_SEARCHES + 1)]
+    kept = [SGD(model.parameters(), lr=0.1) for _ in range(module.MAX_SEARCHES + 1)]
     for step, each in enumerate(kept[:-1]):
         layers.held(each, step)
     assert layers.held(kept[-1], 99).names == ()
