@@ -63,7 +63,7 @@ def attention_heatmap(
 
     Raises:
         RunNotFoundError: There are no maps.
-        SettingsError: There is none of this step or layer.
+        SettingsError: The run has no attention map of this step or layer.
 
     Example:
 
@@ -108,7 +108,7 @@ def compare_attention(
 
     Raises:
         RunNotFoundError: A run has no maps.
-        SettingsError: There is none of this step or layer.
+        SettingsError: The run has no attention map of this step or layer.
 
     Example:
 

@@ -78,13 +78,20 @@ def name_of(detector: Detector | type[Detector]) -> str:
 
 def described(detectors: Sequence[Detector]) -> str:
     """A text from which `built` makes the very same detectors."""
-    return json.dumps([[name_of(each), asdict(each)] for each in detectors], separators=(",", ":"))
+    return json.dumps([_entry(detector) for detector in detectors], separators=(",", ":"))
+
+
+def _entry(detector: Detector) -> str | list[Any]:
+    """The name and the thresholds; of a detector without any, the name alone, for a tag holds few characters."""
+    thresholds = asdict(detector)
+    return [name_of(detector), thresholds] if thresholds else name_of(detector)
 
 
 def built(text: str) -> tuple[Detector, ...]:
     """The detectors that `described` was given."""
     try:
-        return tuple(_with(_by_name(name), thresholds) for name, thresholds in json.loads(text))
+        entries = [(entry, {}) if isinstance(entry, str) else entry for entry in json.loads(text)]
+        return tuple(_with(_by_name(name), thresholds) for name, thresholds in entries)
     except (TypeError, ValueError) as error:
         if isinstance(error, SettingsError):
             raise
