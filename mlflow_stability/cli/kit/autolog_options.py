@@ -20,9 +20,10 @@ from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.settings import Options, Settings, value_of_text
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_OF_OPTIONS = {each.name: each for each in fields(Options)}
-_OF_POLICY = {each.name: each for each in fields(RollbackPolicy) if each.name != "extra_state"}  # objects of the script
-_OF_AUTOLOG = {each.name: each for each in fields(Settings) if each.name not in _OF_OPTIONS}
+_OF_OPTIONS = {setting.name: setting for setting in fields(Options)}
+# `extra_state` has objects of the script.
+_OF_POLICY = {setting.name: setting for setting in fields(RollbackPolicy) if setting.name != "extra_state"}
+_OF_AUTOLOG = {setting.name: setting for setting in fields(Settings) if setting.name not in _OF_OPTIONS}
 _ALL = {**_OF_AUTOLOG, **_OF_OPTIONS, **_OF_POLICY}
 SECTIONS: Mapping[str, Mapping[str, Field[Any]]] = {
     "Arguments of autolog()": _OF_AUTOLOG,
@@ -37,7 +38,7 @@ class CommandWithSections(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write its own options, then those of each section."""
-        records = {each.name: each.get_help_record(context) for each in self.get_params(context)}
+        records = {parameter.name: parameter.get_help_record(context) for parameter in self.get_params(context)}
         own = [name for name in records if name not in _ALL]
         for title, names in {"Options": own, **SECTIONS}.items():
             with formatter.section(title):
@@ -47,13 +48,13 @@ class CommandWithSections(click.Command):
 def autolog_options(command: _F) -> _F:
     """An option for each setting; their values come as keyword arguments of the command, those not typed as None."""
     meanings = {**argument_meanings("autolog"), **field_meanings("Options"), **field_meanings("RollbackPolicy")}
-    for each in reversed(_ALL.values()):
-        name = f"--{each.name.replace('_', '-')}"
-        meaning = _CODE.sub(r"\1", meanings[each.name]).partition(". ")[0].rstrip(".") + "."
-        if each.name == "rollback" or (each.default is False and each.metadata["takes"].words == _FLAG):
+    for setting in reversed(_ALL.values()):
+        name = f"--{setting.name.replace('_', '-')}"
+        meaning = _CODE.sub(r"\1", meanings[setting.name]).partition(". ")[0].rstrip(".") + "."
+        if setting.name == "rollback" or (setting.default is False and setting.metadata["takes"].words == _FLAG):
             command = click.option(name, is_flag=True, default=None, help=meaning)(command)
-        elif _takes_several(each):
-            metavar = "NAME=TEXT" if each.name == "extra_tags" else "TEXT"
+        elif _takes_several(setting):
+            metavar = "NAME=TEXT" if setting.name == "extra_tags" else "TEXT"
             command = click.option(name, multiple=True, metavar=metavar, help=f"{meaning} May be repeated.")(command)
         else:
             command = click.option(name, metavar="VALUE", help=meaning)(command)
@@ -75,7 +76,7 @@ def settings_typed(typed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(setting: Field[Any], typed: Any) -> Any:
     if setting.name == "extra_tags":
-        pairs = [each.partition("=") for each in typed]
+        pairs = [pair.partition("=") for pair in typed]
         if not all(sign for _, sign, _ in pairs):
             raise SettingsError(f"--extra-tags must be NAME=TEXT; got {' '.join(typed)!r}.")
         return {name: text for name, _, text in pairs}

@@ -77,20 +77,20 @@ def with_a_hint(error: click.ClickException) -> click.ClickException:
         return error
     detectors = _detectors_for(error.option_name) if "--detectors" in _names(error.ctx.command) else ""
     if detectors:
-        said = f"Write --detectors default --detectors {detectors}."
-        return click.UsageError(f"No such option '{error.option_name}'. {said}", error.ctx)
+        hint = f"Write --detectors default --detectors {detectors}."
+        return click.UsageError(f"No such option '{error.option_name}'. {hint}", error.ctx)
     forms = next((_choices(each) for each in error.ctx.command.params if FORM in each.opts), ())
     typed = error.option_name.lstrip("-").lower()
     form = OTHER_WORDS.get(typed, typed)
     if not forms or (form and form not in forms):
         return error
     if not form:
-        said = f"{FORM} takes {', '.join(forms)}; {FILE} FILE writes to a file, in the format of its extension."
+        hint = f"{FORM} takes {', '.join(forms)}; {FILE} FILE writes to a file, in the format of its extension."
     elif form == "rich":
-        said = f"Write {FORM} rich, which is how it looks without it."
+        hint = f"Write {FORM} rich, which is how it looks without it."
     else:
-        said = f"Write {FORM} {form}, or {FILE} FILE.{ENDINGS.get(form, form)}."
-    return click.UsageError(f"No such option '{error.option_name}'. {said}", error.ctx)
+        hint = f"Write {FORM} {form}, or {FILE} FILE.{ENDINGS.get(form, form)}."
+    return click.UsageError(f"No such option '{error.option_name}'. {hint}", error.ctx)
 
 
 def _detectors_for(option: str) -> str:
