@@ -114,5 +114,7 @@ def test_an_output_layer_that_is_a_copy_of_the_embedding_is_found_at_once(tmp_pa
             nn.CrossEntropyLoss()(model(tokens), tokens.roll(1)).backward()
             optimizer.step()
     found = [(event.step, event.severity, event.message) for event in flown.events("untied_weights")]
-    message = "Weight of head has the values of an embedding at step 1, but is another tensor: they are not tied."
+    message = (
+        "Weight of module head has the values of an embedding at step 1, but is another tensor: they are not tied."
+    )
     assert found == ([] if tied else [(1, Severity.WARNING, message)])

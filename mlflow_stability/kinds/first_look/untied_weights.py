@@ -21,10 +21,10 @@ class UntiedWeightsFacts(Facts):
     """The output layer."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``Weight of lm_head has the values of an embedding at step 1, but is another tensor: they are not tied.``"""
+        """``Weight of module lm_head has the values of an embedding at step 1, but is another tensor: …``"""
         return (
-            f"Weight of {self.module} has the values of an embedding at {unit} {step}, but is another tensor: they are "
-            "not tied."
+            f"Weight of module {self.module} has the values of an embedding at {unit} {step}, but is another tensor: "
+            "they are not tied."
         )
 
 
