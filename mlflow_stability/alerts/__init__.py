@@ -1,4 +1,4 @@
-"""Tells: events become alerts, signals become metrics of other tools."""
+"""Send alerts about events, and signals to other monitoring tools."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Asks: a run id or a path in, what is known of it out."""
+"""Read a run or a log by id or path; diagnose, compare, load."""

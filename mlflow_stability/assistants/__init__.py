@@ -1,1 +1,1 @@
-"""Answers assistants: tools and manual pages over the Model Context Protocol."""
+"""Tools and manual pages for assistants over the Model Context Protocol."""

@@ -1,1 +1,1 @@
-"""Wires, afterwards: what was typed goes in, a result and an exit code come out."""
+"""The command `mlflow-stability`."""

@@ -1,1 +1,1 @@
-"""Delivers a journal directory into an MLflow run, from a process of its own."""
+"""Deliver a journal into an MLflow run, from a process of its own."""

@@ -1,4 +1,4 @@
-"""The metrics of a run as clean curves, and what can be read off one."""
+"""The metrics of a run as clean curves, and functions of one curve."""
 
 from __future__ import annotations
 

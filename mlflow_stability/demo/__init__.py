@@ -1,1 +1,1 @@
-"""Shows: trainings such as users have, for `mlflow-stability demo` and `mlflow-stability simulate` to run."""
+"""Trainings that `mlflow-stability demo` and `mlflow-stability simulate` run."""

@@ -1,1 +1,1 @@
-"""What detectors are built from: baselines, streaks, scores; pure."""
+"""Building blocks of detectors: baselines, streaks, scores."""

@@ -1,1 +1,1 @@
-"""Concludes: the history of a run goes in, a diagnosis comes out."""
+"""From the history of a run to a diagnosis: findings, causes, advice, verdict."""

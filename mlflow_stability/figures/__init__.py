@@ -1,1 +1,1 @@
-"""Draws curves, layer grids and histograms; the only package that loads matplotlib."""
+"""Draw curves, layer grids and histograms; the only package that imports matplotlib."""

@@ -1,1 +1,1 @@
-"""Read logs that other people's tools wrote: files and folders become `RunHistory`."""
+"""Read logs of other tools into a `RunHistory`."""

@@ -1,4 +1,4 @@
-"""One file for each kind of finding: documentation, thresholds, its detector, and its rule for whole curves.
+"""One file for each kind of finding: documentation, thresholds, detector, whole-curve rule.
 
 Detectors can be run with thresholds of your own.
 

@@ -1,1 +1,1 @@
-"""The manual: written pages, and pages that are made from the code."""
+"""The manual: written pages, and pages generated from the code."""

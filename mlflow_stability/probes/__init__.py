@@ -1,1 +1,1 @@
-"""Measures a training through torch hooks, without changing it."""
+"""Measure a training through torch hooks without changing it."""

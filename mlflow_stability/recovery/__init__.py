@@ -1,1 +1,1 @@
-"""Skips broken steps, restores a good state when training diverges, and finds the origin of a NaN."""
+"""Skip broken steps, restore a good state after a divergence, find the origin of a NaN."""

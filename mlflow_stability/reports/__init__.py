@@ -1,1 +1,1 @@
-"""Presents: a diagnosis goes in, text or a page comes out."""
+"""Render a diagnosis or a comparison: terminal, JSON, CSV, Markdown, HTML."""

@@ -1,1 +1,1 @@
-"""Wires a training: hooks to probes, probes to detectors and journal, journal to the courier."""
+"""Connect hooks, probes, detectors, journal, autopilot and courier for one training."""

@@ -1,1 +1,1 @@
-"""Writes to MLflow runs and reads them back."""
+"""Write to MLflow runs and read them back; the only package that imports MLflow."""

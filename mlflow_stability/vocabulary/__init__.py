@@ -1,4 +1,4 @@
-"""The nouns: frozen data that crosses from room to room."""
+"""Frozen dataclasses and enums that all other packages share."""
 
 from mlflow_stability.vocabulary.measured.observation import Observation, Series, StepReading, series_by_signal
 from mlflow_stability.vocabulary.measured.signal import Signal
