@@ -1,9 +1,8 @@
-"""What a judgement looks like from outside.
+"""Base class of detectors, and the points that they look at.
 
-A detector is a frozen dataclass whose fields are its thresholds. It is pure: what it says depends on the state it is
-handed and the point it is shown, and on nothing else, so that what was judged live can be judged again afterwards.
-The state belongs to the panel; a detector may change it in place and keeps nothing of it.
-Only `panel` calls it; detectors do not know each other.
+A detector is a frozen dataclass whose fields are its thresholds. It is pure: what it finds depends on the given state
+and point alone, so that a recording can be judged again afterwards. The panel owns the state; a detector may change it
+in place and keeps no reference to it.
 """
 
 from __future__ import annotations
@@ -13,15 +12,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.detectors.sensitivity import factor_of
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.finding import Finding, Source, Span, Where
+from mlflow_stability.vocabulary.result.severity import Severity, most_severe
+from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
 
 ALL, WHOLE, LAYERS = "all", "whole", "layers"
 """Which places a detector can ask for."""
 
 
 class Point(NamedTuple):
-    """One value, as detectors see it: with what the signal's own baseline says of it."""
+    """One value of a signal, compared with the signal's own baseline."""
 
     quantity: str
     place: str
@@ -30,58 +33,83 @@ class Point(NamedTuple):
     attempt: int = 0
     time: float = 0.0
     finite: bool = True
-    """Whether the value is neither NaN nor infinite."""
     before: float | None = None
-    """The last finite value of the same signal before this one."""
+    """The last finite value of the same signal."""
     z: float = 0.0
-    """How far the value lies above its baseline, in widths of the signal's own noise; 0 where there is none yet."""
+    """Distance above the baseline in σ of the signal's own noise; 0 without a baseline."""
     accepted: bool = True
-    """Whether the value went into the baseline; what stands out and what is not finite stays outside."""
+    """Whether the value went into the baseline, as values that are finite and no outliers do."""
     center: float = 0.0
-    """The level that `z` is counted from, in the units of the value; 0 where there is none yet."""
+    """The level of the baseline, in the unit of the value; 0 without a baseline."""
     scale: float = 0.0
-    """The width of the noise: as a share of the level where `logarithmic`, else in the units of the value."""
+    """σ of the noise: as a share of the level where `logarithmic`, else in the unit of the value."""
     tail: float = 0.0
     """The z that this signal's own noise is expected to reach once in 100,000 values."""
     logarithmic: bool = True
-    """Whether z compares ratios; differences are compared while the baseline holds values at or below zero."""
+    """Whether z compares ratios, as for positive values; else it compares differences."""
     has_level: bool = True
     """Whether the level of the losses measures progress; it does not in a GAN or in reinforcement learning."""
     reason: NoLevel | None = None
-    """Why it does not; None where it does."""
+    """Why it does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detector(FindingType, ABC):
     """One judgement. Its class documents it: what it sees, why it matters, what to try, when it is wrong.
 
-    A detector is a frozen dataclass: annotated fields are thresholds, what is not annotated says how it looks. It says
-    only where it differs from what is set here.
+    Annotated fields are thresholds; class variables say what the detector looks at.
     """
 
     quantities: ClassVar[tuple[str, ...]]
-    """The quantities it wants to see; those of one place share one state."""
+    """The quantities to look at; those of one place share one state."""
     compared: ClassVar[tuple[str, ...]] = ()
-    """Those of them that it wants to see against their baseline."""
+    """Those of them that are compared with their baseline."""
     across_places: ClassVar[bool] = False
     """Whether all places share one state."""
-    hears_losses: ClassVar[bool] = True
-    """Whether it is shown each loss; else it looks only at those that the panel keeps for all (`Progress.losses`)."""
+    takes_losses: ClassVar[bool] = True
+    """Whether `step` is called with each loss; else the detector reads the losses of `Progress` alone."""
     places: ClassVar[str] = ALL
-    """Of what is measured by layer: ``whole``, only the whole model's values; ``layers``, only those of its layers."""
+    """Of quantities measured by layer: ``whole``, values of the whole model only; ``layers``, those of layers only."""
     on_request: ClassVar[bool] = False
-    """Whether it looks only when it is asked for by name."""
+    """Whether it runs only when it is asked for by name."""
     state_type: ClassVar[type[Any]]
-    """What it keeps from point to point, made without arguments; where it takes some, `begin` is overridden."""
+    """Class of its state, made without arguments; where it takes some, `begin` is overridden."""
 
     def begin(self) -> Any:
-        """Start afresh, knowing nothing."""
+        """Return the state of a new training."""
         return self.state_type()
 
     def after_rollback(self, state: Any) -> Any:  # noqa: ARG002 - for those that keep some of it
-        """Start afresh after a rollback, but for what weights have no part in, such as the learning rates so far."""
+        """Return the state after a rollback: a new one, with what weights do not influence, such as learning rates."""
         return self.begin()
 
     @abstractmethod
     def step(self, state: Any, point: Point) -> tuple[Any, Finding | None]:
-        """Look at the next point; give the new state and, when something was found, what."""
+        """Look at the next point; return the new state, and a finding or None."""
+
+    def finding(self, point: Point, severity: Severity, facts: Facts) -> Finding:
+        """Return the finding of these facts at a point; its severity is lowered where its score is low."""
+        score = self._score(facts)
+        return Finding(
+            self.kind,
+            severity if score is None else min(severity, most_severe(score)),
+            Span(point.step, point.step, point.step),
+            Where(point.place, attempt=point.attempt),
+            facts,
+            self.remedies,
+            Source.DETECTOR,
+            MAX_SCORE if score is None else score,
+            point.time,
+        )
+
+    def severity_of(self, facts: Facts, worst: Severity = Severity.CRITICAL) -> Severity:
+        """Return the severity that the score of these facts allows, `worst` at most."""
+        score = self._score(facts)
+        return worst if score is None else min(worst, most_severe(score))
+
+    def _score(self, facts: Facts) -> float | None:
+        """By how much the threshold is exceeded; None for facts that are not compared with one."""
+        ratio = facts.exceeds
+        if ratio is None or not ratio > 0:
+            return None
+        return round(min(MAX_SCORE, max(1.0, ratio) * factor_of(self)), 2)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.facts import Facts, LastingFacts
 from mlflow_stability.vocabulary.result.finding import Finding
@@ -108,7 +107,7 @@ class StreakDetector(Detector):
             return None
         facts = self.facts(state, point)
         reached = state.reaches(point.place, self.needed(point), bad=facts is not None)
-        return finding(self, point, self.severities[-1], facts) if reached and facts is not None else None
+        return self.finding(point, self.severities[-1], facts) if reached and facts is not None else None
 
     def step(self, state: Any, point: Point) -> tuple[Any, Finding | None]:
         """Look at the next point."""
@@ -159,7 +158,7 @@ class LastingStreakDetector(StreakDetector):
         if not isinstance(facts, LastingFacts):
             return None
         state.is_lasting = True
-        return finding(self, point, self.severities[-1], replace(facts, found_first=state.found_step))
+        return self.finding(point, self.severities[-1], replace(facts, found_first=state.found_step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class StreakWithLossDetector(JudgedByProgress, StreakDetector):
 
     across_places: ClassVar[bool] = True
     state_type: ClassVar[type[Any]] = StreakWithLoss
-    hears_losses: ClassVar[bool] = False
+    takes_losses: ClassVar[bool] = False
     look = StreakDetector.look
 
     def goes_on(self, state: Any) -> bool:

@@ -176,7 +176,7 @@ class Panel:
                 for number, detector in enumerate(self.detectors)
                 if signal.quantity in detector.quantities
                 and is_wanted(detector.places, signal)
-                and (detector.hears_losses or signal.quantity != "loss")
+                and (detector.takes_losses or signal.quantity != "loss")
             ]
             baseline = Baseline() if signal.quantity in self._compared else None
             found = self._signals[signal] = _SignalDetectors(signal, baseline, states)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
@@ -76,7 +75,7 @@ class UnluckyLoss(Detector):
         """Look at the next loss."""
         if point.value != self.number or state:
             return state, None
-        return [point.step], finding(self, point, Severity.WARNING, UnluckyLossFacts(point.value, self.number))
+        return [point.step], self.finding(point, Severity.WARNING, UnluckyLossFacts(point.value, self.number))
 '''
 CAUSE = '''
 """Looks for the cause in the calendar."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
@@ -61,4 +60,4 @@ class EqualWeights(Detector):
         if state.is_over:
             return state, None
         state.is_over = True
-        return state, finding(self, point, Severity.WARNING, EqualWeightsFacts()) if point.value >= 1 else None
+        return state, self.finding(point, Severity.WARNING, EqualWeightsFacts()) if point.value >= 1 else None

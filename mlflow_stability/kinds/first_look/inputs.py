@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
@@ -100,7 +99,7 @@ class InputScale(Detector):
             if point.value >= self.largest or state.small == self.looks:
                 state.is_found = True
                 facts = InputScaleFacts(point.place, state.low, state.high, point.value)
-                return state, finding(self, point, Severity.WARNING, facts)
+                return state, self.finding(point, Severity.WARNING, facts)
         return state, None
 
 
@@ -172,4 +171,4 @@ class SameInput(Detector):
         if state.looks < self.looks:
             return state, None
         state.is_over = True
-        return state, finding(self, point, Severity.WARNING, SameInputFacts(point.place, state.looks))
+        return state, self.finding(point, Severity.WARNING, SameInputFacts(point.place, state.looks))

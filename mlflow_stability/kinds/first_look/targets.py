@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.streak import Streak, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
@@ -98,7 +97,7 @@ class OneClass(Detector):
         if state.batches < self.batches or len(state.classes) < 2:
             return state, None
         state.is_mixed = True
-        return state, finding(self, point, Severity.WARNING, OneClassFacts(state.batches, tuple(state.classes)))
+        return state, self.finding(point, Severity.WARNING, OneClassFacts(state.batches, tuple(state.classes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +205,7 @@ class LabelRange(Detector):
         if state.is_found or not point.finite or 0 <= point.value <= 1:
             return state, None
         state.is_found = True
-        return state, finding(self, point, Severity.WARNING, LabelRangeFacts(point.value))
+        return state, self.finding(point, Severity.WARNING, LabelRangeFacts(point.value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
@@ -69,4 +68,4 @@ class UntiedWeights(Detector):
         if state.is_over or point.value < 1:
             return state, None
         state.is_over = True
-        return state, finding(self, point, Severity.WARNING, UntiedWeightsFacts(point.place))
+        return state, self.finding(point, Severity.WARNING, UntiedWeightsFacts(point.place))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.vocabulary.facts import Facts
@@ -103,7 +102,7 @@ class DeadLayer(Detector):
     order = 170
     quantities = ("loss", "param_norm", "grad_norm")
     across_places = True
-    hears_losses = False
+    takes_losses = False
     places = LAYERS
     remedies = (
         Remedy(Action.CHECK_PATH_TO_LOSS),
@@ -139,7 +138,7 @@ class DeadLayer(Detector):
         if len(state.dead) > 1:
             return state, None
         facts = DeadLayerFacts(point.place, point.value, layer.rounds, layer.since, self.rounds, self.steps)
-        return state, finding(self, point, self.severities[-1], facts)
+        return state, self.finding(point, self.severities[-1], facts)
 
     def _learnt(self, layer: LayerWithoutGradient, weights: float) -> bool:
         """Whether the weights have moved otherwise than by an even decay."""

@@ -15,10 +15,8 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.levels import Levels, levels_of, onset
 from mlflow_stability.detectors.baseline import ClassicWindow
-from mlflow_stability.detectors.consequence import Returns
-from mlflow_stability.detectors.debounce import EpisodeFilter
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
-from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.episodes import EpisodeFilter, RecentOutliers
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.loss_fall import FirstValues, began_at
 from mlflow_stability.detectors.loss_level import GRADIENT_RISE, RISE
@@ -91,7 +89,7 @@ class GradientExplosionState:
     begun: FirstValues = field(default_factory=FirstValues)
     high: int = 0
     """For how many steps in a row the norm has stood high."""
-    returns: Returns = field(default_factory=Returns)
+    returns: RecentOutliers = field(default_factory=RecentOutliers)
     since: int = -1
     """The first step of the finding that is not over."""
     progress: Progress = field(default_factory=Progress)
@@ -174,7 +172,7 @@ class GradientExplosion(Detector):
     order = 60
     quantities = ("loss", "grad_norm")
     compared = ("grad_norm",)
-    hears_losses = False
+    takes_losses = False
     places = WHOLE
     severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
@@ -205,7 +203,7 @@ class GradientExplosion(Detector):
             goes_on = point.step - state.progress.waiting.step <= self.worse_within
             event = state.progress.judged(None, point, goes_on=goes_on)
             if event is not None:
-                state.episode_filter.said = max(state.episode_filter.said, event.severity)
+                state.episode_filter.reported = max(state.episode_filter.reported, event.severity)
         return state, event
 
     def _look(self, state: GradientExplosionState, point: Point) -> Finding | None:
@@ -214,14 +212,14 @@ class GradientExplosion(Detector):
             state.high = 0
             if point.finite:
                 state.begun.take(point.value)
-            if state.episode_filter.said and point.finite:
-                state.episode_filter.quiet(self.calm_steps)
+            if state.episode_filter.reported and point.finite:
+                state.episode_filter.note_calm(self.calm_steps)
             return None
         limit = self._exceeded(state, point)
         if limit is None:
             return None
         often = None
-        if not state.episode_filter.said:
+        if not state.episode_filter.reported:
             state.since = point.step
             often = state.returns.take(point.step, self.returns, self.returns_within)
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
@@ -235,11 +233,11 @@ class GradientExplosion(Detector):
         )
         if often is not None:
             facts = replace(facts, number=often.number, number_since=often.since)
-        event = finding(self, point, Severity.CRITICAL if huge else severity, facts)
+        event = self.finding(point, Severity.CRITICAL if huge else severity, facts)
         if falls and event.severity is Severity.WARNING:
             state.progress.waiting = event
             event = replace(event, severity=Severity.INFO)
-        return event if state.episode_filter.speaks(event.severity) else None
+        return event if state.episode_filter.report(event.severity) else None
 
     def _exceeded(self, state: GradientExplosionState, point: Point) -> float | None:
         """The threshold in σ that the norm exceeds, with the ratio that goes with it; None for a normal norm."""
@@ -311,7 +309,7 @@ class GradientExplosionClassic(Detector):
         high = point.value > limit
         event = None
         if high and not state.run:
-            event = finding(self, point, Severity.WARNING, GradientLimitFacts(point.value, limit))
+            event = self.finding(point, Severity.WARNING, GradientLimitFacts(point.value, limit))
         state.run = state.run + 1 if high else 0
         state.take(point.value, self.window)
         return state, event

@@ -7,7 +7,6 @@ from statistics import median
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.loss_fall import FIRST, FirstValues, LossFall
 from mlflow_stability.vocabulary.facts import LimitFacts
@@ -160,4 +159,4 @@ class GradientVanishing(Detector):
             state.fall.share(),
             in_a_row=state.tiny if is_tiny else state.faded,
         )
-        return finding(self, point, Severity.WARNING, facts)
+        return self.finding(point, Severity.WARNING, facts)

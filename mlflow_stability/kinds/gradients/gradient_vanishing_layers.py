@@ -7,7 +7,6 @@ from statistics import median
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import FIRST, FirstValues, LossFall
 from mlflow_stability.detectors.streak import Streak
@@ -181,7 +180,7 @@ class GradientVanishingLayers(Detector):
         facts = VanishingLayerFacts(
             where.place, where.value, last.value, last.place, limit, not tiny, share, self.rounds
         )
-        return finding(self, where, self.severities[-1], facts)
+        return self.finding(where, self.severities[-1], facts)
 
     def _is_lost(self, known: list[Point]) -> bool:
         limit = self.lost * max(each.value for each in known)
@@ -193,7 +192,7 @@ class GradientVanishingLayers(Detector):
             return None
         first, most = known[0], max(known, key=lambda each: each.value)
         facts = LostGradientFacts(first.place, first.value, most.value, most.place, self.lost, share)
-        return finding(self, first, self.severities[-1], facts)
+        return self.finding(first, self.severities[-1], facts)
 
 
 def _without_what_holds_them(layers: list[Point]) -> list[Point]:

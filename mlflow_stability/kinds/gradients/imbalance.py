@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.detectors.streak import Streak
@@ -150,7 +149,7 @@ class GradientImbalance(JudgedByProgress):
             return None
         smallest = min(lasting, key=_norm)
         facts = GradientImbalanceFacts(*_named(largest), *_named(smallest), self.ratio, len(known))
-        return finding(self, smallest, self.severities[-1], facts)
+        return self.finding(smallest, self.severities[-1], facts)
 
 
 def _norm(point: Point) -> float:
@@ -226,4 +225,4 @@ class WeightImbalance(Detector):
         if not state.streak.reaches("", self.rounds, bad=largest.value > smallest.value * self.ratio):
             return state, None
         facts = WeightImbalanceFacts(*_named(largest), *_named(smallest), self.ratio, len(known))
-        return state, finding(self, smallest, self.severities[-1], facts)
+        return state, self.finding(smallest, self.severities[-1], facts)

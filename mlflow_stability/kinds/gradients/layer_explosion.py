@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import EpisodeFilter
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
-from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Instability, Moves
 from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import FirstValues
@@ -130,10 +129,10 @@ class LayerExplosion(Detector):
                 state.begun.setdefault(each.place, FirstValues()).take(each.value)
         jumped = [each for each in layers if self._jumped(each) and state.begun[each.place].matters(each.value)]
         if not jumped:
-            if state.episode_filter.said:
-                state.episode_filter.quiet(self.calm_rounds)
+            if state.episode_filter.reported:
+                state.episode_filter.note_calm(self.calm_rounds)
             return state, None
-        if not state.episode_filter.speaks(self.severities[-1]):
+        if not state.episode_filter.report(self.severities[-1]):
             return state, None
         worst = max(jumped, key=lambda each: each.value / each.center)
         facts = LayerExplosionFacts(
@@ -146,7 +145,7 @@ class LayerExplosion(Detector):
             len(layers),
             place=worst.place,
         )
-        return state, finding(self, worst, self.severities[-1], facts)
+        return state, self.finding(worst, self.severities[-1], facts)
 
     def _jumped(self, point: Point) -> bool:
         limit = max(self.threshold, self.share_of_tail * point.tail)

@@ -9,7 +9,6 @@ from statistics import fmean, median
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.layer_values import Heads, and_others, head_of
 from mlflow_stability.vocabulary.facts import Facts
@@ -164,7 +163,7 @@ class AttentionCollapse(Detector):
             len(layers[layer]),
             len(told),
         )
-        return finding(self, heads[0]._replace(place=layer), self.severities[-1], facts)
+        return self.finding(heads[0]._replace(place=layer), self.severities[-1], facts)
 
     def _learns(self, looks: AttentionCollapseState) -> bool:
         """Whether the loss has fallen, or nobody can tell yet."""

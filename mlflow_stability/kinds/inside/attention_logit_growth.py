@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.layer_values import Heads, and_others, head_of
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
@@ -118,7 +117,7 @@ class AttentionLogitGrowth(JudgedByProgress):
         head = max((each for each in layers[layer] if self._grown(state, each)), key=lambda each: each.value)
         first = state.starts[head.place]
         facts = AttentionLogitGrowthFacts(layer, head_of(head.place), head.value, self.limit, first, len(told))
-        return finding(self, head._replace(place=layer), self.severities[-1], facts)
+        return self.finding(head._replace(place=layer), self.severities[-1], facts)
 
     def _grown(self, state: Heads, head: Point) -> bool:
         start = max(state.starts[head.place], 0.0)

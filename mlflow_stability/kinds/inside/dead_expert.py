@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.layer_values import LayerRound, and_others
 from mlflow_stability.vocabulary.facts import Facts, times_beyond
@@ -141,7 +140,7 @@ class DeadExpert(Detector):
         numbers = tuple(expert.rpartition("_")[2] for expert in dead)
         severity = self.severities[-1] if len(dead) >= self.many * experts else self.severities[0]
         facts = DeadExpertFacts(router, numbers, experts, self.share, first, len(by_router))
-        return finding(self, shares[0]._replace(place=router), severity, facts)
+        return self.finding(shares[0]._replace(place=router), severity, facts)
 
     def _count(self, state: DeadExpertState, share: Point) -> None:
         sizes = state.routers.get(share.place.rpartition(_EXPERT)[0], {})

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.code_reading import QUANTITIES, CodeCounts, CodeReading
-from mlflow_stability.detectors.debounce import EpisodeFilter
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding, severity_of
+from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.streak import Streak, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
@@ -97,14 +96,14 @@ class SdrCollapse(Detector):
         share = state.reading.unique_share
         if not share < self.unique:
             state.row = 0
-            state.episode_filter.quiet(1)
+            state.episode_filter.note_calm(1)
             return state, None
         state.row += 1
         facts = SdrCollapseFacts(share, self.unique, state.reading.counts, in_a_row=self.rounds, place=point.place)
-        severity = severity_of(self, facts)
-        if state.row < self.rounds or not state.episode_filter.speaks(severity):
+        severity = self.severity_of(facts)
+        if state.row < self.rounds or not state.episode_filter.report(severity):
             return state, None
-        return state, finding(self, point, severity, facts)
+        return state, self.finding(point, severity, facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import EpisodeFilter
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding, severity_of
+from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.loss_fall import FirstValues, began_at
@@ -269,9 +268,9 @@ class Divergence(Detector):
         event = None
         if high and state.high.bit_count() >= self.high_steps:
             event = self._leap(state, judged, threshold)
-        elif not high and state.episode_filter.said and state.risen_from is None:
-            state.episode_filter.quiet(self.calm_steps)
-        if state.onset is not None and not state.episode_filter.said:
+        elif not high and state.episode_filter.reported and state.risen_from is None:
+            state.episode_filter.note_calm(self.calm_steps)
+        if state.onset is not None and not state.episode_filter.reported:
             state.onset = None
         if not logarithmic or not point.has_level:
             if state.slow.means:
@@ -321,14 +320,14 @@ class Divergence(Detector):
         size, limit = self._limit(state)
         high = abs(point.value) >= limit
         self._count(state, high, abs(point.value) / limit if limit else 1.0)
-        if not high and state.episode_filter.said:
-            state.episode_filter.quiet(self.calm_steps)
+        if not high and state.episode_filter.reported:
+            state.episode_filter.note_calm(self.calm_steps)
         many = state.high.bit_count()
-        if not high or many < self.high_steps or not state.episode_filter.speaks(Severity.CRITICAL):
+        if not high or many < self.high_steps or not state.episode_filter.report(Severity.CRITICAL):
             return None
         onset = point.step - state.high.bit_length() + 1
         facts = SizeFacts(point.value, size, state.begun.count, many, self.of_steps, limit, onset)
-        return finding(self, point, Severity.CRITICAL, facts)
+        return self.finding(point, Severity.CRITICAL, facts)
 
     def _limit(self, state: DivergenceState) -> tuple[float, float]:
         """The size of the first losses, and up to which size a loss without a level is normal."""
@@ -349,11 +348,11 @@ class Divergence(Detector):
             onset=state.onset,
             exceeds=sorted(state.beyond)[-self.high_steps],
         )
-        severity = Severity.INFO if self._costs_little(state, point, point.value) else severity_of(self, facts)
-        if not state.episode_filter.speaks(severity):
+        severity = Severity.INFO if self._costs_little(state, point, point.value) else self.severity_of(facts)
+        if not state.episode_filter.report(severity):
             return None
         state.onset = point.step - self.of_steps if state.onset is None else state.onset
-        return finding(self, point, severity, facts)
+        return self.finding(point, severity, facts)
 
     def _costs_little(self, state: DivergenceState, point: Point, loss: float) -> bool:
         """Whether the loss is still far below where it began, so that nearly all progress is kept."""
@@ -397,5 +396,5 @@ class Divergence(Detector):
             beyond = times_beyond(errors, threshold)
         facts = SlowRiseFacts(now, then, SLOW_STEPS, share, errors, threshold, beyond)
         worst = Severity.CRITICAL if risen >= math.log(self.slow_critical_rise) else Severity.WARNING
-        severity = Severity.INFO if self._costs_little(state, point, now) else severity_of(self, facts, worst)
-        return finding(self, point, severity, facts) if state.episode_filter.speaks(severity) else None
+        severity = Severity.INFO if self._costs_little(state, point, now) else self.severity_of(facts, worst)
+        return self.finding(point, severity, facts) if state.episode_filter.report(severity) else None

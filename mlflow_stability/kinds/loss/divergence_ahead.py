@@ -9,7 +9,6 @@ from statistics import median
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
@@ -112,7 +111,7 @@ class DivergenceAhead(Detector):
             state.sum = max(0.0, state.sum + (now - predicted) / noise - self.slack)
             if state.sum > self.height and not state.said:
                 facts = FastGrowthFacts(point.value, now - predicted, state.sum, self.height)
-                event = finding(self, point, self.severities[-1], facts)
+                event = self.finding(point, self.severities[-1], facts)
             state.said = state.sum > 0 and (state.said or event is not None)
         logs.append(now)
         if len(logs) > self.window:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.debounce import EpisodeFilter
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
-from mlflow_stability.detectors.finding import finding, severity_of
+from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Instability, Moves
 from mlflow_stability.detectors.loss_level import RISE
 from mlflow_stability.vocabulary.facts import LossRiseFacts, rises_beyond
@@ -172,10 +171,10 @@ class DivergenceAtStart(Detector):
             rise,
             rises_beyond(state.loss, state.first_loss, self.smallest_rise),
         )
-        severity = severity_of(self, facts)
-        if not state.episode_filter.speaks(severity):
+        severity = self.severity_of(facts)
+        if not state.episode_filter.report(severity):
             return None
-        return finding(self, point._replace(quantity="loss"), severity, facts)
+        return self.finding(point._replace(quantity="loss"), severity, facts)
 
 
 def _even_first(state: DivergenceAtStartState, count: float) -> None:

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
@@ -93,6 +92,6 @@ class DivergenceClassic(Detector):
             state.run = state.run + 1 if high else 0
             if high and state.run == self.consecutive_steps:
                 facts = AboveMeanFacts(point.value, mean, len(state.values), state.run, self.divergence_threshold)
-                event = finding(self, point, Severity.CRITICAL, facts)
+                event = self.finding(point, Severity.CRITICAL, facts)
         state.take(point.value, self.window)
         return state, event

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mlflow_stability.detectors.baseline import ClassicWindow
-from mlflow_stability.detectors.consequence import Returns, Watch
-from mlflow_stability.detectors.debounce import EpisodeFilter
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
-from mlflow_stability.detectors.finding import finding, severity_of
+from mlflow_stability.detectors.episodes import Aftermath, EpisodeFilter, RecentOutliers
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.loss_fall import FirstValues, began_at
@@ -35,8 +33,8 @@ class LossSpikeState:
     """A loss that is a spike if the gradient of its step stands out too."""
     gradient_step: int = -1
     gradient_z: float = 0.0
-    returns: Returns = field(default_factory=Returns)
-    watch: Watch | None = None
+    returns: RecentOutliers = field(default_factory=RecentOutliers)
+    watch: Aftermath | None = None
     """The losses since a spike of which nothing has come yet, ..."""
     spike: SpikeFacts | None = None
     """... and what is known of that spike."""
@@ -251,8 +249,8 @@ class LossSpike(Detector):
         if z < self.calm_below:
             if point.quantity == "loss" and point.finite:
                 state.begun.take(point.value)
-            if state.episode_filter.said and point.finite and point.quantity == "loss":
-                state.episode_filter.quiet(self.calm_steps)
+            if state.episode_filter.reported and point.finite and point.quantity == "loss":
+                state.episode_filter.note_calm(self.calm_steps)
             return state, None
         if point.quantity != "loss":
             return state, self._with_gradient(state, point)
@@ -301,20 +299,20 @@ class LossSpike(Detector):
         limit = self._alone(point) if gradient_z is None else self._together(point)
         facts = SpikeFacts(point.value, point.center, point.z, limit, gradient_sigmas=gradient_z)
         often = None
-        if not state.episode_filter.said:
+        if not state.episode_filter.reported:
             often = state.returns.take(point.step, self.returns, self.returns_within)
         huge = point.logarithmic and point.value >= point.center * self.critical_rise
         severity = Severity.WARNING if often or self.threshold_alone else Severity.INFO
-        severity = severity_of(self, facts, Severity.CRITICAL if huge else severity)
-        if not state.episode_filter.speaks(severity):
+        severity = self.severity_of(facts, Severity.CRITICAL if huge else severity)
+        if not state.episode_filter.report(severity):
             return None
         if severity is Severity.INFO:
-            state.watch, state.spike = Watch(point.step), facts
+            state.watch, state.spike = Aftermath(point.step), facts
         if often is not None:
             facts = replace(facts, spikes=often.number, spikes_since=often.since)
-        return finding(self, point, severity, facts)
+        return self.finding(point, severity, facts)
 
-    def _consequence(self, state: LossSpikeState, watch: Watch, spike: SpikeFacts, point: Point) -> Finding | None:
+    def _consequence(self, state: LossSpikeState, watch: Aftermath, spike: SpikeFacts, point: Point) -> Finding | None:
         """Judge what came of a spike, at one of the losses after it."""
         adversarial = point.reason is NoLevel.ADVERSARIAL
         high = point.z >= max(self.calm_below, self._alone(point) / 2)
@@ -330,12 +328,12 @@ class LossSpike(Detector):
             worse = self._worse(state, watch, spike, point)
         if worse or watch.steps >= self.watched_steps or state.restart.excuses(point.step):
             state.watch = None
-        if not worse or not state.episode_filter.speaks(Severity.WARNING):
+        if not worse or not state.episode_filter.report(Severity.WARNING):
             return None
         worse = replace(worse, found_first=watch.step, watched_steps=watch.steps + 1)
-        return finding(self, point, Severity.WARNING, worse)
+        return self.finding(point, Severity.WARNING, worse)
 
-    def _worse(self, state: LossSpikeState, watch: Watch, spike: SpikeFacts, point: Point) -> SpikeFacts | None:
+    def _worse(self, state: LossSpikeState, watch: Aftermath, spike: SpikeFacts, point: Point) -> SpikeFacts | None:
         """The spike, where the losses after it are above their baseline."""
         value, level, z = watch.medians()
         if z < self.worse_sigmas or not state.begun.matters(value):
@@ -394,7 +392,7 @@ class LossSpikeClassic(Detector):
             high = point.value > limit
             if high and not state.run:
                 facts = AboveMeanSpikeFacts(point.value, mean, limit, len(state.values))
-                event = finding(self, point, Severity.WARNING, facts)
+                event = self.finding(point, Severity.WARNING, facts)
         state.run = state.run + 1 if high else 0
         state.take(point.value, self.window)
         return state, event

@@ -17,7 +17,6 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
@@ -126,7 +125,7 @@ class NonFiniteDetector(Detector):
         if not found:
             return new, None
         facts = NonFiniteFacts(point.quantity, point.value, point.before)
-        return new, finding(self, point, Severity.CRITICAL, facts)
+        return new, self.finding(point, Severity.CRITICAL, facts)
 
 
 @dataclass(frozen=True, slots=True)

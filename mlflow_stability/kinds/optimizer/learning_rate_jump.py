@@ -10,7 +10,6 @@ from statistics import median
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.learning_rate_restart import EXCUSES, LEAST_RISE, NOT_BEYOND
 from mlflow_stability.vocabulary.facts import SINCE, Facts
@@ -234,9 +233,9 @@ class LearningRateJump(Detector):
             place: median(losses) for place, losses in state.losses.items() if len(losses) == self.compared_losses
         }
         if not group.stage or not before or min(before.values()) <= 0:
-            return finding(self, point, Severity.WARNING, facts)
+            return self.finding(point, Severity.WARNING, facts)
         state.watched = JumpInWarmUp(point, facts, before)
-        return finding(self, point, Severity.INFO, facts)
+        return self.finding(point, Severity.INFO, facts)
 
     def _worse(self, state: LearningRateJumpState, point: Point) -> Finding | None:
         """Take a loss in, and judge it where the rate has jumped in what may be a warm-up."""
@@ -252,7 +251,7 @@ class LearningRateJump(Detector):
         if level is not None and len(after) >= self.compared_losses and now >= self.worse * level:
             state.watched = None
             facts = replace(jump.facts, loss=now, loss_before=level, found_first=jump.point.step)
-            return finding(self, point._replace(quantity="learning_rate"), Severity.WARNING, facts)
+            return self.finding(point._replace(quantity="learning_rate"), Severity.WARNING, facts)
         if len(after) >= self.watched_losses:
             state.watched = None
             losses.extend(value for value in after if math.isfinite(value))

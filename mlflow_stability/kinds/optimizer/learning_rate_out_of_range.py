@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.vocabulary.facts import LimitFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.finding import Finding
@@ -97,4 +96,4 @@ class LearningRateOutOfRange(Detector):
         else:
             return state, None
         state.said = True
-        return state, finding(self, point, Severity.INFO, facts)
+        return state, self.finding(point, Severity.INFO, facts)

@@ -9,7 +9,6 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
@@ -103,7 +102,7 @@ class LearningRateRise(Detector):
             return state, None
         state.is_found = True
         facts = RateRiseFacts(rate, state.lowest, state.lowest_step, state.highest)
-        return state, finding(self, point, Severity.INFO, facts)
+        return state, self.finding(point, Severity.INFO, facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import numpy as np
 
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
@@ -134,7 +133,7 @@ class LearningRateZero(Detector):
         if state.is_found or steps < max(self.steps, self.share * (point.step - state.first)):
             return state, None
         state.is_found = True
-        return state, finding(self, point, Severity.WARNING, ZeroRateFacts(state.since, steps, highest))
+        return state, self.finding(point, Severity.WARNING, ZeroRateFacts(state.since, steps, highest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_OR_CLIP, Action, Remedy
@@ -120,4 +119,4 @@ class LossScaleCollapse(Detector):
             return state, None
         state.said = True
         facts = LossScaleFacts(scale, state.highest, state.falls, self.floor, self.falls)
-        return state, finding(self, point, Severity.CRITICAL, facts)
+        return state, self.finding(point, Severity.CRITICAL, facts)

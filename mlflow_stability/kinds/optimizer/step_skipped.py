@@ -10,7 +10,6 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
@@ -138,7 +137,7 @@ class StepSkipped(Detector):
             return state, None
         state.said = severity
         allowed = self.scaler_skips if state.scaled else None
-        return state, finding(self, point, severity, SkippedStepsFacts(many, self.of_steps, point.value, allowed))
+        return state, self.finding(point, severity, SkippedStepsFacts(many, self.of_steps, point.value, allowed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
@@ -122,7 +121,7 @@ class Oscillation(Detector):
             return state, None
         state.said = True
         facts = OscillationFacts(swing, level, turns, correlation, self.swing, self.window)
-        return state, finding(self, point, Severity.INFO, facts)
+        return state, self.finding(point, Severity.INFO, facts)
 
 
 def _correlation(changes: list[float]) -> float:

@@ -16,7 +16,6 @@ from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.training_since import training_since
 from mlflow_stability.curves.turning_point import by_chance, turned
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import stays_at_chance
 from mlflow_stability.kinds.rule import Rule
@@ -219,7 +218,7 @@ class Overfitting(Detector):
             return state, None
         state.said = True
         facts = OverfittingFacts(best, state.best_step, value, train, state.train_at_best, self.smallest_rise)
-        return state, finding(self, point, Severity.WARNING, facts)
+        return state, self.finding(point, Severity.WARNING, facts)
 
 
 @dataclass(frozen=True, slots=True)

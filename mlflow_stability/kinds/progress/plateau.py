@@ -16,7 +16,6 @@ from mlflow_stability.curves.chance_level import chance_of
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.levels import Levels, levels_of
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import classes_of
 from mlflow_stability.kinds.rule import Rule
@@ -213,7 +212,7 @@ class Plateau(Detector):
         facts = PlateauFacts(
             recent, start, gain, len(means) * self.stretch, classes_of(recent, self.chance_within) or None
         )
-        return finding(self, point, Severity.WARNING, facts)
+        return self.finding(point, Severity.WARNING, facts)
 
     def _fall_at_most(self, means: list[float]) -> float:
         """How far the loss has fallen over these means, at most, as a share of its level."""

@@ -9,7 +9,6 @@ from statistics import median
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.loss_level import NoLevel
@@ -203,5 +202,5 @@ class RepeatedData(Detector):
         facts = NoNoiseFacts(
             point.value, state.bend, state.row, self.share * state.bend, math.exp(before) if rose else None
         )
-        event = finding(self, point, Severity.WARNING, facts)
+        event = self.finding(point, Severity.WARNING, facts)
         return replace(event, kind=ConstantOutput.kind, remedies=ConstantOutput.remedies) if rose else event

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.finding import finding
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
@@ -105,4 +104,4 @@ class SlowProgress(Detector):
             return state, None
         state.said = True
         facts = SlowProgressFacts(now, start, 1 - now / start, self.least_gain, state.seen)
-        return state, finding(self, point, Severity.INFO, facts)
+        return state, self.finding(point, Severity.INFO, facts)
