@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from mlflow_stability.detectors.loss_level import FEW, MANY
+from mlflow_stability.detectors.loss_level import SMALL_CLASS_COUNTS, USUAL_CLASS_COUNTS
 
 TOLERANCE, OF_MANY = 0.012, 0.004
 """How far a loss may be from the cost of guessing among few classes, or as many as a setting names, and among many."""
@@ -25,8 +25,10 @@ NAMES = frozenset(
 def chance_of(loss: float, known: Iterable[int] = ()) -> int:
     """The number of classes among which guessing costs this loss; 0 where it is not known for being such a level."""
     named = frozenset(known)
-    aways = [(abs(loss / math.log(classes) - 1), classes) for classes in (*named, *FEW, *MANY)]
-    few = (*named, *FEW)
+    aways = [
+        (abs(loss / math.log(classes) - 1), classes) for classes in (*named, *SMALL_CLASS_COUNTS, *USUAL_CLASS_COUNTS)
+    ]
+    few = (*named, *SMALL_CLASS_COUNTS)
     near = [(away, classes) for away, classes in aways if away < (TOLERANCE if classes in few else OF_MANY)]
     return min(near, key=lambda each: (each[1] not in named, each[0]))[1] if near else 0
 

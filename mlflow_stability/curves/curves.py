@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.loss_fall import FIRST, LITTLE, began_at, least_that_matters
+from mlflow_stability.detectors.loss_fall import FIRST_VALUES, LEARNT, negligible_level, start_level
 from mlflow_stability.detectors.loss_level import keeps_changing_sign, take_turns
-from mlflow_stability.detectors.micro_batches import evened
+from mlflow_stability.detectors.micro_batches import with_usual_count
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.run import Metric, RunHistory
@@ -106,19 +106,19 @@ class Curve:
     def floor(self) -> float:
         """Below this level it has been learnt, and no rise is trouble; nobody can say so of what reaches below zero."""
         values = self.values[self.finite]
-        return LITTLE * began_at(values[:FIRST].tolist()) if len(values) and values.min() >= 0 else -np.inf
+        return LEARNT * start_level(values[:FIRST_VALUES].tolist()) if len(values) and values.min() >= 0 else -np.inf
 
     def floor_above(self, level: float, noise: float) -> float:
         """The same of a rise from a level, where the noise is so many nats."""
         values = self.values[self.finite]
         reaches_below = len(values) == 0 or values.min() < 0
-        return -np.inf if reaches_below else least_that_matters(values[:FIRST].tolist(), level, noise)
+        return -np.inf if reaches_below else negligible_level(values[:FIRST_VALUES].tolist(), level, noise)
 
     @property
     def early_size(self) -> float:
         """How large its first values usually were, whatever their sign."""
         values = self.values[self.finite]
-        return float(np.median(np.abs(values[:FIRST]))) if len(values) else 0.0
+        return float(np.median(np.abs(values[:FIRST_VALUES]))) if len(values) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def _evened(history: RunHistory, metric: Metric, losses: NDArray[np.float64]) ->
     for counted in history.of("micro_batches"):
         series = counted.series
         if counted.meaning.place == metric.meaning.place and np.array_equal(series.steps, metric.series.steps):
-            return evened(losses, series.values)
+            return with_usual_count(losses, series.values)
     return losses
 
 

@@ -36,7 +36,7 @@ READMIT_AFTER = 200
 """After how many values kept out (less those accepted in between) the new level is taken as normal."""
 SMALLEST_SHARE = 2e-3
 """The least width of noise, as a share of the level: rounding is no noise."""
-RARE = 1e-5
+TAIL = 1e-5
 """How rare a z must be in the signal's own noise to be beyond its tail."""
 UNKNOWN_TAIL = 12.0
 """Beyond which z the noise is taken to end while fewer than 256 values have been compared."""
@@ -175,12 +175,12 @@ class Baseline:
             self._learn_tail()
 
     def _learn_tail(self) -> None:
-        """Hill's estimate: how fast the noise gets rarer as z grows, and so where it becomes as rare as `RARE`."""
+        """Hill's estimate: how fast the noise gets rarer as z grows, and so where it becomes as rare as `TAIL`."""
         if self._seen > _TAIL_MEMORY:
             self._seen, self._excesses, self._excess_sum = self._seen / 2, self._excesses / 2, self._excess_sum / 2
         slope = (self._excess_sum + _PRIOR_EXCESSES * _PRIOR_SLOPE) / (self._excesses + _PRIOR_EXCESSES)
         share = (self._excesses + _PRIOR_VALUES * _PRIOR_SHARE) / (self._seen + _PRIOR_VALUES)
-        tail = _TAIL_FROM * (share / RARE) ** slope
+        tail = _TAIL_FROM * (share / TAIL) ** slope
         self._next_tail = tail if self._seen >= WINDOW else max(tail, UNKNOWN_TAIL)
 
     def _admit(self, level: float, residual: float | None) -> None:

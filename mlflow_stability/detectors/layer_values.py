@@ -114,7 +114,7 @@ def and_others(layers: int) -> str:
     return f" The same in {layers} more layer{'s' if layers > 1 else ''}."
 
 
-SMALLEST = 1e-7
+MIN_NORM = 1e-7
 """Gradient norm of a layer below which it has vanished."""
 BAND = 100.0
 """Largest factor between a healthy layer's norm and the median of all layers."""
@@ -123,7 +123,7 @@ BAND = 100.0
 def gradient_flow(norms: Iterable[float]) -> float:
     """The share of layers in the band; 1 where there are none."""
     every = list(norms)
-    usable = [each for each in every if isfinite(each) and each >= SMALLEST]
+    usable = [each for each in every if isfinite(each) and each >= MIN_NORM]
     if not usable:
         return 0.0 if every else 1.0
     middle = median(usable)

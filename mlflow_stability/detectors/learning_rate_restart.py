@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from mlflow_stability.vocabulary.measured.signal import Signal
 
-LEAST_RISE = 1.5
+MIN_RISE = 1.5
 """The least growth in one step that makes a restart, or a jump: which of the two is told by the highest so far."""
-NOT_BEYOND = 1.05
+MAX_RESTART = 1.05
 """How far beyond the highest rate so far a restart may go, as a multiple; from there on it is a jump."""
-EXCUSES = 200
+RESTART_STEPS = 200
 """For how many steps the rise of the loss belongs to it."""
 
 
@@ -40,25 +40,25 @@ class RateRestart:
         """Take the rate of a step."""
         self.seen = step
         if rate != self.last:
-            if 0 < self.last * LEAST_RISE <= rate:
-                if rate <= self.highest * NOT_BEYOND:
+            if 0 < self.last * MIN_RISE <= rate:
+                if rate <= self.highest * MAX_RESTART:
                     self.at = step
                 else:
                     self.at, self.jumped_at, self.before_jump = None, step, self.highest
             self.last = rate
-            self.is_barred = self.is_barred and rate > self.highest * NOT_BEYOND
+            self.is_barred = self.is_barred and rate > self.highest * MAX_RESTART
             if rate > self.highest and not self.is_barred:
                 self.highest = rate
 
     def after_rollback(self) -> RateRestart:
         """What is still known after a rollback: the rates of the schedule, but for one that had jumped just before."""
-        if self.jumped_at is None or self.seen - self.jumped_at > EXCUSES:
+        if self.jumped_at is None or self.seen - self.jumped_at > RESTART_STEPS:
             return RateRestart(self.last, self.highest, seen=self.seen)
         return RateRestart(self.last, self.before_jump, seen=self.seen, is_barred=True)
 
     def excuses(self, step: int) -> bool:
         """Whether a rise at this step belongs to a restart."""
-        return self.at is not None and 0 <= step - self.at <= EXCUSES
+        return self.at is not None and 0 <= step - self.at <= RESTART_STEPS
 
 
 class OptimizersOfLosses:
@@ -69,7 +69,7 @@ class OptimizersOfLosses:
     def __init__(self) -> None:
         self._seen: dict[str, set[str]] = {}
 
-    def taken_over(self, signals: Sequence[Signal]) -> list[int]:
+    def losses_with_new_optimizers(self, signals: Sequence[Signal]) -> list[int]:
         """Which of these signals are losses for which only optimizers step that never did before."""
         rates = {signal.place for signal in signals if signal.quantity == "learning_rate"}
         found = []

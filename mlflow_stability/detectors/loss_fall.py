@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-FIRST = 20
+FIRST_VALUES = 20
 """So many first values say where a curve began."""
-RECENT = 10
+RECENT_VALUES = 10
 """And so many last ones where it is."""
-SINGLE = 3
+EARLY_VALUES = 3
 """In the first steps, the median of so many last ones is compared with the very first."""
-LITTLE = 0.01
+LEARNT = 0.01
 """Below this share of where it began a loss has been learnt: its gradient is tiny by nature, and a jump is none."""
-NEARLY, MUCH = 0.05, 0.2
+NOISY_BELOW, NOISY_RISE = 0.05, 0.2
 """Where a loss below the first share of where it began leaps about, only a rise to the second is trouble: a single
 example that is still hard makes it leap a hundredfold, and nothing has been lost. A level of exactly zero
 leaps by any rise."""
-LEAPING = 0.5
+NOISY = 0.5
 """A loss leaps about whose noise is this share of it, or more."""
 
 
-def began_at(first: Sequence[float]) -> float:
+def start_level(first: Sequence[float]) -> float:
     """Where a curve with these first values began; 0 where there is none.
 
     The very first ones count as well as the median: of a log with a point every ten steps they may be the only high
@@ -37,17 +37,17 @@ def began_at(first: Sequence[float]) -> float:
     return max(median(first), median(first[:3]), first[0] / 10) if first else 0.0
 
 
-def least_that_matters(first: Sequence[float], level: float | None = None, noise: float = 0.0) -> float:
+def negligible_level(first: Sequence[float], level: float | None = None, noise: float = 0.0) -> float:
     """Up to which value a rise is no trouble, of a loss with these first values; of negative ones nobody can say so.
 
     A mean over an epoch has fallen far by the second one, so that where it leaps about the highest of three counts.
     """
-    little = LITTLE * began_at(first)
+    little = LEARNT * start_level(first)
     if level is None or not first:
         return little
     highest = max(first[:3])
-    leaps = level < NEARLY * highest and (noise >= LEAPING or level == 0.0)
-    return max(little, MUCH * highest) if leaps else little
+    leaps = level < NOISY_BELOW * highest and (noise >= NOISY or level == 0.0)
+    return max(little, NOISY_RISE * highest) if leaps else little
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class FirstValues:
     """The first values of one curve."""
 
     first: list[float] = field(default_factory=list)
-    count: int = FIRST
+    count: int = FIRST_VALUES
     """So many of them are looked at."""
 
     def take(self, value: float) -> None:
@@ -65,7 +65,7 @@ class FirstValues:
 
     def matters(self, value: float, level: float | None = None, noise: float = 0.0) -> bool:
         """Whether a rise from a level to a value is trouble, given its noise as a share of the level."""
-        return (level is not None and level < 0) or value >= least_that_matters(self.first, level, noise)
+        return (level is not None and level < 0) or value >= negligible_level(self.first, level, noise)
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class LossFall:
     """The first and the last losses of one training."""
 
     begun: FirstValues = field(default_factory=FirstValues)
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_VALUES))
 
     def take(self, value: float) -> None:
         """Take a finite loss in."""
@@ -104,7 +104,7 @@ class LossFall:
         if known is not None:
             return known <= share
         first = self.begun.first
-        return len(first) > SINGLE and 0 <= median([*self.recent][-SINGLE:]) <= share * first[0]
+        return len(first) > EARLY_VALUES and 0 <= median([*self.recent][-EARLY_VALUES:]) <= share * first[0]
 
     def learnt(self) -> bool:
         """Whether next to nothing is left of it."""

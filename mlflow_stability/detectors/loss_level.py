@@ -53,7 +53,7 @@ class AlternatingLosses:
     returns: int = 0
 
     @property
-    def taken(self) -> bool:
+    def alternate(self) -> bool:
         """Whether trainings take turns; those that follow one upon the other do not."""
         return self.returns >= RETURNS
 
@@ -158,7 +158,7 @@ class LossLevels:
         turns = self._turns
         if place != turns.last:
             turns.take(place)
-            if turns.taken:
+            if turns.alternate:
                 self._conclude()
         if value < 0 or self._signs:
             signs = self._signs.get(place)
@@ -176,14 +176,14 @@ class LossLevels:
 
     def after_rollback(self) -> None:
         """Forget the losses so far, but not what they have shown: the training goes on with other weights."""
-        self._turns = AlternatingLosses(returns=self._turns.returns if self._turns.taken else 0)
+        self._turns = AlternatingLosses(returns=self._turns.returns if self._turns.alternate else 0)
         self._signs = {place: each for place, each in self._signs.items() if each.keep_changing}
 
     def _conclude(self) -> None:
         told = self._recorded if self._given is None or (self._recorded and self._recorded.by_user) else self._given
         if told is not None and (told.by_user or told.reason is not None):
             self.reason = told.reason
-        elif self._turns.taken:
+        elif self._turns.alternate:
             self.reason = NoLevel.ADVERSARIAL
         elif any(each.keep_changing for each in self._signs.values()):
             self.reason = NoLevel.SIGNED
@@ -192,12 +192,12 @@ class LossLevels:
         self.has_level = self.reason is None
 
 
-FEW = range(2, 25)
+SMALL_CLASS_COUNTS = range(2, 25)
 """Numbers of classes that lie so far apart that each may be meant."""
 # The alphabets, data sets and vocabularies that people use. Not all numbers: the logarithm of some is near to any loss.
 # 26-28 letters; 47 and 62 EMNIST; 65 tiny Shakespeare; 200 Tiny ImageNet; 365 Places. 101, 102 and 1024 lie so near to
 # 100 and 1000 that a loss does not tell them apart.
-MANY: tuple[int, ...] = (
+USUAL_CLASS_COUNTS: tuple[int, ...] = (
     *(26, 27, 28, 32, 47, 62, 64, 65, 100, 128, 200, 256, 365, 512, 1000, 2048, 4096, 8192),
     *(10_000, 16_384, 21_841, 30_522, 32_000, 32_768, 50_257, 50_304, 65_536, 100_277, 128_256, 151_936),
 )
@@ -205,7 +205,7 @@ MANY: tuple[int, ...] = (
 
 def classes_of(loss: float, within: float) -> int:
     """The number of classes among which guessing gives this loss; 0 if there is none that people use."""
-    away, classes = min((abs(loss / math.log(each) - 1), each) for each in (*FEW, *MANY))
+    away, classes = min((abs(loss / math.log(each) - 1), each) for each in (*SMALL_CLASS_COUNTS, *USUAL_CLASS_COUNTS))
     return classes if away <= within else 0
 
 

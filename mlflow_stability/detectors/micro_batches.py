@@ -42,7 +42,7 @@ class UsualCount:
         return self.usual / count
 
 
-def evened(losses: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
+def with_usual_count(losses: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """The losses of a whole curve, each with its number of micro-batches; usual is the number of its neighbours."""
     if not len(counts) or (counts == counts[0]).all() or not (counts > 0).all():
         return losses

@@ -13,13 +13,13 @@ from statistics import median
 from typing import Any, ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.loss_fall import LossFalls, began_at
+from mlflow_stability.detectors.loss_fall import LossFalls, start_level
 from mlflow_stability.vocabulary.facts import FollowedFacts, LossTrouble
 from mlflow_stability.vocabulary.result import Finding, Severity, Span
 
-FIRST_LOSSES = 20
+START_LOSSES = 20
 """Number of first losses whose median is the start."""
-FEWEST_LOSSES = 100
+MIN_LOSSES = 100
 """Number of losses before which it is not known whether they fall."""
 WEIGHT = 0.05
 """Weight of the newest loss in the running mean."""
@@ -28,7 +28,7 @@ FALLEN = 0.9
 RISEN = 1.3
 """Ratio to the lowest running mean above which a loss has risen; noise of 30 % does not reach it."""
 
-LOST = 0.1
+MIN_LOST_SHARE = 0.1
 """Minimum share of the progress that such a rise must undo."""
 
 
@@ -44,7 +44,7 @@ class LossProgress:
     def take(self, loss: float) -> None:
         """Take a finite loss in."""
         self.count += 1
-        if len(self.first) < FIRST_LOSSES:
+        if len(self.first) < START_LOSSES:
             self.first.append(loss)
             self.mean = median(self.first)
             return
@@ -56,11 +56,11 @@ class LossProgress:
         if self.lowest == inf or self.lowest <= 0:
             return None
         start, lost = median(self.first), self.mean - self.lowest
-        keeps = lost < LOST * (began_at(self.first) - self.lowest)
+        keeps = lost < MIN_LOST_SHARE * (start_level(self.first) - self.lowest)
         if self.mean > RISEN * self.lowest and not keeps:
             return LossTrouble(self.mean, self.lowest, start)
         fell = keeps and self.lowest <= FALLEN * start  # within few steps, so that the start is low
-        falls = fell or self.count < FEWEST_LOSSES or self.mean <= FALLEN * start
+        falls = fell or self.count < MIN_LOSSES or self.mean <= FALLEN * start
         return None if falls else LossTrouble(self.mean, None, start)
 
 

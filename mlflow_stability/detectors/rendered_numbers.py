@@ -3,7 +3,7 @@
 In: a text with names in braces. Out: the text with numbers. ``{threshold}`` is the number as it is, ``{kept:percent}``
 a share, ``{smallest_rise:rise}`` what a ratio is above 1, ``{train_fell:fall}`` what it is below 1, ``{jump:exp}`` the
 ratio of a number of nats, ``{jump:exp_rise}`` what that is above 1, ``{threshold:sure}`` what makes a finding critical,
-``{tails[0]}`` one of several. Names in capitals are constants of the module, ``{baseline.RARE}`` of one of the engine.
+``{tails[0]}`` one of several. Names in capitals are constants of the module, ``{baseline.TAIL}`` of one of the engine.
 Guarantees: a name that there is not is an error when the class is made.
 """
 
@@ -74,7 +74,7 @@ def _constants(module: str) -> dict[str, Any]:
 
 
 def _shared(name: str) -> ModuleType:
-    """The module that holds a number which several detectors share: ``{loss_fall.LITTLE:percent}``."""
+    """The module that holds a number which several detectors share: ``{loss_fall.LEARNT:percent}``."""
     if find_spec(f"{ROOM}.{name}") is not None:
         return import_module(f"{ROOM}.{name}")
     raise NameError(f"Documentation names {name!r}, which is neither a threshold nor a constant.")

@@ -14,13 +14,13 @@ from itertools import islice
 
 STRIDE = 8
 """How many values make one short stretch."""
-STRETCHES = 4
+STRETCHES_PER_MEAN = 4
 """How many of them make a mean."""
 REFERENCE = 64
 """Among how many means the lowest is looked for."""
 MEMORY = 512
 """How many means tell the error of one."""
-FEWEST = 40
+MIN_MEANS = 40
 """From how many means on anything is judged."""
 HIGHEST_Z = 4.0
 """What stands out more counts as this: single outliers are no rise."""
@@ -33,8 +33,8 @@ _MAD_TO_SIGMA = 1 / 0.6745
 class SlowRise:
     """The means so far, and how far the newest lies above the lowest."""
 
-    means: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY + 2 * STRETCHES))
-    stretches: deque[float] = field(default_factory=lambda: deque(maxlen=STRETCHES))
+    means: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY + 2 * STRETCHES_PER_MEAN))
+    stretches: deque[float] = field(default_factory=lambda: deque(maxlen=STRETCHES_PER_MEAN))
     total: float = 0.0
     count: int = 0
     judged: int = 0
@@ -52,30 +52,30 @@ class SlowRise:
             return False
         self.stretches.append(self.total / STRIDE)
         self.total, self.count = 0.0, 0
-        if len(self.stretches) < STRETCHES:
+        if len(self.stretches) < STRETCHES_PER_MEAN:
             return False
-        self.means.append(math.fsum(self.stretches) / STRETCHES)
+        self.means.append(math.fsum(self.stretches) / STRETCHES_PER_MEAN)
         self.judged += 1
-        return len(self.means) >= FEWEST
+        return len(self.means) >= MIN_MEANS
 
     def rise(self) -> float:
         """How far the newest mean lies above the lowest one, if it lies above those 32 and 64 values ago."""
         means = self.means
-        if not means[-1] > means[-1 - STRETCHES] or not means[-1] > means[-1 - 2 * STRETCHES]:
+        if not means[-1] > means[-1 - STRETCHES_PER_MEAN] or not means[-1] > means[-1 - 2 * STRETCHES_PER_MEAN]:
             return 0.0
         return self.above_lowest()
 
     def above_lowest(self) -> float:
         """How far the newest mean lies above the lowest of the 512 values before."""
         means = self.means
-        return means[-1] - min(islice(means, max(0, len(means) - REFERENCE), len(means) - STRETCHES))
+        return means[-1] - min(islice(means, max(0, len(means) - REFERENCE), len(means) - STRETCHES_PER_MEAN))
 
     def error(self, scale: float) -> tuple[float, float]:
         """The error of one mean, and how many times larger it is than independent noise of this width would make it."""
-        means, step = list(self.means), STRETCHES
+        means, step = list(self.means), STRETCHES_PER_MEAN
         bends = sorted(
             abs(means[at] - 2 * means[at - step] + means[at - 2 * step]) for at in range(2 * step, len(means))
         )
-        independent = scale / math.sqrt(STRIDE * STRETCHES)
+        independent = scale / math.sqrt(STRIDE * STRETCHES_PER_MEAN)
         error = max(bends[len(bends) // 2] * _MAD_TO_SIGMA / math.sqrt(6.0), independent)
         return error, error / independent

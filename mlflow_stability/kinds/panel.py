@@ -101,7 +101,7 @@ class Panel:
         if known is None:
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
-            for index in self._optimizers.taken_over(reading.signals):
+            for index in self._optimizers.losses_with_new_optimizers(reading.signals):
                 if self._is_another_level(reading.signals[index], reading.values[index]):
                     self.reset()
             # All of them, before any is relied upon.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from detectors.series import at, decaying, judged, noise
 
-from mlflow_stability.detectors.loss_fall import FirstValues, LossFall, began_at
+from mlflow_stability.detectors.loss_fall import FirstValues, LossFall, start_level
 
 
 def learnt(steps: int, lowest: float = 1e-6) -> np.ndarray:
@@ -64,9 +64,9 @@ def test_layers_of_a_model_that_has_learnt_all_are_neither_dead_nor_starved() ->
 
 
 def test_a_first_step_that_costs_any_amount_is_not_where_the_loss_began() -> None:
-    assert began_at([156.0, 11.3, 1.5, *[0.6] * 17]) < 20
-    assert began_at([2.3, 0.01, *[0.0] * 18]) >= 0.2
-    assert began_at([]) == 0.0
+    assert start_level([156.0, 11.3, 1.5, *[0.6] * 17]) < 20
+    assert start_level([2.3, 0.01, *[0.0] * 18]) >= 0.2
+    assert start_level([]) == 0.0
 
 
 def test_nobody_can_say_of_a_loss_below_zero_that_it_was_learnt() -> None:

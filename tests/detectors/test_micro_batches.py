@@ -7,7 +7,7 @@ import pytest
 from detectors.series import judged, noise
 from diagnosis.histories import run_named
 
-from mlflow_stability.detectors.micro_batches import UsualCount, evened
+from mlflow_stability.detectors.micro_batches import UsualCount, with_usual_count
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 
 STEPS, EPOCH = 600, 100
@@ -19,7 +19,7 @@ MEAN = np.linspace(7.3, 5.55, STEPS) * np.exp(noise(0, STEPS, 0.01))
 def test_a_curve_has_no_halved_losses(divides: bool) -> None:
     recorded = MEAN * COUNTS / (2 if divides else 1)
     whole = MEAN if divides else 2 * MEAN
-    assert evened(recorded, COUNTS) == pytest.approx(whole)
+    assert with_usual_count(recorded, COUNTS) == pytest.approx(whole)
     diagnosis = diagnosis_of(run_named(loss=recorded, micro_batches=COUNTS))
     assert diagnosis.curves[0].best == pytest.approx(whole.min())
     assert diagnosis.verdict.startswith("Healthy: loss fell from 7" if divides else "Healthy: loss fell from 14")
@@ -27,7 +27,7 @@ def test_a_curve_has_no_halved_losses(divides: bool) -> None:
 
 def test_a_number_that_lasts_is_the_usual_one() -> None:
     counts = np.r_[np.full(100, 1.0), np.full(100, 4.0)]
-    assert evened(np.full(200, 3.0), counts)[[50, 90, 110, 150]] == pytest.approx(3.0)
+    assert with_usual_count(np.full(200, 3.0), counts)[[50, 90, 110, 150]] == pytest.approx(3.0)
     usual = UsualCount()
     factors = [usual.factor(count) for count in counts]
     assert factors[:100] == [1.0] * 100

@@ -51,10 +51,10 @@ def test_an_optimizer_takes_over_where_none_steps_that_did_before() -> None:
         return [*(Signal("learning_rate", rate) for rate in rates), Signal("loss", place)]
 
     known = OptimizersOfLosses()
-    assert known.taken_over(signals("")) == []
-    assert known.taken_over(signals("", "optimizer_1")) == []  # it joins
-    assert known.taken_over(signals("optimizer_2", place="track_1")) == []
-    assert known.taken_over(signals("optimizer_3", "optimizer_3.group_1")) == [2]
-    assert known.taken_over(signals("optimizer_3")) == []
-    assert known.taken_over(signals("optimizer_1")) == []  # it is known
-    assert known.taken_over([Signal("loss")]) == []
+    assert known.losses_with_new_optimizers(signals("")) == []
+    assert known.losses_with_new_optimizers(signals("", "optimizer_1")) == []  # it joins
+    assert known.losses_with_new_optimizers(signals("optimizer_2", place="track_1")) == []
+    assert known.losses_with_new_optimizers(signals("optimizer_3", "optimizer_3.group_1")) == [2]
+    assert known.losses_with_new_optimizers(signals("optimizer_3")) == []
+    assert known.losses_with_new_optimizers(signals("optimizer_1")) == []  # it is known
+    assert known.losses_with_new_optimizers([Signal("loss")]) == []

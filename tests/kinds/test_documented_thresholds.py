@@ -177,7 +177,7 @@ def test_a_name_that_there_is_not_is_an_error() -> None:
         ("{three:sure_power}", "5.2"),
         ("{ratio:sure_rise}", "48 %"),
         ("{share:sure_below}", "3.33 %"),
-        ("{loss_fall.LITTLE:percent} {progress.RISEN}", "1 % 1.3"),
+        ("{loss_fall.LEARNT:percent} {progress.RISEN}", "1 % 1.3"),
     ],
 )
 def test_numbers_are_written_as_people_read_them(text: str, said: str) -> None:

@@ -100,6 +100,6 @@ def test_trainings_take_turns_where_losses_come_again_after_others_four_times(pl
     turns = AlternatingLosses()
     for place in places:
         turns.take(place)
-    assert turns.taken is expected
+    assert turns.alternate is expected
     steps = [[step for step, each in enumerate(places) if each == place] for place in sorted(set(places))]
     assert take_turns(steps) is expected

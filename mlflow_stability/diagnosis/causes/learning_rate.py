@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.curves import Curve, curves_of
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.detectors.learning_rate_restart import LEAST_RISE, RateRestart
+from mlflow_stability.detectors.learning_rate_restart import MIN_RISE, RateRestart
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, step_size_check
@@ -72,7 +72,7 @@ def _points(rate: Curve) -> list[tuple[int, float]]:
 def _rises_at_once(rate: Curve) -> bool:
     """Whether it is worth while to look at each point."""
     values = rate.values[rate.finite]
-    return bool((values[1:] >= LEAST_RISE * values[:-1]).any())
+    return bool((values[1:] >= MIN_RISE * values[:-1]).any())
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class DeadLayer(Detector):
 
     What it sees: a layer whose gradient norm is exactly zero in {rounds} measurements in a row over at least {steps}
     steps, while its weights change by an even decay at most (even to {even:percent}). Nothing is reported once the loss
-    is below {loss_fall.LITTLE:percent} of its start: then small gradients are normal. Steps without a loss do not
+    is below {loss_fall.LEARNT:percent} of its start: then small gradients are normal. Steps without a loss do not
     count. Of layers that are dead together the first found is named. The finding ends when all get a gradient again.
 
     Why it matters: the layer does not learn. It is disconnected from the loss, frozen by mistake, or all of its units

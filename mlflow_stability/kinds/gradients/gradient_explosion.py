@@ -18,7 +18,7 @@ from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.episodes import EpisodeFilter, RecentOutliers
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
-from mlflow_stability.detectors.loss_fall import FirstValues, began_at
+from mlflow_stability.detectors.loss_fall import FirstValues, start_level
 from mlflow_stability.detectors.loss_level import GRADIENT_RISE, RISE
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.kinds.rule import Rule
@@ -102,10 +102,10 @@ class GradientExplosion(Detector):
     What it sees: a gradient norm, before clipping where possible, at least {threshold}σ above its baseline and
     {smallest_rise} times as high. Or {row} norms in a row at least {row_threshold}σ above it and {row_smallest_rise}
     times as high, unless norms of 0 are usual. Heavy-tailed noise raises the first σ to {share_of_tail} times, the
-    second to {row_share_of_tail} times what it reaches once in {baseline.RARE:one_in} steps. The baseline is the run's
-    own, so a healthy norm of 300 is fine. Norms below {loss_fall.LITTLE:percent} of the first norm never count. A
+    second to {row_share_of_tail} times what it reaches once in {baseline.TAIL:one_in} steps. The baseline is the run's
+    own, so a healthy norm of 300 is fine. Norms below {loss_fall.LEARNT:percent} of the first norm never count. A
     single high norm is INFO. {row} in a row, or finding number {returns} within {returns_within} steps, are a warning
-    where the loss is at {progress.RISEN} times its lowest level or, after {progress.FEWEST_LOSSES} steps, above
+    where the loss is at {progress.RISEN} times its lowest level or, after {progress.MIN_LOSSES} steps, above
     {progress.FALLEN:percent} of its start, up to {worse_within} steps later; INFO while the loss falls. Without a loss,
     or with one that has no level, they are a warning. Critical from {critical_norm} on, if that is {critical_rise}
     times the baseline, unless it is below the first norms and the loss falls. In adversarial training, such as a GAN,
@@ -127,7 +127,7 @@ class GradientExplosion(Detector):
     threshold: float = 5.5
     """Threshold in σ of the norm's logarithm above its baseline."""
     share_of_tail: float = 0.7
-    """Factor on the σ that the norm's own noise reaches once in {baseline.RARE:one_in} steps; the higher threshold
+    """Factor on the σ that the norm's own noise reaches once in {baseline.TAIL:one_in} steps; the higher threshold
     counts."""
     smallest_rise: float = 8.0
     """Minimum ratio of the norm to its baseline."""
@@ -225,7 +225,7 @@ class GradientExplosion(Detector):
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
         lasts = state.high >= self.row
         falls = not self.threshold_alone and point.has_level and state.progress.losses.is_falling(point.place)
-        huge = huge and not (falls and point.value < began_at(state.begun.first))
+        huge = huge and not (falls and point.value < start_level(state.begun.first))
         severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
         since = None if state.since == point.step else state.since
         facts = GradientSpikeFacts(

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.detectors.loss_fall import FIRST, FirstValues, LossFall
+from mlflow_stability.detectors.loss_fall import FIRST_VALUES, FirstValues, LossFall
 from mlflow_stability.vocabulary.facts import LimitFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.finding import Finding
@@ -68,7 +68,7 @@ class GradientVanishing(Detector):
     start, the median of its first {start} values. Where the loss starts below 1, the threshold is that share of it: a
     loss that is multiplied by a small number has small gradients, and trains. Or a norm below {share_of_start:percent}
     of its start for {faded_steps} steps while the loss has fallen by less than {stuck:fall}. A loss below
-    {loss_fall.LITTLE:percent} of its first value is learnt, and a tiny gradient is normal then. A norm of exactly 0
+    {loss_fall.LEARNT:percent} of its first value is learnt, and a tiny gradient is normal then. A norm of exactly 0
     from the first step on counts after {faded_steps} steps without progress; before that it may not be measured. The
     finding ends when the norm is back.
 
@@ -94,7 +94,7 @@ class GradientVanishing(Detector):
     """Number of steps in a row below `share_of_start`."""
     stuck: float = 0.98
     """Minimum share of the loss at the start for a faded gradient to count."""
-    start: int = FIRST
+    start: int = FIRST_VALUES
     """Number of first values that define the start; their median counts."""
 
     kind = "gradient_vanishing"

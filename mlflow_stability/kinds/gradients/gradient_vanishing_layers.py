@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.layer_values import LayerRound
-from mlflow_stability.detectors.loss_fall import FIRST, FirstValues, LossFall
+from mlflow_stability.detectors.loss_fall import FIRST_VALUES, FirstValues, LossFall
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
@@ -124,7 +124,7 @@ class GradientVanishingLayers(Detector):
     """Minimum number of layers."""
     stuck: float = 0.98
     """Minimum share of the loss at the start for it to count."""
-    start: int = FIRST
+    start: int = FIRST_VALUES
     """Number of first losses that define the start; their median counts."""
     lost: float = 1e-4
     """Share of the largest norm below which the gradient is lost. Residual branches scaled to near zero at first do not

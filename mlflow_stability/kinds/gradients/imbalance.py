@@ -88,7 +88,7 @@ class GradientImbalance(JudgedByProgress):
 
     What it sees: a layer whose gradient norm is less than 1/{ratio} of the largest one of a layer, in {steps}
     measurements in a row. Models of fewer than {fewest} layers are not judged. Layers without any gradient do not
-    count, nor does a loss below {loss_fall.LITTLE:percent} of its start. The finding ends when there is no such layer.
+    count, nor does a loss below {loss_fall.LEARNT:percent} of its start. The finding ends when there is no such layer.
     It is INFO while the loss falls, and a warning where the loss is above {progress.FALLEN:percent} of its start or at
     {progress.RISEN} times its lowest level.
 

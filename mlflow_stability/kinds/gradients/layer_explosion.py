@@ -67,8 +67,8 @@ class LayerExplosion(Detector):
     """The gradient norm of a layer jumped far above its baseline.
 
     What it sees: the gradient norm of a layer at least {threshold}σ above its baseline and {smallest_rise} times as
-    high. Heavy-tailed noise raises that σ to {share_of_tail} times what it reaches once in {baseline.RARE:one_in}
-    measurements. Norms below {loss_fall.LITTLE:percent} of the first norm never count. Layers are measured every few
+    high. Heavy-tailed noise raises that σ to {share_of_tail} times what it reaches once in {baseline.TAIL:one_in}
+    measurements. Norms below {loss_fall.LEARNT:percent} of the first norm never count. Layers are measured every few
     steps, so it finds an explosion that lasts or that falls on a measurement. Of layers that jump together the largest
     jump is named. The finding ends after {calm_rounds} normal measurements.
 
@@ -87,7 +87,7 @@ class LayerExplosion(Detector):
     threshold: float = 5.5
     """Threshold in σ of the norm's logarithm above its baseline."""
     share_of_tail: float = 0.7
-    """Factor on the σ that the norm's own noise reaches once in {baseline.RARE:one_in} measurements; the higher
+    """Factor on the σ that the norm's own noise reaches once in {baseline.TAIL:one_in} measurements; the higher
     threshold counts."""
     smallest_rise: float = 8.0
     """Minimum ratio of the norm to its baseline."""

@@ -46,7 +46,7 @@ class DeadUnits(StreakWithLossDetector):
     whole batch, in {rounds} measurements in a row. Where the loss has fallen to {gained:percent} of its start, or can
     be negative, {share_of_learning:percent} is the threshold instead. A layer that loses {lost_at_once:percent} of its
     units between two measurements keeps the threshold of {share:percent}. Nothing is reported once the loss is below
-    {loss_fall.LITTLE:percent} of its start. Of layers found together the first is named. The finding ends when all are
+    {loss_fall.LEARNT:percent} of its start. Of layers found together the first is named. The finding ends when all are
     better. It is INFO while the loss falls, and a warning where the loss is above {progress.FALLEN:percent} of its
     start or at {progress.RISEN} times its lowest level.
 

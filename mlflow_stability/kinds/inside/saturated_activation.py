@@ -33,7 +33,7 @@ class SaturatedActivation(StreakWithLossDetector):
 
     What it sees: a tanh, a sigmoid, or their hard variants with more than {share:percent} of the values in the flat
     part (tanh beyond 0.999, sigmoid within 0.001 of 0 or 1), in {rounds} measurements in a row. Nothing is reported
-    once the loss is below {loss_fall.LITTLE:percent} of its start. Of modules found together the first is named. The
+    once the loss is below {loss_fall.LEARNT:percent} of its start. Of modules found together the first is named. The
     finding ends when all are better. It is INFO while the loss falls, and a warning where the loss is above
     {progress.FALLEN:percent} of its start or at {progress.RISEN} times its lowest level.
 

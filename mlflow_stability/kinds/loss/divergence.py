@@ -13,7 +13,7 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.learning_rate_restart import RateRestart
-from mlflow_stability.detectors.loss_fall import FirstValues, began_at
+from mlflow_stability.detectors.loss_fall import FirstValues, start_level
 from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE, RISE
 from mlflow_stability.detectors.slow_rise import SlowRise
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond, times_beyond
@@ -157,7 +157,7 @@ class Divergence(Detector):
     rises by {slow_per_longer_run} with each doubling of the run from 500 steps on, and by {slow_per_correlation} with
     each doubling of the mean's error by correlated noise. High losses are a warning, and critical where {high_steps} of
     them are {threshold:sure}σ and {smallest_rise:sure_rise} above their baseline. A slow rise is critical from
-    {slow_critical_rise:rise} on. Losses below {loss_fall.LITTLE:percent} of the first loss never count, and a rise to
+    {slow_critical_rise:rise} on. Losses below {loss_fall.LEARNT:percent} of the first loss never count, and a rise to
     less than {kept:percent} of the start is INFO. The finding ends after {calm_steps} steps without a high loss, or
     when the higher level has become the baseline.
 
@@ -167,12 +167,12 @@ class Divergence(Detector):
     lengthen the warm-up; clip gradients.
 
     When it is wrong: harder data from some step on (a curriculum, a new mixture), or a loss term that is switched on.
-    The {learning_rate_restart.EXCUSES} steps after a learning-rate restart are ignored. Losses that have been negative
-    are judged by jumps only, at {threshold_of_differences}σ. In adversarial training, such as a GAN, one loss rises as
-    the other model learns: there only positive losses at {smallest_rise_adversarial} times their baseline count. Of
-    other losses whose level does not measure progress, as in reinforcement learning, only those above
-    {least_size_without_level} and at {smallest_rise_without_level} times the size of the first {loss_fall.FIRST} count;
-    they are critical.
+    The {learning_rate_restart.RESTART_STEPS} steps after a learning-rate restart are ignored. Losses that have been
+    negative are judged by jumps only, at {threshold_of_differences}σ. In adversarial training, such as a GAN, one loss
+    rises as the other model learns: there only positive losses at {smallest_rise_adversarial} times their baseline
+    count. Of other losses whose level does not measure progress, as in reinforcement learning, only those above
+    {least_size_without_level} and at {smallest_rise_without_level} times the size of the first {loss_fall.FIRST_VALUES}
+    count; they are critical.
 
     Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
     """
@@ -191,7 +191,7 @@ class Divergence(Detector):
     """Minimum ratio of a high loss to its baseline in adversarial training, such as a GAN."""
     smallest_rise_without_level: float = LOSS_RISE
     """Minimum ratio of a loss whose level does not measure progress to the median size of the first
-    {loss_fall.FIRST}."""
+    {loss_fall.FIRST_VALUES}."""
     least_size_without_level: float = LEAST_SIZE
     """Minimum size of such a loss."""
     slow_threshold: float = 7.0
@@ -356,7 +356,7 @@ class Divergence(Detector):
 
     def _costs_little(self, state: DivergenceState, point: Point, loss: float) -> bool:
         """Whether the loss is still far below where it began, so that nearly all progress is kept."""
-        return point.has_level and not state.signed and loss < self.kept * began_at(state.begun.first)
+        return point.has_level and not state.signed and loss < self.kept * start_level(state.begun.first)
 
     def _creep(self, state: DivergenceState, point: Point) -> Finding | None:
         """Judge the newest mean, every 8 steps."""

@@ -66,7 +66,7 @@ class DivergenceRule(Rule):
     log. The rise must lose {lost_progress:percent} of the progress made, or, from {rise_to_long_ago:exp_rise} on, what
     {long_ago:percent} of the run had gained. A loss that reaches zero or below must lose
     {smallest_share_of_fall:percent} of its fall, if that was {clear_fall}σ of a level, or rise by
-    {smallest_rise_in_spreads} standard deviations. A loss that ended below {loss_fall.LITTLE:percent} of its start is
+    {smallest_rise_in_spreads} standard deviations. A loss that ended below {loss_fall.LEARNT:percent} of its start is
     not judged. Chance is measured on the curve itself and grows with the time since the best value; of few levels it is
     higher by {unsure} divided by their number. It counts {confirmed:percent} where the validation loss ended above its
     best, too. {fewest_points} points are enough. A curve of {fewest_points_never_back} points or more whose whole

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.detectors.loss_fall import FIRST
+from mlflow_stability.detectors.loss_fall import FIRST_VALUES
 from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
@@ -29,7 +29,7 @@ class SizeRiseFacts(LossEndFacts):
     """Its size in the first points, in the unit of the loss."""
     threshold: float
     """From which size on it is a finding, in the unit of the loss."""
-    points: int = FIRST
+    points: int = FIRST_VALUES
     """Number of first points."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
@@ -50,7 +50,8 @@ class LossSizeRule(Rule):
 
     What it sees: losses whose level does not measure progress: of adversarial training, of reinforcement learning, of
     self-distillation, or with a changing sign; with {fewest_points} points or more. The median size of the last {last}
-    points, whatever their sign, is {smallest_rise} times that of the first {loss_fall.FIRST}, and above {least_size}.
+    points, whatever their sign, is {smallest_rise} times that of the first {loss_fall.FIRST_VALUES}, and above
+    {least_size}.
 
     Why it matters: no healthy target grows that much. A critic that follows its own estimates grows without bound.
 
@@ -68,7 +69,7 @@ class LossSizeRule(Rule):
     remedies = Divergence.remedies
 
     smallest_rise: float = LOSS_RISE
-    """Minimum ratio of the size at the end to that in the first {loss_fall.FIRST} points."""
+    """Minimum ratio of the size at the end to that in the first {loss_fall.FIRST_VALUES} points."""
     least_size: float = LEAST_SIZE
     """Minimum size at the end."""
     last: int = 5

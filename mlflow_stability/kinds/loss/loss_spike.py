@@ -14,7 +14,7 @@ from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.episodes import Aftermath, EpisodeFilter, RecentOutliers
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.learning_rate_restart import RateRestart
-from mlflow_stability.detectors.loss_fall import FirstValues, began_at
+from mlflow_stability.detectors.loss_fall import FirstValues, start_level
 from mlflow_stability.detectors.loss_level import RISE
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts
 from mlflow_stability.vocabulary.loss_level import NoLevel
@@ -135,9 +135,9 @@ class LossSpike(Detector):
     What it sees: a loss at least {threshold}σ and {smallest_rise:rise} above its baseline; {threshold_with_gradient}σ
     are enough where the gradient norm of the same step is also {threshold_with_gradient}σ above its baseline. Losses
     that can be negative count from {threshold_of_differences}σ on. Heavy-tailed noise raises both thresholds to what
-    that noise reaches once in {baseline.RARE:one_in} steps. Losses below {loss_fall.LITTLE:percent} of the first loss
-    never count. Once a very noisy loss is below {loss_fall.NEARLY:percent} of its start, rises to less than
-    {loss_fall.MUCH:percent} of it do not count. In adversarial training, such as a GAN, only losses at
+    that noise reaches once in {baseline.TAIL:one_in} steps. Losses below {loss_fall.LEARNT:percent} of the first loss
+    never count. Once a very noisy loss is below {loss_fall.NOISY_BELOW:percent} of its start, rises to less than
+    {loss_fall.NOISY_RISE:percent} of it do not count. In adversarial training, such as a GAN, only losses at
     {smallest_rise_adversarial} times their baseline count; of other losses whose level does not measure progress, only
     those whose sign keeps changing. A single high loss is INFO. It becomes a warning when {lasting_steps} of the
     {watched_steps} steps from it on are high ({calm_below}σ, or half of a raised threshold), when the median of the
@@ -153,7 +153,7 @@ class LossSpike(Detector):
     rollback=True.
 
     When it is wrong: a different batch on purpose (another task, longer sequences), or a schedule that switches on a
-    loss term. The {learning_rate_restart.EXCUSES} steps after a learning-rate restart are ignored.
+    loss term. The {learning_rate_restart.RESTART_STEPS} steps after a learning-rate restart are ignored.
 
     Reference: OLMo 2 (arXiv:2501.00656, 3.2); PaLM (arXiv:2204.02311, 5.1)
     """
@@ -165,7 +165,7 @@ class LossSpike(Detector):
     threshold_of_differences: float = 12.0
     """Threshold of the loss alone, in σ, where the loss can be negative."""
     share_of_tail: float = 1.0
-    """Factor on the σ that the loss's own noise reaches once in {baseline.RARE:one_in} steps; the higher threshold
+    """Factor on the σ that the loss's own noise reaches once in {baseline.TAIL:one_in} steps; the higher threshold
     counts. 0 turns this off."""
     smallest_rise: float = 1.05
     """Minimum ratio of the loss to its baseline; unused where the loss can be negative."""
@@ -190,7 +190,7 @@ class LossSpike(Detector):
     """Share of the start below which a spike stays INFO: nearly all progress is kept."""
     returns: int = 3
     """Number of spikes within `returns_within` steps from which on each is a warning: what the noise reaches once in
-    {baseline.RARE:one_in} steps does not come so often."""
+    {baseline.TAIL:one_in} steps does not come so often."""
     returns_within: int = 1000
     """The steps in which they are counted."""
     threshold_alone: bool = False
@@ -321,7 +321,7 @@ class LossSpike(Detector):
             high = high and point.value >= abs(point.center) * least
         watch.take(point, high=high)
         worse: SpikeFacts | None = None
-        kept = point.has_level and 0 <= spike.value < self.kept * began_at(state.begun.first)
+        kept = point.has_level and 0 <= spike.value < self.kept * start_level(state.begun.first)
         if not kept and watch.high >= self.lasting_steps:
             worse = replace(spike, high_steps=watch.high)
         elif not kept and watch.steps >= self.watched_steps:

@@ -79,15 +79,15 @@ class SpikeRule(Rule):
     {smallest_share_of_fall:percent} of its fall. The spike must undo more progress than it lasts. Training and
     validation losses are judged separately, as are means over epochs. Jumps shared by training and validation loss
     count from {agreeing[0]}σ on; jumps shared with the gradient norm from {agreeing_with_gradient[0]}σ and
-    {agreeing_share_of_tail:percent} of the loss's own noise. Losses below {loss_fall.LITTLE:percent} of the start never
-    count, nor does one point below {loss_fall.MUCH:percent} once a very noisy loss is below {loss_fall.NEARLY:percent}.
-    The reported step is the first one above a quarter of the height. A log that ends in a single high point has a spike
-    there, in several a divergence. A spike to {huge} times the level before is critical. A single point that recovered
-    is INFO. It is a warning where {fewest_after} points or more after it keep {kept_rise:percent} of its rise, where it
-    is one of {returns} spikes within {returns_within} points, or where it undid {lost_progress[0]:percent} of all
-    progress made until then. From {lengths[1]} points on, it must be at {times_beyond_noise} times its threshold in σ
-    and undo {lost_progress[1]:percent} of the progress, in nats, or all of it where the loss has not yet fallen by a
-    factor of {learnt:exp}.
+    {agreeing_share_of_tail:percent} of the loss's own noise. Losses below {loss_fall.LEARNT:percent} of the start never
+    count, nor does one point below {loss_fall.NOISY_RISE:percent} once a very noisy loss is below
+    {loss_fall.NOISY_BELOW:percent}. The reported step is the first one above a quarter of the height. A log that ends
+    in a single high point has a spike there, in several a divergence. A spike to {huge} times the level before is
+    critical. A single point that recovered is INFO. It is a warning where {fewest_after} points or more after it keep
+    {kept_rise:percent} of its rise, where it is one of {returns} spikes within {returns_within} points, or where it
+    undid {lost_progress[0]:percent} of all progress made until then. From {lengths[1]} points on, it must be at
+    {times_beyond_noise} times its threshold in σ and undo {lost_progress[1]:percent} of the progress, in nats, or all
+    of it where the loss has not yet fallen by a factor of {learnt:exp}.
 
     Why it matters: a spike is a bad batch or a step that was too large; the next one may not recover.
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Instability, Symptom
-from mlflow_stability.detectors.learning_rate_restart import EXCUSES, LEAST_RISE, NOT_BEYOND
+from mlflow_stability.detectors.learning_rate_restart import MAX_RESTART, MIN_RISE, RESTART_STEPS
 from mlflow_stability.vocabulary.facts import SINCE, Facts
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.finding import Finding
@@ -84,7 +84,7 @@ class Rate:
     def after_rollback(self) -> Rate:
         """What is still known of it after a rollback."""
         known = replace(self, leap=None, jumped_at=None, before_jump=0.0, is_barred=False)
-        if self.jumped_at is None or self.seen - self.jumped_at > EXCUSES:
+        if self.jumped_at is None or self.seen - self.jumped_at > RESTART_STEPS:
             return known
         return replace(known, highest=self.before_jump, fallen=True, is_barred=True)
 
@@ -139,7 +139,7 @@ class LearningRateJump(Detector):
     Reference: Goyal et al. (arXiv:1706.02677, 2.2); SGDR (arXiv:1608.03983)
     """
 
-    smallest_rise: float = LEAST_RISE
+    smallest_rise: float = MIN_RISE
     """Minimum factor in one step once the rate has decreased before."""
     smallest_rise_in_warm_up: float = 5.0
     """Minimum factor in one step before that."""
@@ -155,7 +155,7 @@ class LearningRateJump(Detector):
     """Number of losses for which it is followed."""
     worse: float = 1.3
     """Minimum ratio of the loss after it to the loss before for a warning."""
-    beyond_highest: float = NOT_BEYOND
+    beyond_highest: float = MAX_RESTART
     """Minimum ratio to the highest rate so far."""
 
     kind = "learning_rate_jump"

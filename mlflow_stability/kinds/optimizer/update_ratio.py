@@ -215,7 +215,7 @@ class UpdateRatioLow(StreakWithLossDetector):
 
     What it sees: updates below {lowest} of the weight norm, of the whole model or of a layer, in {rounds} measurements
     in a row. Only while the learning rate is at least {share_of_rate:percent} of its highest and the loss at least
-    {loss_fall.LITTLE:percent} of its start. A layer that was not updated at all does not count. The finding ends when
+    {loss_fall.LEARNT:percent} of its start. A layer that was not updated at all does not count. The finding ends when
     all are larger. It is INFO while the loss falls, and a warning where the loss is above {progress.FALLEN:percent} of
     its start or at {progress.RISEN} times its lowest level.
 

@@ -48,7 +48,7 @@ class FrozenRule(Rule):
     What it sees: at least {fewest} values and {fewest_share:percent} of the run, up to the end, that are equal to the
     last digit, where neighbours among the {before} values before differed by {quanta} times that digit and never had
     that value. Or {fewest_zeros} and more values that are all exactly zero. A loss that had fallen below
-    {loss_fall.LITTLE:percent} of its start is learnt, and may go to zero.
+    {loss_fall.LEARNT:percent} of its start is learnt, and may go to zero.
 
     Why it matters: no real batch gives the same loss twice. What is logged is no longer what is trained, or broken
     weights give zero for every input.

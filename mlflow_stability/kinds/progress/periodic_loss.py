@@ -98,7 +98,7 @@ class PeriodicLossRule(Rule):
     periods, which repeat without a trend: the line through them moves by less than the swing. Between the 10th and the
     90th percentile lies a factor of {mild} for INFO, and of {wide} for a warning, with a period of {short} points or
     more, or from the first {from_start:percent} of the run on. Not where the logged learning rate and the loss
-    correlate at {with_rate} or more, nor where the loss is below {loss_fall.LITTLE:percent} of its start. Spikes and
+    correlate at {with_rate} or more, nor where the loss is below {loss_fall.LEARNT:percent} of its start. Spikes and
     rises that stay within the swing belong to it.
 
     Why it matters: each step goes too far and the next ones come back, so that nothing is gained.

@@ -238,7 +238,7 @@ class PlateauRule(Rule):
     {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed: it fell to less than {collapse:exp_left} within
     the first {at_once:percent} of {fewest_after} points or more, and changed by less than {distance:percent}, or less
     than noise, from there to the end, known to {known}. A loss that falls slowly throughout, as from 4.5 to 3.3 over a
-    fine-tuning, is not a plateau, nor is one below {loss_fall.LITTLE:percent} of its start.
+    fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start.
 
     Why it matters: the steps cost time and nothing is learnt.
 

@@ -57,7 +57,7 @@ class StandstillRule(Rule):
     that time, known to {known:percent}. It is a warning for {long_share:percent} of the run and {long_steps} steps or
     more, where {left:percent} or more of its start is left; else INFO. Not where the logged learning rate was below
     {decayed:percent} of its highest value in the middle of that time, nor where the loss is below
-    {loss_fall.LITTLE:percent} of its start. A validation loss that does not change while the training loss falls is
+    {loss_fall.LEARNT:percent} of its start. A validation loss that does not change while the training loss falls is
     INFO.
 
     Why it matters: these steps cost time and nothing was learnt in them.
