@@ -34,6 +34,7 @@ class Page:
 
 PAGES = (
     Page("getting_started", "Getting started"),
+    Page("from_other_tools", "From other tools"),
     Page("mlflow", "Watching a run in MLflow"),
     Page("diagnosis", "Reading a diagnosis"),
     Page("recovery", "Rollback and recovery"),
