@@ -91,9 +91,9 @@ def _changed(file: Path) -> float:
 
 def next_orphan(root: Path, own: Path, tracking_uri: str | None, not_again: set[Path]) -> Path | None:
     """Return a session to deliver beside our own, or None."""
-    ours = tracking_uri or default_uri("")
+    store = tracking_uri or default_uri("")
     for folder in session_folders(root):
-        if folder != own and folder not in not_again and _is_orphan(folder, ours):
+        if folder != own and folder not in not_again and _is_orphan(folder, store):
             return folder
     return None
 
@@ -106,8 +106,8 @@ def _is_orphan(folder: Path, tracking_uri: str) -> bool:
     process = process_of(folder, readable[0])
     if process.alive() or (not process.has_ended() and was_delivered(folder)):
         return False
-    theirs = [opening.tracking_uri or default_uri(opening.directory) for opening in readable]
-    return all(same_store(uri, tracking_uri, opening.directory) for uri, opening in zip(theirs, readable, strict=True))
+    stores = [opening.tracking_uri or default_uri(opening.directory) for opening in readable]
+    return all(same_store(uri, tracking_uri, opening.directory) for uri, opening in zip(stores, readable, strict=True))
 
 
 def was_delivered(folder: Path) -> bool:

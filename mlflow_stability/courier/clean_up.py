@@ -47,7 +47,7 @@ def leftovers(directory: Path) -> list[Leftover]:
 
 
 def clean_up(directory: Path, older_than: float | None = None, largest: int | None = None) -> list[Leftover]:
-    """Remove what is older than so many seconds, then the oldest until everything takes at most `largest` bytes."""
+    """Remove leftovers older than `older_than` seconds, then the oldest until at most `largest` bytes are left."""
     left, removed = leftovers(directory), []
     now = time.time()
     if older_than is not None:

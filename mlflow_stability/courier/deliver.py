@@ -29,7 +29,7 @@ _WISHES = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # It prints the address of the run, with the password that may stand in it.
+    # MLflow prints the address of the run, with a password if it contains one.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
@@ -106,7 +106,7 @@ def deliver_many(
             if not done:
                 yield None
     finally:
-        lifeline.close()  # all that was to be told is told: nobody waits for libraries that take their time to end
+        lifeline.close()  # everything is reported: do not wait for libraries that end slowly
         pool.shutdown(cancel_futures=True)
 
 

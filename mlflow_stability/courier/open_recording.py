@@ -97,7 +97,7 @@ class OpenRecording:
 
     @property
     def over(self) -> bool:
-        """Whether the training has said that nothing more will be recorded."""
+        """Whether the training has reported its end."""
         return self.events.story.closing is not None or bool(self._last_words.get("closing"))
 
     @property
@@ -185,7 +185,7 @@ class OpenRecording:
         self._board.show(self.events.story, self._last_words)
 
     def _closing_said(self, state: TrainingState) -> Closing | None:
-        """Return how the training said that it ended."""
+        """Return how the training ended, by its own report."""
         story = self.events.story
         return story.closing or state.closing or (None if state.alive else story.returned)
 
@@ -226,7 +226,7 @@ class OpenRecording:
             )
             if status is not None:
                 self.writer.end(status, closing.time or story.last_time)
-        # Training may end as soon as it reads this, and take us along: what can be said must have been said by now.
+        # The training may end as soon as it reads this, and end this process with it: report everything first.
         if not self._delivered.complete and (closing_said is not None or self._process.has_ended()):
             self._delivered.complete = True
             self._delivered.save()

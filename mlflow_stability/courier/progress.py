@@ -53,7 +53,7 @@ class Delivered:
     url: str = ""
     """Page of the run on a server, without credentials."""
     command: str = ""
-    """Command that starts a server, where there is none."""
+    """Command that starts a server, if the store has no server."""
     verdict: str = ""
     """Outcome of the training in a sentence, once known."""
     cause: str = ""

@@ -116,8 +116,8 @@ class Recording:
     @property
     def troubles(self) -> list[Backoff]:
         """What is failing at the moment."""
-        mine = [self._patience] if self._patience.error else []
-        return mine + (self._open.troubles if self._open else [])
+        own = [self._patience] if self._patience.error else []
+        return own + (self._open.troubles if self._open else [])
 
     def waiting_bytes(self) -> int:
         if self.gone:

@@ -1,6 +1,6 @@
 """Deliver the recordings of one training process; new ones are found as they appear.
 
-Nothing here waits: `advance` delivers a portion and says whether there was one.
+Nothing here waits: `advance` delivers a portion and returns whether there was any.
 """
 
 from __future__ import annotations

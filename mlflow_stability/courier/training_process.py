@@ -86,7 +86,7 @@ class TrainingState:
 
     @property
     def closing(self) -> Closing | None:
-        """How it said that it ended, where the journal had no room for that."""
+        """How the training ended by its own report, if the journal had no room for it."""
         return closing_in(self.last_words)
 
 
@@ -124,11 +124,11 @@ class MemoryWatch:
 
 def _pages() -> list[Path]:
     try:
-        mine = Path("/proc/self/cgroup").read_text()
+        own = Path("/proc/self/cgroup").read_text()
     except OSError:
         return []
     pages = []
-    for line in mine.splitlines():
+    for line in own.splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             pages.append(Path("/sys/fs/cgroup" + path) / "memory.events")

@@ -68,8 +68,8 @@ class EasingPlan:
 class _Written:
     """A learning rate we wrote into a group, and the script's own."""
 
-    ours: Rate
-    theirs: Rate
+    eased: Rate
+    original: Rate
     """The script's own object; a copy of its value where it is a tensor."""
 
 
@@ -120,21 +120,21 @@ class Easing:
             if number >= len(optimizer.param_groups):
                 continue
             group = optimizer.param_groups[number]
-            if isinstance(rate.ours, Tensor) and isinstance(rate.theirs, Tensor):
-                rate.ours.data.copy_(rate.theirs)  # the tensor is the script's own, and keeps its address
-            elif group.get("lr") is rate.ours:  # else the optimizer wrote its own
-                group["lr"] = rate.theirs
+            if isinstance(rate.eased, Tensor) and isinstance(rate.original, Tensor):
+                rate.eased.data.copy_(rate.original)  # the tensor is the script's own, and keeps its address
+            elif group.get("lr") is rate.eased:  # else the optimizer wrote its own
+                group["lr"] = rate.original
 
 
 def _write(group: dict[str, object], rate: Rate, share: float, limit: float | None) -> _Written:
     if isinstance(rate, Tensor):
-        theirs = rate.detach().clone()
-        eased = theirs if limit is None else theirs.clamp(max=limit)
+        original = rate.detach().clone()
+        eased = original if limit is None else original.clamp(max=limit)
         rate.data.copy_(eased * share)
-        return _Written(rate, theirs)
-    ours = (rate if limit is None else min(rate, limit)) * share
-    group["lr"] = ours
-    return _Written(ours, rate)
+        return _Written(rate, original)
+    lowered = (rate if limit is None else min(rate, limit)) * share
+    group["lr"] = lowered
+    return _Written(lowered, rate)
 
 
 def rates_of(optimizer: Optimizer) -> tuple[float, ...]:
@@ -179,7 +179,7 @@ def clip_in_place(gradients: Sequence[Tensor], norm: Tensor, largest: Tensor | f
 
 
 NORMS_REMEMBERED = 100
-"""The usual gradient norm is the median of so many."""
+"""Number of gradient norms whose median is the usual one."""
 NORMS_NEEDED = 20
 """With fewer norms nothing is clipped."""
 

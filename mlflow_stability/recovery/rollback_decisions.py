@@ -36,10 +36,10 @@ from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 WATCHED_STEPS = 100
-"""Steps after a rollback in which the restored state is watched: the detectors start anew there, and would take a high
+"""Steps after a rollback in which the restored state is watched: the detectors are reset there, and would take a high
 loss for the baseline."""
 MAX_REVERTED = 2
-"""After so many reverted rollbacks a higher loss triggers none any more."""
+"""Number of reverted rollbacks after which a higher loss triggers no further one."""
 
 
 def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) -> tuple[RollbackHistory, Decision]:
@@ -73,7 +73,7 @@ def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) 
 def _answer(
     policy: RollbackPolicy, past: RollbackHistory, situation: Situation, trouble: Trouble
 ) -> tuple[RollbackHistory, Decision]:
-    """Return the rollback for this trouble, or why there is none."""
+    """Return the rollback for this trouble, or the reason against one."""
     last = past.rollbacks[-1] if past.rollbacks else None
     if trouble.of_level:
         period, known_period = period_of(policy, past, trouble), past.period

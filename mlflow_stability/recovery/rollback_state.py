@@ -30,7 +30,7 @@ class GoodState:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known at the end of a step."""
+    """State of a training at the end of a step."""
 
     step: int
     events: tuple[Finding, ...] = ()

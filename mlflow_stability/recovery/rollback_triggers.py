@@ -23,15 +23,15 @@ REMEMBERED_ONSETS = 3
 SAME_DISTANCE = 0.05
 """Distances are equal within this share, or within the lag between onset and finding."""
 ABSURD_RISE = 1000.0
-"""A loss of so many times its level always triggers a rollback."""
+"""Ratio of the loss to its level that always triggers a rollback."""
 SHORTEST_PERIOD = 100
 """Rises that return sooner are the same trouble: the restored state did not hold."""
 JUMP_FACTOR = 10.0
-"""A learning rate that jumped to so many times its highest value is suspect."""
+"""Ratio of a learning rate to its highest value before that makes it suspect."""
 JUMP_STEPS = 200
-"""A rise of the loss within so many steps after a learning rate jump belongs to it."""
+"""Number of steps after a learning rate jump in which a rise of the loss belongs to it."""
 LASTING_STEPS = 64
-"""After a learning rate jump, a rise that is only a warning is answered if it lasts so many steps."""
+"""Number of steps that a rise after a learning rate jump has to last if it is only a warning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class SPAMAdam(Optimizer):
     """Spike-aware Adam with momentum reset.
 
     A coordinate whose squared gradient is more than `threshold` times its usual one is clipped to just that, and every
-    `reset_every` steps both moments begin anew, with a cosine warm-up of the learning rate over `warm_up` steps: one
+    `reset_every` steps both moments are reset, with a cosine warm-up of the learning rate over `warm_up` steps: one
     spike otherwise stays in the moments for hundreds of steps.
 
     Args:

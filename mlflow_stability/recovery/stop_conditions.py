@@ -1,6 +1,6 @@
 """Conditions that end a training: ``stop_on=("nonfinite", "grad_norm>100", "val_loss plateau 5")``.
 
-Guarantees: a misspelt condition is refused at once; what is known before a step is judged before it.
+Guarantees: a misspelt condition is refused at once; loss, learning rate and loss scale are judged before the step.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ QUANTITIES = (*BEFORE_STEP, *AFTER_STEP, *MEASURED, *SHORT_NAMES, VALIDATION)
 NONFINITE = ("loss", "grad_norm", "grad_norm_clipped")
 """What ``nonfinite`` checks."""
 USUAL_OF, USUAL_FROM = 100, 20
-"""The normal value is the median of so many values, and known from so many on."""
+"""Number of values whose median is the normal value."""
 LOW_IN_A_ROW = 5
-"""So many consecutive values must be low; throughput is measured at every tenth step."""
+"""Number of consecutive low values; throughput is measured at every tenth step."""
 _RELATIVE = re.compile(r"\s*([A-Za-z_]\w*)\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
 _MULTIPLE = re.compile(r"\s*([A-Za-z_]\w*)\s*>\s*(\d+(?:\.\d+)?)\s*x\s*")
 _PLATEAU = re.compile(r"\s*([A-Za-z_]\w*)\s+plateau\s+(\d+)\s*")

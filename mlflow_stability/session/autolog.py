@@ -160,7 +160,7 @@ def current_session() -> Session | None:
 
 @with_known_names
 def flush(seconds: float = 60.0) -> bool:
-    """Wait until everything that was recorded so far is in MLflow.
+    """Wait until everything recorded so far is in MLflow.
 
     The training may go on afterwards.
 

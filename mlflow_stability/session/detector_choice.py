@@ -17,12 +17,12 @@ def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
     """Those that the settings name; SettingsError for a name that there is not."""
     detectors = chosen((DEFAULT,) if settings.detectors is None else settings.detectors, settings.sensitivity)
     policy, ahead = settings.policy, DivergenceAhead.kind
-    if policy.act_ahead is not None and all(each.kind != ahead for each in detectors):
+    if policy.act_ahead is not None and all(detector.kind != ahead for detector in detectors):
         detectors = (*detectors, *at_sensitivity(named([ahead]), settings.sensitivity))
     if policy.divergence_threshold is None:
         return detectors
     own = DivergenceClassic(policy.divergence_threshold, policy.consecutive_divergence_steps)
-    return (*(each for each in detectors if not isinstance(each, DivergenceClassic)), own)
+    return (*(detector for detector in detectors if not isinstance(detector, DivergenceClassic)), own)
 
 
 def judging_of(settings: Settings) -> Judging:

@@ -127,22 +127,24 @@ class PartGuard:
         self, part: str, failure: BaseException, handled: BaseException | None, forget: Callable[[], None] | None
     ) -> BaseException | None:
         """Return what is to be raised; None for an error of ours. `handled`: what the script was handling already."""
-        theirs = raised_by_script(failure, handled)
-        if theirs is None and not isinstance(failure, Exception):
-            theirs = failure
-        if isinstance(theirs, TrainingDiverged):
-            return theirs  # as the user asked
-        if theirs is not None:
+        script_error = raised_by_script(failure, handled)
+        if script_error is None and not isinstance(failure, Exception):
+            script_error = failure
+        if isinstance(script_error, TrainingDiverged):
+            return script_error  # as the user asked
+        if script_error is not None:
             self._torn[part] = FORGIVEN
             if forget is not None:
                 with contextlib.suppress(Exception):  # then its next errors are forgiven
                     forget()
-            return theirs
+            return script_error
         assert isinstance(failure, Exception)
         if self._torn.get(part, 0):
             self._torn[part] -= 1
             return None
-        if isinstance(failure, TorchLacksError):  # said when watching began, with all else that this torch lacks
+        if isinstance(
+            failure, TorchLacksError
+        ):  # reported when recording began, with everything else that this torch lacks
             self.off[part] = str(failure)
             return None
         if self.strict:

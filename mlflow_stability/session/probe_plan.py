@@ -76,7 +76,7 @@ class FirstBrokenStep:
 
 
 FULL_EVERY = 10
-"""Every so many measurements of layers include percentiles and histograms."""
+"""Interval, in measurements of layers, of percentiles and histograms."""
 
 
 def probe_scheduler_of(

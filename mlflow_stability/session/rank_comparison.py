@@ -1,4 +1,4 @@
-"""Name the rank on which a NaN, a loss spike or a slow step began, and the one that the others wait for.
+"""Name the rank on which a NaN, a loss spike or a slow step began, and the rank that the others wait for.
 
 Guarantees: each episode is reported once, by the rank that records.
 """
@@ -59,7 +59,7 @@ class RankComparison:
         """Longest reported step of each rank."""
         self._slowest: int | None = None
         self._slow = 0
-        """Consecutive exchanges in which it was slow."""
+        """Number of consecutive exchanges in which the rank was slow."""
 
     def take(self, table: RankTable, names: Sequence[str]) -> None:
         """Compare the measurements of all ranks; `names`: those of the ranks."""

@@ -260,7 +260,7 @@ class RunBinding:
         recording = self.recording
         self.heard.wanted = self.settings.policy.best_by or ""
         if recording is not None and recording.step >= recording.opening.first_step:
-            recording.hear(self.heard.take(self.current_run_id()))
+            recording.record_script_metrics(self.heard.take(self.current_run_id()))
 
     def current_run_id(self) -> str | None:
         """Return the run of the recording in progress, or of the last one, if known by now."""

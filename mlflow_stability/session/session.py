@@ -97,7 +97,7 @@ class Session:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process was forked from the one that began the session."""
+        """Whether this process is a fork of the process that began the session."""
         return os.getpid() != self._pid
 
     @property
@@ -360,7 +360,7 @@ class Session:
             return
         if self._alerts.looks_at_steps:
             self._alerts.see(recording.last)
-        if not 0 <= reading.time - self._looked_after < LOOK_SECONDS:  # the clock may be set back
+        if not 0 <= reading.time - self._looked_after < LOOK_SECONDS:  # the clock may be changed
             self._looked_after = reading.time
             for link in self._binding.links.values():
                 link.look_after()

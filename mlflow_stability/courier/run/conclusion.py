@@ -174,7 +174,7 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
-    """Return the verdict without the word and the cause that stand beside it."""
+    """Return the verdict without its word and cause, which have places of their own."""
     _, verdict = run_phrases.headline(diagnosis)
     if diagnosis.cause is not None:
         verdict = verdict.replace(diagnosis.cause.statement, "").replace("  ", " ").strip()

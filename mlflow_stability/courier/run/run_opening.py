@@ -1,4 +1,4 @@
-"""Find the run of a recording: the one that was in progress, or one made for it, exactly once.
+"""Find the run of a recording: the run in progress, or a new run, created exactly once.
 
 Guarantees: whichever process is killed at whatever moment, there is one run for the recording; the training can read
 its id from `delivered.json` at once.

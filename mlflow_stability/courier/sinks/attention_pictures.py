@@ -71,7 +71,7 @@ _PAUSE = 20.0
 _AWAITED = 10.0
 """Seconds for which the end of the training waits for pictures."""
 _LAST_SECONDS = 600.0
-"""Seconds in which they are drawn after the end of the training; the maps are in the run anyway."""
+"""Seconds for drawing after the end of the training; the maps are in the run anyway."""
 _UNTIL_THEN = "attention_heatmap() draws any layer from the maps."
 _logger = logging.getLogger("mlflow_stability.courier")
 

@@ -81,7 +81,7 @@ def _git(directory: str, *words: str) -> list[str] | None:
 
 
 ASK_WITHIN = 600.0
-"""Seconds after the start of a recording in which the code on disk is the one that runs."""
+"""Seconds after the start of a recording during which the code on disk is assumed to be the running code."""
 
 
 class FactSink(RunSink):

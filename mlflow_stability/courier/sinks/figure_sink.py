@@ -94,7 +94,7 @@ class PictureData:
         return bool(self._tables(what))
 
     def tables(self, what: str, most: int) -> list[LayerTable]:
-        """Return at most so many tables, spread over the run, the newest last."""
+        """Return at most `most` tables, spread over the run, the newest last."""
         files = self._tables(what)
         chosen = files[-1 :: -max(1, len(files) // most)][:most]  # backwards, the newest always
         return [read_layer_table(file.path) for file in reversed(chosen)]

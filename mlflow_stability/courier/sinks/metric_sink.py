@@ -227,7 +227,7 @@ class MetricSink(TimedSink):
         return self._pace.wait(time.monotonic(), hurry=False) if waiting else float("inf")
 
     def send_again(self) -> None:
-        """Repeat a failed request, of which an unknown part has arrived."""
+        """Repeat a failed request; an unknown part of it has arrived."""
         if self._fresh:
             self._fresh[0].sent = 0
 

@@ -64,7 +64,7 @@ class TimedSink(Sink):
         """When it last had nothing left to send (monotonic clock)."""
 
     def flush(self, over: bool) -> bool:
-        """Send what is due, one request at most; True if there is more to send at once.
+        """Send due data, one request at most; True if there is more to send at once.
 
         `over`: nothing more will be recorded, send the rest. Raises `TrackingError` when the store did not take it; the
         next call tries the same again.
@@ -199,7 +199,7 @@ class Outlet(Sink):
             self._switch_off(error)
 
     def flush(self, state: TrainingState) -> bool:
-        """Send what is due; True if there is more to do at once. Never waits for the network, never raises."""
+        """Send due data; True if there is more to do at once. Never waits for the network, never raises."""
         try:
             return not self.done and self._flush(state)
         except Exception as error:

@@ -121,9 +121,9 @@ def _shared(optimizer: Optimizer, stepped: _Stepped) -> OptimizedTwiceFacts | No
         return None
     if any(held is optimizer or held is other for held in (*vars(optimizer).values(), *vars(other).values())):
         return None  # one is made of the other
-    mine, theirs = parameters_of(optimizer), parameters_of(other)
-    both = [tensor for tensor in mine if stepped.used(tensor)]
-    share = _values(both) / max(1, min(_values(mine), _values(theirs)))
+    own, others = parameters_of(optimizer), parameters_of(other)
+    both = [tensor for tensor in own if stepped.used(tensor)]
+    share = _values(both) / max(1, min(_values(own), _values(others)))
     return OptimizedTwiceFacts(len(both), share) if share >= SHARED else None
 
 

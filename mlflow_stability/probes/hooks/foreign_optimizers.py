@@ -29,38 +29,38 @@ class OptimizerView(Optimizer):
     STEP: ClassVar[str]
     """The method that takes a step."""
 
-    def __init__(self, theirs: Any) -> None:
+    def __init__(self, optimizer: Any) -> None:
         # Torch's own `__init__` is not called: no optimizer was made.
-        self._theirs = weakref.ref(theirs)
+        self._theirs = weakref.ref(optimizer)
         self.defaults: dict[str, Any] = {}
         self.param_groups: list[dict[str, Any]] = []
 
     @classmethod
-    def of(cls, theirs: Any) -> OptimizerView:
+    def of(cls, optimizer: Any) -> OptimizerView:
         """Return the view of an optimizer; its class has the same name."""
-        named: type[OptimizerView] = type(type(theirs).__name__, (cls,), {})
-        return named(theirs)
+        named: type[OptimizerView] = type(type(optimizer).__name__, (cls,), {})
+        return named(optimizer)
 
     @property
     def state(self) -> Any:  # type: ignore[override] # torch's is an attribute
-        theirs = self._theirs()
-        return {} if theirs is None else self._state_of(theirs)
+        optimizer = self._theirs()
+        return {} if optimizer is None else self._state_of(optimizer)
 
     @property
     def has_gradients(self) -> bool:
         return any(parameter.grad is not None for group in self.param_groups for parameter in group["params"])
 
-    def begin(self, theirs: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def begin(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Take over parameters, settings and gradients at the beginning of a step."""
         raise NotImplementedError
 
-    def take_over(self, theirs: Any) -> None:
+    def take_over(self, optimizer: Any) -> None:
         """Give the optimizer the learning rates that hooks wrote for this step."""
 
-    def end(self, theirs: Any) -> None:
+    def end(self, optimizer: Any) -> None:
         """Restore what belongs to the script."""
 
-    def _state_of(self, theirs: Any) -> Any:
+    def _state_of(self, optimizer: Any) -> Any:
         raise NotImplementedError
 
 
@@ -69,27 +69,27 @@ class FastaiView(OptimizerView):
 
     MODULE, CLASS, STEP = "fastai.optimizer", "Optimizer", "step"
 
-    def begin(self, theirs: Any, _args: Sequence[Any], _kwargs: dict[str, Any]) -> None:
+    def begin(self, optimizer: Any, _args: Sequence[Any], _kwargs: dict[str, Any]) -> None:
         if not self.param_groups:
-            self.param_groups = [{"params": list(parameters)} for parameters in theirs.param_lists]
-        for group, hypers in zip(self.param_groups, theirs.hypers, strict=True):
+            self.param_groups = [{"params": list(parameters)} for parameters in optimizer.param_lists]
+        for group, hypers in zip(self.param_groups, optimizer.hypers, strict=True):
             # Schedules of fastai give numbers of numpy.
             group.update({name: getattr(value, "item", lambda value=value: value)() for name, value in hypers.items()})
 
-    def take_over(self, theirs: Any) -> None:
-        self._set_rates(theirs, [group.get("lr") for group in self.param_groups])
+    def take_over(self, optimizer: Any) -> None:
+        self._set_rates(optimizer, [group.get("lr") for group in self.param_groups])
 
-    def end(self, theirs: Any) -> None:
-        self._set_rates(theirs, self._rates)
+    def end(self, optimizer: Any) -> None:
+        self._set_rates(optimizer, self._rates)
 
-    def _set_rates(self, theirs: Any, rates: Iterable[Any]) -> None:
-        self._rates = [hypers.get("lr") for hypers in theirs.hypers]
-        for hypers, rate in zip(theirs.hypers, rates, strict=True):
+    def _set_rates(self, optimizer: Any, rates: Iterable[Any]) -> None:
+        self._rates = [hypers.get("lr") for hypers in optimizer.hypers]
+        for hypers, rate in zip(optimizer.hypers, rates, strict=True):
             if rate is not None:
                 hypers["lr"] = rate
 
-    def _state_of(self, theirs: Any) -> Any:
-        return theirs.state
+    def _state_of(self, optimizer: Any) -> Any:
+        return optimizer.state
 
 
 class KerasView(OptimizerView):
@@ -97,47 +97,46 @@ class KerasView(OptimizerView):
 
     MODULE, CLASS, STEP = "keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"
 
-    def begin(self, theirs: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def begin(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         gradients, variables = (*args, None, None)[:2] if args else (kwargs.get("grads"), None)
         variables = kwargs.get("trainable_variables") if variables is None else variables
         if variables is None:
-            variables = theirs._trainable_variables
-        if not theirs.built:  # as `apply` would: a rollback to before the first step restores what is there
-            with sys.modules["keras"].name_scope(theirs.name, caller=theirs):
-                theirs.build(variables)
-            theirs.built = True
+            variables = optimizer._trainable_variables
+        if not optimizer.built:  # as `apply` would: a rollback to before the first step restores what is there
+            with sys.modules["keras"].name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)
+            optimizer.built = True
         parameters = [variable.value for variable in variables]
         if not self.param_groups or list(map(id, self.param_groups[0]["params"])) != list(map(id, parameters)):
             self.param_groups = [{"params": parameters}]
-        rate = theirs.learning_rate
+        rate = optimizer.learning_rate
         self._is_scheduled = not hasattr(rate, "value")
         self.param_groups[0]["lr"] = getattr(rate, "value", rate)  # the tensor itself: a write to it holds there
-        if theirs.weight_decay is not None:
-            self.param_groups[0]["weight_decay"] = theirs.weight_decay
+        if optimizer.weight_decay is not None:
+            self.param_groups[0]["weight_decay"] = optimizer.weight_decay
         self._own: list[tuple[Tensor, Tensor | None]] = []
         for parameter, gradient in zip(parameters, gradients or (), strict=False):
             if gradient is not parameter.grad:
                 self._own.append((parameter, parameter.grad))
                 parameter.grad = gradient
 
-    def take_over(self, theirs: Any) -> None:
+    def take_over(self, optimizer: Any) -> None:
         if self._is_scheduled:  # its schedule would compute the rate again
             rate = self.param_groups[0]["lr"]
-            vars(theirs)["_get_current_learning_rate"] = lambda: rate
+            vars(optimizer)["_get_current_learning_rate"] = lambda: rate
 
-    def end(self, theirs: Any) -> None:
-        vars(theirs).pop("_get_current_learning_rate", None)
+    def end(self, optimizer: Any) -> None:
+        vars(optimizer).pop("_get_current_learning_rate", None)
         while self._own:
             parameter, gradient = self._own.pop()
             parameter.grad = gradient
 
-    def _state_of(self, theirs: Any) -> Any:
-        if not theirs.built or not self.param_groups:
+    def _state_of(self, optimizer: Any) -> Any:
+        if not optimizer.built or not self.param_groups:
             return {}
         # Under one parameter: these tensors have names and are not assigned to parameters.
-        tensors = {
-            variable.path: variable.value for variable in theirs.variables if variable is not theirs._learning_rate
-        }
+        rate = optimizer._learning_rate
+        tensors = {variable.path: variable.value for variable in optimizer.variables if variable is not rate}
         return {self.param_groups[0]["params"][0]: tensors}
 
 
@@ -179,37 +178,37 @@ class ForeignOptimizers:
         self.modules = 0
 
     def _around_step(
-        self, kind: type[OptimizerView], original: Callable[..., Any], theirs: Any, *args: Any, **kwargs: Any
+        self, kind: type[OptimizerView], original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        view: OptimizerView | None = self._begin(kind, theirs, args, kwargs)
+        view: OptimizerView | None = self._begin(kind, optimizer, args, kwargs)
         if view is None:
-            return original(theirs, *args, **kwargs)
+            return original(optimizer, *args, **kwargs)
         try:
             self._before(view)
             # Hooks remove the gradients to skip the step.
-            result = original(theirs, *args, **kwargs) if self._take_over(view, theirs) is not False else None
+            result = original(optimizer, *args, **kwargs) if self._take_over(view, optimizer) is not False else None
         finally:
-            self._end(view, theirs)
+            self._end(view, optimizer)
         self._after(view)
         return result
 
     def _begin_view(
-        self, kind: type[OptimizerView], theirs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, kind: type[OptimizerView], optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> OptimizerView | None:
-        view = self._views.get(theirs)
+        view = self._views.get(optimizer)
         if view is None:
-            view = self._views[theirs] = kind.of(theirs)
-        view.begin(theirs, args, kwargs)
+            view = self._views[optimizer] = kind.of(optimizer)
+        view.begin(optimizer, args, kwargs)
         if not view.has_gradients:
-            view.end(theirs)
+            view.end(optimizer)
             return None
         return view
 
     @staticmethod
-    def _is_to_be_taken(view: OptimizerView, theirs: Any) -> bool:
-        view.take_over(theirs)
+    def _is_to_be_taken(view: OptimizerView, optimizer: Any) -> bool:
+        view.take_over(optimizer)
         return view.has_gradients
 
     @staticmethod
-    def _end_view(view: OptimizerView, theirs: Any) -> None:
-        view.end(theirs)
+    def _end_view(view: OptimizerView, optimizer: Any) -> None:
+        view.end(optimizer)

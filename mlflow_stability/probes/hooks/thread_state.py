@@ -117,7 +117,7 @@ def _restore(state: ThreadState, interrupted: bool) -> None:
     if is_grad_enabled() is not gradients:
         torch_api.set_grad_enabled(gradients)
     now = function_modes()
-    if len(now) != len(modes) or any(mine is not theirs for mine, theirs in zip(now, modes, strict=True)):
+    if len(now) != len(modes) or any(mode is not saved for mode, saved in zip(now, modes, strict=True)):
         _restack(_wanted(modes))
     while interrupted:
         top = torch_api.current_dispatch_mode() if torch_api.has("current_dispatch_mode") else None

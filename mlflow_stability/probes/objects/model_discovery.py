@@ -68,13 +68,13 @@ class ObjectScan:
         if not set(kinds) <= set(self._numbers):
             return None
         places = [self._numbers.index(kind) for kind in kinds]
-        memory, found = self._memory, self._found
+        memory, lists = self._memory, self._found
         if memory is None:
             return self._at(places)
         for kind, at in zip(kinds, places, strict=True):
-            recalled = None if at in found else memory.recall(kind)
+            recalled = None if at in lists else memory.recall(kind)
             if recalled is not None and (kind is not Kind.MODULE or self._own_its_parameters(recalled)):
-                found[at] = recalled
+                lists[at] = recalled
         answer = self._at(places)
         for kind, at in zip(kinds, places, strict=True):
             if at in self._walked:
@@ -126,8 +126,8 @@ def _walk(kinds: tuple[type, ...]) -> list[list[Any]]:
         if index is not None:
             list_of_type[cls] = lists[index]
     # In two passes that run no bytecode for each object: there may be millions of them.
-    for found in compress(objects, map(list_of_type.__contains__, map(type, objects))):
-        list_of_type[type(found)].append(found)
+    for candidate in compress(objects, map(list_of_type.__contains__, map(type, objects))):
+        list_of_type[type(candidate)].append(candidate)
     return lists
 
 

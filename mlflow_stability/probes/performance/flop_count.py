@@ -273,7 +273,7 @@ class FlopTotals:
     ) -> float | None:
         """Add a forward pass of training, or begin to count it.
 
-        Returns the operations of each further pass of this shape, or None if they are not known yet.
+        Returns the operations of each further pass of this shape, or None if they are not counted yet.
         """
         if self.is_counting:
             self.give_up()
@@ -289,9 +289,9 @@ class FlopTotals:
             if may_count:
                 self._begin(key, root, shape)
             return None
-        near = [known for (model, _), known in self._counted.items() if model == key[0] and known.elements]
+        near = [counted for (model, _), counted in self._counted.items() if model == key[0] and counted.elements]
         if near and shape.elements:
-            nearest = min(near, key=lambda known: abs(known.elements - shape.elements))
+            nearest = min(near, key=lambda counted: abs(counted.elements - shape.elements))
             self.flops += nearest.flops * shape.elements / nearest.elements
         else:
             self._waiting[key] += 1
@@ -307,7 +307,7 @@ class FlopTotals:
             self.reason = "it is traced during a forward pass" if traced else COMPILED
             return
         if not now.counter.flops:
-            self.reason = "no operation with a known FLOP formula was seen"
+            self.reason = "no operation with a counted FLOP formula was seen"
             return
         model = unwrapped(now.root)
         self.unknown = tuple(dict.fromkeys((*self.unknown, *now.counter.unknown)))

@@ -95,8 +95,8 @@ class Presence:
         if self._announced or not distributed.is_available() or not distributed.is_initialized():
             return
         self._announced = f"mlflow_stability/{attempt()}/{next(_meetings)}"
-        mine = Watched.ALL_ACT if self._acts else Watched.ALL
-        torch_api.default_store().set(self._key(distributed.get_rank()), mine.value)
+        own = Watched.ALL_ACT if self._acts else Watched.ALL
+        torch_api.default_store().set(self._key(distributed.get_rank()), own.value)
 
     def of(self, ranks: tuple[int, ...], to_act: bool = False) -> Watched:
         """Return which of these ranks are watched; with `to_act`, only whether all have the autopilot counts."""
@@ -114,10 +114,10 @@ class Presence:
 
     # Returns None where the first rank has no autopilot, and so may never look for those that act.
     def _decide(self, ranks: tuple[int, ...], to_act: bool) -> Watched | None:
-        store, mine, first = torch_api.default_store(), torch.distributed.get_rank(), ranks[0]
+        store, own, first = torch_api.default_store(), torch.distributed.get_rank(), ranks[0]
         verdict = f"{self._announced}/of/{'-'.join(map(str, ranks))}"
         keys = [self._key(rank) for rank in ranks]
-        if mine == first:
+        if own == first:
             watched = Watched.SOME
             if _soon(lambda: store.check(keys)):
                 announced = {bytes(store.get(key)) for key in keys}
@@ -125,7 +125,7 @@ class Presence:
             store.set(verdict, watched.value)
             return watched
         if not _soon(lambda: store.check([self._key(first)])):
-            store.delete_key(self._key(mine))
+            store.delete_key(self._key(own))
             return Watched.SOME
         if to_act and bytes(store.get(self._key(first))) != Watched.ALL_ACT.value:
             return None

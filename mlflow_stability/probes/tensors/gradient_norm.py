@@ -158,8 +158,8 @@ def dense_gradients(parameters: Sequence[Tensor]) -> tuple[list[Tensor | None], 
     unknown = tuple(
         [
             place
-            for place, each in enumerate(gradients)
-            if each is not None and (each.layout is not torch.strided or hasattr(each, "full_tensor"))
+            for place, gradient in enumerate(gradients)
+            if gradient is not None and (gradient.layout is not torch.strided or hasattr(gradient, "full_tensor"))
         ]
     )
     for place in unknown:

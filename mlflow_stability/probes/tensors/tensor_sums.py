@@ -172,9 +172,9 @@ def _alike(tensors: Sequence[Tensor | None]) -> list[tuple[Sequence[int], list[T
     if len(present) == len(tensors) and all(tensor.dtype is dtype and tensor.device == device for tensor in present):
         return [(range(len(present)), present)]
     buckets: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
-    for place, each in enumerate(tensors):
-        if each is not None:
-            places, some = buckets.setdefault((each.device, each.dtype), ([], []))
+    for place, tensor in enumerate(tensors):
+        if tensor is not None:
+            places, bucket = buckets.setdefault((tensor.device, tensor.dtype), ([], []))
             places.append(place)
-            some.append(each)
+            bucket.append(tensor)
     return list(buckets.values())

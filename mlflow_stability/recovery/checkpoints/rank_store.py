@@ -24,7 +24,7 @@ from mlflow_stability.recovery.checkpoints.stored_checkpoints import METADATA, S
 from mlflow_stability.recovery.state.state_copy import StateCopy
 
 WRITE_MINUTES = 30.0
-"""How long the ranks wait for the one that writes longest."""
+"""How long ranks wait for the slowest writer."""
 
 
 class CheckpointRanks:
@@ -42,11 +42,11 @@ class CheckpointRanks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, own: Any) -> list[Any]:
         """Collective: return the values of all ranks."""
-        answers: list[Any] = [mine] * self.size
+        answers: list[Any] = [own] * self.size
         if self.group is not None:
-            torch.distributed.all_gather_object(answers, mine, group=self.group)
+            torch.distributed.all_gather_object(answers, own, group=self.group)
         return answers
 
     def leave(self) -> None:
@@ -123,7 +123,7 @@ class RankStore:
             self._store.close()
 
     def _begin_draft(self, step: int, finite: bool) -> tuple[Path | None, str]:
-        """Return the folder to write to, on rank 0, or why there is none."""
+        """Return the folder to write to, on rank 0, or the reason against writing."""
         if self._store is None or not finite:
             return None, ""
         try:

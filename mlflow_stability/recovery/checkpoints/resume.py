@@ -50,7 +50,7 @@ Fetch = Callable[[str, Which], Path]
 AGREE_SECONDS = 60.0
 """How long a rank waits for rank 0 to say where the checkpoints are."""
 _restore_calls = count()
-"""Numbers the calls of `restore` in this process, so that each asks rank 0 anew."""
+"""Numbers the calls of `restore` in this process, so that each asks rank 0 again."""
 _NAMED = ("last_good", "best", "newest")
 
 

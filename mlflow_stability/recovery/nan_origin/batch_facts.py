@@ -13,7 +13,7 @@ from mlflow_stability.kinds.reported.nan_origin import TensorFacts, TokenFacts
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, named_tensors
 
 MOST_VALUES = 2**22
-"""Tokens are counted among at most so many values."""
+"""Maximum number of values among which tokens are counted."""
 
 
 def facts_of(batch: CapturedBatch) -> tuple[TensorFacts, ...]:

@@ -94,9 +94,9 @@ def replay_batch(
     except NotRunAgain as given_up:
         return _not_run(str(given_up))
     except Exception as error:  # raised by the script's own code, or out of memory
-        theirs = raised_by_script(error, before)
-        if theirs is not None:
-            raise theirs from None
+        script_error = raised_by_script(error, before)
+        if script_error is not None:
+            raise script_error from None
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         return Replay("cannot tell", f"The batch could not be run again ({why}).", None)
     if replay.conclusion != "hardware":

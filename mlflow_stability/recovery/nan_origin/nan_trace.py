@@ -207,7 +207,7 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
     ) -> NanOrigin:
         """Return the origin of this output: this operation, or that of a non-finite input."""
         floating = [tensor for tensor in inputs if _has_numbers(tensor)]
-        if before is None:  # once something is NaN nearly all that follows is: it is not looked at any closer
+        if before is None:  # after the first NaN nearly everything is NaN: no need to inspect it
             for tensor in floating:
                 earlier = self.origin_of(tensor)
                 if earlier is not None and earlier.is_nan and not earlier.meant and not is_finite(tensor):

@@ -2,7 +2,7 @@
 
 A finite gradient whose norm is too large for its type counts as broken: its square would ruin second moments. A norm
 far above all that the training has shown since its first step or the last rollback is broken, too: a corrupted batch.
-Such a batch shows in its loss as well, so where the loss is no larger than before, the norm must be ten times as large:
+A bad batch shows in its loss as well, so where the loss is no larger than before, the norm must be ten times as large:
 a single large norm is common in healthy trainings. Extreme norms that keep coming are the training's own, and are let
 through. A norm of exactly zero (no reward, no violated margin) is ignored.
 """
@@ -39,9 +39,9 @@ def broken_flag(
             for scalar in scalars
         ]
         for optimizer in optimizers:
-            theirs = total_norm([local_part(gradient) for gradient in gradients_of(optimizer)])
-            if theirs is not None:
-                asked.append(theirs)
+            split_norm = total_norm([local_part(gradient) for gradient in gradients_of(optimizer)])
+            if split_norm is not None:
+                asked.append(split_norm)
         if not asked:
             return None
         if all(scalar.is_cpu for scalar in asked):  # no wait for values on the host
@@ -95,7 +95,7 @@ def _has_state(optimizer: Optimizer, group: dict[str, object], parameter: Tensor
 
 
 NORMS_REMEMBERED = 256
-"""The usual gradient norm is the median of so many."""
+"""Number of gradient norms whose median is the usual one."""
 NORMS_NEEDED = 50
 """With fewer norms no step is skipped for its norm."""
 TIMES_LARGEST = 10.0
@@ -104,7 +104,7 @@ of a training that has nearly learnt the others."""
 TIMES_AT_NORMAL_LOSS = 10.0
 """Factor of both limits where the loss is normal."""
 MAX_SKIPPED = 3
-"""So many are skipped, then the next of their size is taken."""
+"""Number of extreme norms that are skipped before the next of their size is accepted."""
 FORGET_AFTER_STEPS = 1000
 """Steps without an extreme norm after which those before are forgotten. A rare task or reward comes more often; a
 corrupted batch that comes less often is always skipped."""
@@ -175,7 +175,7 @@ class GradientLimit:
             self.largest = max(self._usual, TIMES_LARGEST * min(self._absurd))
 
     def forget(self) -> None:
-        """Start anew after a rollback."""
+        """Forget all norms, after a rollback."""
         self._norms.clear()
         self._by_size.clear()
         self._absurd.clear()

@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.argument import with_known_names
 INIT_SCALE = 2.0**10
 """The first scale; torch starts with 2**16, and skips the first steps of many models."""
 GROWTH_FACTOR = 1.5
-"""The factor by which the scale grows; torch doubles it."""
+"""Growth factor of the scale; torch doubles it."""
 GROWTH_INTERVAL = 200
 """Steps without an overflow after which the scale grows; torch waits for 2000."""
 

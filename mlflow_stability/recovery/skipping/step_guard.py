@@ -38,7 +38,7 @@ Vote = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a capture before a step."""
+    """Facts about a capture before its step."""
 
     broken: bool | None
     """Whether its steps are skipped; None: only the device knows, and acts on it."""
@@ -184,7 +184,7 @@ class StepGuard:
             if first:
                 self._settle_buffers()
         if isinstance(optimizer, LBFGS) and id(optimizer) not in self._copies:
-            # Before its very first closure nobody had seen it; before the step it has only asked for gradients so far.
+            # The optimizer is new in its first closure; before the step it has only computed gradients.
             self._copies = {id(optimizer): copy_everything(optimizer)}
         elif self._copies and self._moves_first.get(optimizer) is None:
             self._learn_whether_moved(optimizer)
@@ -301,17 +301,17 @@ class StepGuard:
                 del self._copies[id(optimizer)]
 
     def _give_flag(self, optimizer: Optimizer, flag: Tensor) -> None:
-        theirs: Tensor | None = getattr(optimizer, "found_inf", None)
-        self._gated[id(optimizer)] = optimizer, theirs
-        ours = flag if theirs is None else torch.maximum(theirs.to(flag.device, non_blocking=True), flag)
-        optimizer.found_inf = ours  # type: ignore[attr-defined]
+        scaler_flag: Tensor | None = getattr(optimizer, "found_inf", None)
+        self._gated[id(optimizer)] = optimizer, scaler_flag
+        combined = flag if scaler_flag is None else torch.maximum(scaler_flag.to(flag.device, non_blocking=True), flag)
+        optimizer.found_inf = combined  # type: ignore[attr-defined]
 
     def _take_flag_back(self, number: int) -> None:
-        optimizer, theirs = self._gated.pop(number, (None, None))
+        optimizer, scaler_flag = self._gated.pop(number, (None, None))
         if optimizer is None:
             return
-        if theirs is not None:
-            optimizer.found_inf = theirs  # type: ignore[attr-defined]
+        if scaler_flag is not None:
+            optimizer.found_inf = scaler_flag  # type: ignore[attr-defined]
         elif hasattr(optimizer, "found_inf"):
             del optimizer.found_inf
 

@@ -188,7 +188,7 @@ def _copy_beside(pairs: list[_Pair], device: torch.device, budget: int | None) -
     beside.wait_stream(torch.accelerator.current_stream(device))
     with torch.get_device_module(device).stream(beside):
         _copy_all([(stage, copy) for (_, copy), stage in zip(chosen, staged, strict=True)])
-    for stage in staged:  # given back when this function ends: nobody may get its memory before the transfer is over
+    for stage in staged:  # freed when this function ends: its memory must not be reused before the transfer is over
         stage.record_stream(beside)
     arrived = torch.get_device_module(device).Event()
     arrived.record(beside)

@@ -189,7 +189,7 @@ class RestorePlan:
 
 
 class _Tensors:
-    """Tensors to fill, and copies of what they held."""
+    """Tensors to fill, and copies of their former values."""
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], aside: StateCopy | None) -> None:
         copies = () if aside is None else aside.copies

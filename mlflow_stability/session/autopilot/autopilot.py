@@ -92,7 +92,7 @@ class Autopilot:
         self._largest_scale = config.policy.largest_scale
         self._best = BestValue(config.policy.best_by, config.policy.best_mode)
         if recording is not None and (config.stop_on or config.policy.best_by is not None):
-            recording.listener = self.on_heard
+            recording.listener = self.on_script_metric
         watch = BufferWatch(guard, self._modifier.guard)
         self._forward = None if recording is not None else ForwardWatch(guard, [watch])
         """Observes forward passes on a rank without a recording; those of a recording are observed anyway."""
@@ -251,11 +251,11 @@ class Autopilot:
         except BaseException as error:
             guard.contain(AutopilotPart.DECISIONS, error)
 
-    def on_heard(self, heard: ScriptMetric) -> None:
+    def on_script_metric(self, metric: ScriptMetric) -> None:
         """Runs when the script has logged the metric of `best_by`, or a validation loss."""
-        if heard.signals:
-            self._decider.hear(StepReading(self.step, heard.signals, heard.values))
-        if self._best.is_new(heard) and not self._write_best(heard.values[0]):
+        if metric.signals:
+            self._decider.hear(StepReading(self.step, metric.signals, metric.values))
+        if self._best.is_new(metric) and not self._write_best(metric.values[0]):
             self._best.forget()
 
     def was_rolled_back(self) -> bool:
@@ -396,7 +396,7 @@ class Autopilot:
         if not late and self._scaler is not None and (self._decider.cuts_scale or self._decider.calms_scaler):
             self._run(AutopilotPart.LOSS_SCALE, self._settle_scale, self._scaler)
         if self._keeps or self._states.has_checkpoints:
-            # Where nobody goes back, what was asked for stays.
+            # Without rollbacks no checkpoint is deleted.
             self._run(AutopilotPart.SNAPSHOTS, self._states.prove, decision, self.step, self._keeps)
         ending = decision.ending
         if ending is None and decision.stop is not None:

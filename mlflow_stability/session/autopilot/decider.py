@@ -225,7 +225,7 @@ class Decider:
     def retarget(self, decision: Decision, target: int) -> Decision:
         if decision.is_counted:
             *others, last = self._history.rollbacks
-            # What the first state gave is no measure of what this one should give.
+            # The losses after the first state do not apply to this one.
             self._history = replace(self._history, rollbacks=(*others, replace(last, to=target)), given=())
         return replace(decision, target=target)
 
@@ -249,7 +249,7 @@ class Decider:
         self._skips.forget_row()
 
     def _decide(self, record: StepRecord, known_parts: KnownParts) -> Decision:
-        # The loss of a step that the script skips may be of weights that are no more, that of a broken batch is none.
+        # The loss of a skipped step may belong to discarded weights; that of a broken batch is meaningless.
         if not (record.asked_for or record.was_skipped_by):
             self._losses.take(record.step, record.loss, record.place)
             if self._countdown is not None and math.isfinite(record.loss):

@@ -209,11 +209,11 @@ class SeveralRanks(Ranks):
         self._is_over = ends_vote
         if self._received is None and not self._exchange.is_paused:  # nothing was asked about its gradients
             self._vote(False, is_off=is_off)
-        mine, self._to_send = self._to_send, NOTHING
+        own, self._to_send = self._to_send, NOTHING
         decision = NOTHING if self._received is None else decision_of(self._received, step)
-        if mine.rolls_back:
-            decision = replace(mine, stop=decision.stop)
-        self.pending = replace(decision, ending=mine.ending or decision.ending)
+        if own.rolls_back:
+            decision = replace(own, stop=decision.stop)
+        self.pending = replace(decision, ending=own.ending or decision.ending)
         return decision.stop is not None
 
     def _any_broken(self, flag: Tensor) -> Tensor:

@@ -75,11 +75,11 @@ class BestValue:
         self._sign = -1.0 if mode == "max" else 1.0
         self._best = self._before = math.inf
 
-    def is_new(self, heard: ScriptMetric) -> bool:
+    def is_new(self, metric: ScriptMetric) -> bool:
         """Whether this is a better value of that metric."""
-        if self._metric is None or heard.name != self._metric:
+        if self._metric is None or metric.name != self._metric:
             return False
-        value = self._sign * heard.values[0]
+        value = self._sign * metric.values[0]
         if not value < self._best:
             return False
         self._best, self._before = value, self._best
@@ -212,7 +212,7 @@ class States:
         if disk and self._split is not None:
             self._due_from = NEVER
             self._findings.append(no_checkpoints_event(self._split, step))
-        elif disk and self.writes_together:  # before the others are told to: what fails here is no news to them
+        elif disk and self.writes_together:  # before the other ranks begin: an error here must not reach them
             self._begin_checkpoints()
             disk = AutopilotPart.CHECKPOINTS not in self._off
         return self.ring.is_due(step, self._nbytes), disk and self._split is None

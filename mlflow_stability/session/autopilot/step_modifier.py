@@ -221,8 +221,10 @@ class StepModifier:
         flag = verdict.flag
         if verdict.broken:
             record.asked_for, record.buffers_lost = verdict.asked_for, self.guard.buffers_lost
-            theirs = getattr(optimizer, "found_inf", None)
-            by_scaler = theirs is not None and theirs.item() > 0  # the host has waited for our own flag anyway
+            scaler_flag = getattr(optimizer, "found_inf", None)
+            by_scaler = (
+                scaler_flag is not None and scaler_flag.item() > 0
+            )  # the host has waited for our own flag anyway
             record.skipped_by = None if verdict.asked_for else "scaler" if by_scaler else "guard"
             if verdict.asked_for or flag is None:
                 flag = torch.ones((), dtype=torch.float32, device=parameters_of(optimizer)[0].device)

@@ -1,4 +1,4 @@
-"""What is known of one step: what was done before it, and its values once they are read."""
+"""One step: the actions before it, and its values once they are read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SIGNALS = (
 
 
 def with_used_rate(reading: ProbeReading, record: StepRecord) -> ProbeReading:
-    """Add the used rate of the first group beside the one that the script has set."""
+    """Add the used rate of the first group beside the rate set by the script."""
     named = zip(reading.signals, reading.values, strict=True)
     script = next(((signal.place, rate) for signal, rate in named if signal.quantity == "learning_rate"), None)
     used = next((rates[0] for rates in record.rates.values() if rates), math.nan)

@@ -35,7 +35,7 @@ class DeliveredRun:
     url: str = ""
     """Its page on a server, without credentials."""
     command: str = ""
-    """Command that starts a server, where there is none."""
+    """Command that starts a server, if the store has no server."""
     verdict: str = ""
     cause: str = ""
     codes: str = ""
@@ -59,7 +59,7 @@ def delivered_run(page: Mapping[str, Any]) -> DeliveredRun:
 HELD_READINGS = 2
 """Steps until a skipped step is known at the latest: ranks agree on it first."""
 HELD_SECONDS = 2.0
-"""Longest wait of a finding for what is done about it: a rollback may come many steps later."""
+"""Longest time that a finding waits for the rollback that answers it, which may come many steps later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class _Trouble:
     """Severity of the worst one reported."""
     types: set[str]
     """Kinds that were reported."""
-    said: Finding | None = None
+    reported: Finding | None = None
     """The last finding reported; None after a rollback."""
 
 
@@ -62,13 +62,13 @@ class Troubles:
             return False
         trouble.rank = rank
         trouble.types.add(event.kind)
-        trouble.said = event
+        trouble.reported = event
         return True
 
     def said_before(self, step: int) -> Finding | None:
         """Return what was reported of the instability at this step, if anything."""
         trouble = self._open.get("")
-        return trouble.said if trouble is not None and abs(step - trouble.last) <= GAP_STEPS else None
+        return trouble.reported if trouble is not None and abs(step - trouble.last) <= GAP_STEPS else None
 
     def answered(self, step: int) -> None:
         """Note a rollback: findings in the next steps belong to the same trouble."""

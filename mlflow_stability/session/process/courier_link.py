@@ -205,7 +205,7 @@ class CourierLink:
             time.sleep(0.05)
 
     def run(self, recording: Path) -> DeliveredRun:
-        """Return what is known of the run of a recording."""
+        """Return id, address and verdict of the run of a recording."""
         delivered = _read(recording / DELIVERED)
         if delivered.get("run_id"):
             return delivered_run({**delivered, "name": delivered.get("run_name")})
@@ -238,7 +238,7 @@ class CourierLink:
             return 0
         try:
             ask_to_flush(self.folder, self._flushes + 1)
-        except OSError:  # no room on the disk: then only the end of each recording says that it has arrived
+        except OSError:  # the disk is full: delivery is confirmed at the end of each recording only
             return 0
         self._flushes += 1
         return self._flushes

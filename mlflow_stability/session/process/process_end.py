@@ -23,7 +23,7 @@ from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.session.process.courier_link import DeliveringCourier, wait_for_delivery
 from mlflow_stability.vocabulary.run import Closing
 
-# What torch says when the CPU's allocator fails; an accelerator's has a class of its own.
+# Messages of torch's CPU allocator; out of memory on an accelerator has its own exception class.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
@@ -132,7 +132,7 @@ class ProcessExit:
         """Register a session; return its number for `over`."""
         if self._pid != os.getpid():  # a fork inherits its parent's sessions
             self.__init__()  # type: ignore[misc]
-        atexit.unregister(self._run)  # anew: before whatever was registered since, MLflow's end of the run among it
+        atexit.unregister(self._run)  # again, to run before functions registered since, such as MLflow's end of the run
         atexit.register(self._run)
         if not self._count and multiprocessing.parent_process() is not None:
             multiprocessing.util.Finalize(None, self._run, exitpriority=0)
@@ -141,7 +141,7 @@ class ProcessExit:
         return self._count
 
     def over(self, number: int, left: Sequence[DeliveringCourier]) -> None:
-        """End a session; the end of the process waits for what has not arrived by then."""
+        """End a session; the end of the process waits for data that has not arrived."""
         self._open.pop(number, None)
         awaited, self._awaited = [*self._awaited, *left], []
         for courier in awaited:
@@ -177,7 +177,7 @@ OnEnd = Callable[[BaseException | None], None]
 
 
 class ThreadEnd:
-    """Calls back when a thread ends in which `watch` was called, in the thread itself.
+    """Calls back in each thread that called `watch`, when that thread ends.
 
     Ray Train and others train in a thread of a worker process, and kill the worker as soon as `is_alive()` is False: no
     exit function runs there.

@@ -21,7 +21,7 @@ from weakref import WeakSet
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 
-MOST = 64
+MAX_WAITING_STEPS = 64
 """Steps that wait at most; in groups of 32 each costs 5 % more, in larger ones nothing less."""
 SECONDS = 0.25
 """None waits once so long has passed since the last step that was judged: slow steps are judged at once."""
@@ -95,7 +95,7 @@ class DeferredDetection:
         with self._lock:
             self._waiting.append(step)
             late = step.time - self._judged_at
-            if len(self._waiting) >= MOST or not 0 <= late < SECONDS or not isfinite(sum(step.values)):
+            if len(self._waiting) >= MAX_WAITING_STEPS or not 0 <= late < SECONDS or not isfinite(sum(step.values)):
                 return self.settle()
         if self._thread is None and not self._start():
             return self.settle()
@@ -145,7 +145,9 @@ class DeferredDetection:
         before: StepReading | None = None
         while not over.wait(IDLE_SECONDS):
             first = self._first()
-            if first is not None and first is before and self._lock.acquire(blocking=False):  # else somebody judges
+            if (
+                first is not None and first is before and self._lock.acquire(blocking=False)
+            ):  # else another thread judges
                 try:
                     self.settle()
                 except Exception as error:

@@ -58,7 +58,7 @@ SIGNALS = (
 )
 
 STEPS_WITHOUT_LOSS = 20
-"""After so many steps without a loss there will be none."""
+"""Number of steps without a loss after which none is expected."""
 REPORT_EVERY_STEPS = 100
 NO_LOSS = (
     "no loss recorded: no backward pass began at a scalar tensor (torch.func, torch.autograd.grad, a "
@@ -228,7 +228,7 @@ class Recording:
         self._on_event(finding)
 
     def rolled_back(self, reason: str) -> None:
-        """Start another attempt after a rollback; detectors start anew."""
+        """Start another attempt after a rollback, with new detectors."""
         self.settle()
         self.attempt += 1
         self._panel.reset()
@@ -244,10 +244,10 @@ class Recording:
         for fact in facts:
             self._journal.append(replace(fact, step=self.step, time=fact.time or time.time()))
 
-    def hear(self, heard: Sequence[ScriptMetric]) -> None:
+    def record_script_metrics(self, metrics: Sequence[ScriptMetric]) -> None:
         """Write and judge metrics that the script has logged, at the last recorded step."""
         self.settle()
-        for metric in heard:
+        for metric in metrics:
             if self.listener is not None:
                 self.listener(metric)
             if not metric.signals:
@@ -302,7 +302,7 @@ class Recording:
         for event in events:
             self._journal.append(event)
             self._representations.count(event)
-        # A jump of the learning rate is known one step late, together with what came of it: it is told first.
+        # A learning rate jump is found one step late, together with its consequence: report the jump first.
         for event in sorted(events, key=lambda event: event.step):
             self._on_event(event)
         return events

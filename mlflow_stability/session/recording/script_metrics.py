@@ -219,18 +219,18 @@ class ScriptMetrics:
         failure = self._client.failure or self._trainers.failure
         if failure is not None:
             raise failure
-        taken = [self.waiting.popleft() for _ in range(len(self.waiting))]
+        metrics = [self.waiting.popleft() for _ in range(len(self.waiting))]
         if run_id is None:  # the run is unknown yet: metrics logged to a run wait
-            self.waiting.extendleft(reversed([item for item in taken if item[0].run_id is not None]))
-        mine = [item for item in taken if item[0].run_id in (run_id, None)]
+            self.waiting.extendleft(reversed([item for item in metrics if item[0].run_id is not None]))
+        of_run = [item for item in metrics if item[0].run_id in (run_id, None)]
         if run_id != self._run_id:
             if self._run_id:  # else it is the same one, whose name was not known
                 self._layouts, self._difference = {}, {}
             self._run_id = run_id or ""
-        self._learn([metric.key for metric, _, _ in mine])
+        self._learn([metric.key for metric, _, _ in of_run])
         return [
             _reading(layout or (), value, metric.step, when, self._asked(metric.key, layout or ()))
-            for metric, value, when in mine
+            for metric, value, when in of_run
             if ((layout := self._layouts.get(metric.key)) or metric.key == self.wanted) and self._is_new(metric, value)
         ]
 
@@ -260,12 +260,12 @@ class ScriptMetrics:
         if not new or len(self._layouts) + len(new) > MOST_NAMES:
             return
         meanings = meanings_of([*self._layouts, *new], all_known=False)
-        taken = {layout[0] for layout in self._layouts.values() if layout}
+        used = {layout[0] for layout in self._layouts.values() if layout}
         for name in new:
             meaning = meanings[name]
             wanted = meaning.known and meaning.quantity == _VALIDATION and not meaning.duplicate_of
-            if wanted and meaning.signal not in taken:
-                taken.add(meaning.signal)
+            if wanted and meaning.signal not in used:
+                used.add(meaning.signal)
                 self._layouts[name] = (meaning.signal, Signal(_THEIR_STEP, meaning.place))
             else:
                 self._layouts[name] = None

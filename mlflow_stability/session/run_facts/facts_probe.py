@@ -37,11 +37,11 @@ from mlflow_stability.session.run_facts.training_facts import TrainingFacts, Tra
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 FIRST_STEPS = 32
-"""Steps in which every step is checked for a new optimizer; then one in ten."""
+"""Number of first steps that are all checked for a new optimizer; later one in ten is."""
 OTHERS_EVERY = 100
-"""One odd step in so many is checked, too: optimizers may take turns."""
+"""Interval of additional checks at odd steps, because optimizers may take turns."""
 MOST_SEARCHES = 8
-"""A script that makes an optimizer for every sample has said enough by then."""
+"""Maximum number of searches, for scripts that make an optimizer for each sample."""
 
 
 def parts_of(optimizers: Sequence[Optimizer]) -> tuple[list[Module], list[LRScheduler], list[GradScaler]]:

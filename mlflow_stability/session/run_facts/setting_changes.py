@@ -39,7 +39,7 @@ class _Setting:
     other: str = ""
     """Value at the last look, if different."""
     since: int = 0
-    told: int = 0
+    reports: int = 0
     varies: bool = False
     """It was different again at the look after a change, as sequence lengths are."""
 
@@ -96,10 +96,10 @@ class SettingChanges:
         if setting.varies and name == _BATCHES:
             return None
         before, setting.value, setting.other = setting.value, value, ""
-        setting.told += 1
-        if setting.told > MAX_REPORTS:
+        setting.reports += 1
+        if setting.reports > MAX_REPORTS:
             return None
-        facts = ConfigurationFacts(name, before, value, last_report=setting.told == MAX_REPORTS)
+        facts = ConfigurationFacts(name, before, value, last_report=setting.reports == MAX_REPORTS)
         return Finding.at(facts, setting.since, Severity.INFO, remedies=ConfigurationChanged.remedies)
 
 

@@ -17,7 +17,7 @@ from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.session.recording import deferred_detection
 from mlflow_stability.session.recording.deferred_detection import (
     GROUP,
-    MOST,
+    MAX_WAITING_STEPS,
     SECONDS,
     DeferredDetection,
     GroupedDetection,
@@ -66,11 +66,11 @@ def reading(step: int, when: float, loss: float = 1.0) -> StepReading:
 def test_fast_steps_are_judged_many_at_a_time_in_their_order() -> None:
     judged = Judged()
     late = DeferredDetection(judged)
-    for step in range(1, MOST + 1):
+    for step in range(1, MAX_WAITING_STEPS + 1):
         assert late.take(reading(step, 100 + step / 1000)) == []
     assert judged.steps == [1], "the first has waited for long enough, as far as anybody knows"
-    late.take(reading(MOST + 1, 100.05))
-    assert judged.steps == list(range(1, MOST + 2))
+    late.take(reading(MAX_WAITING_STEPS + 1, 100.05))
+    assert judged.steps == list(range(1, MAX_WAITING_STEPS + 2))
     late.stop()
 
 

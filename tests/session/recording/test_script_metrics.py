@@ -84,14 +84,14 @@ class Recorded:
         self._watch.install()
 
     def _recording_for(self, _optimizer: Any) -> Recording:
-        self.recording.hear(self._heard.take(self._run_id))
+        self.recording.record_script_metrics(self._heard.take(self._run_id))
         return self.recording
 
     def end(self) -> list[Any]:
         """Close it; what the journal says."""
         self._watch.remove()
         self._meter.drain()
-        self.recording.hear(self._heard.take(self._run_id))
+        self.recording.record_script_metrics(self._heard.take(self._run_id))
         self.recording.close(Closing("finished", run_was_active=False))
         return read_journal(self.recording.folder / JOURNAL)
 
