@@ -81,17 +81,17 @@ CAUSE = '''
 """Looks for the cause in the calendar."""
 
 from mlflow_stability.detectors.finding_type import Instability, Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not
+from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, Check, CheckResult, cause_found, ruled_out
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 
-def calendar_look(around: EpisodeContext) -> CheckResult:
+def calendar_check(context: EpisodeContext) -> CheckResult:
     """Whether it was a Friday."""
-    if around.history.params.get("day") != "Friday":
-        return is_not("the calendar: no Friday")
-    step = around.episode.start
-    return is_it("friday", f"It was a Friday at step {step}.", "day = Friday", since=step, certainty="certain")
+    if context.history.params.get("day") != "Friday":
+        return ruled_out("the calendar: no Friday")
+    step = context.episode.start
+    return cause_found("friday", f"It was a Friday at step {step}.", "day = Friday", since=step, certainty="certain")
 
 
 CAUSES = (
@@ -100,7 +100,7 @@ CAUSES = (
         (Remedy(Action.IN_WORDS, text="Wait until Monday."),),
     ),
 )
-CHECKS = (Check(calendar_look, {Symptom.RISING: 1, Symptom.NON_FINITE: 1}, frozenset({"friday"})),)
+CHECKS = (Check(calendar_check, {Symptom.RISING: 1, Symptom.NON_FINITE: 1}, frozenset({"friday"})),)
 '''
 SIGNAL = '''
 """Measures the largest weight of each layer, by its absolute value."""

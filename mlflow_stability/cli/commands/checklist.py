@@ -20,7 +20,7 @@ from mlflow_stability.cli.kit.options import (
 )
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
-from mlflow_stability.diagnosis.checklist import Checklist, ChecklistItem, checklist_of
+from mlflow_stability.diagnosis.checklist.checklist import Checklist, ChecklistItem, checklist_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.text import capitalised
 

@@ -15,8 +15,7 @@ from mlflow_stability.cli.kit.finding_types import (
     complete_explained,
 )
 from mlflow_stability.cli.kit.output import present
-from mlflow_stability.diagnosis.causes import CauseDocumentation
-from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, causes
 from mlflow_stability.kinds.catalog import KINDS, RULES, documentation
 from mlflow_stability.kinds.documentation import FindingDocumentation
 from mlflow_stability.kinds.rule import Rule

@@ -1,22 +1,113 @@
-"""Every cause that can be named, and where to look for it: `CAUSES` and `CHECKS` of the files of this package."""
+"""Checks for causes, what they can return, and the catalog of all causes and checks.
+
+A file of this package that has `CAUSES` and `CHECKS` adds to the catalog.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.rendered_numbers import rendered
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check
+from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
 from mlflow_stability.kinds.catalog import TYPES
 from mlflow_stability.vocabulary.discovery import modules_of
+from mlflow_stability.vocabulary.result import Cause, Remedy
+
+CERTAINTIES = ("certain", "likely", "possible")
+"""From most to least certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Result of one check: at most one field is filled; none means that the check has nothing to report."""
+
+    cause: Cause | None = None
+    ruled_out: str = ""
+    """Why it is not the cause, with numbers: "gradient norm: 0.9 to 1.2 just before, usually 1"."""
+    not_checked: str = ""
+    """Which data are missing or do not decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseDocumentation:
+    """Documentation of one cause."""
+
+    name: str
+    """Its name in programs, as in `Cause.name`."""
+    meaning: str
+    """What has happened, in one sentence."""
+    evidence: str
+    """How it is detected; ``{LIMITS.cuts}`` is a threshold of its file."""
+    wrong: str
+    """When another cause looks the same."""
+    remedies: tuple[Remedy, ...]
+    """Most useful first."""
+    helped_by_smaller_updates: bool = True
+    """Whether a lower learning rate or clipping helps."""
+    excluded_by: Callable[[RecordedSettings], str] | None = None
+    """Return the recorded setting that excludes it, as a sentence; empty if none does."""
+    phrase: str = ""
+    """Its name in sentences; empty: the words of `name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A function that looks for causes."""
+
+    run: Callable[[EpisodeContext], CheckResult]
+    order: Mapping[Symptom, int]
+    """Symptoms that it is run for, and its position among their checks: of causes of the same certainty the first is
+    named."""
+    finds: frozenset[str] = frozenset()
+    """Names of the causes that it can find. What it rules out is not reported beside one of these."""
+
+
+def cause_found(
+    name: str,
+    statement: str,
+    *evidence: str,
+    since: int | None,
+    certainty: str = "likely",
+    place: str = "",
+    remedies: tuple[Remedy, ...] = (),
+    repeats: tuple[tuple[str, int], ...] = (),
+) -> CheckResult:
+    """Return a result that names the cause.
+
+    ``since``: the first step at which its evidence is seen; None if it has no step of its own.
+    ``repeats``: kind and step of reported findings whose sentences it repeats.
+    """
+    return CheckResult(
+        Cause(
+            name,
+            statement,
+            tuple(filter(None, evidence)),
+            certainty=certainty,
+            place=place,
+            since=since,
+            remedies=remedies,
+            repeats=repeats,
+        )
+    )
+
+
+def ruled_out(sentence: str) -> CheckResult:
+    """Return a result that rules the cause out."""
+    return CheckResult(ruled_out=sentence)
+
+
+def not_checked(sentence: str) -> CheckResult:
+    """Return a result for missing or undecided data."""
+    return CheckResult(not_checked=sentence)
 
 
 @cache
 def causes() -> Mapping[str, CauseDocumentation]:
-    """Every cause by its name, file by file."""
+    """Return the documentation of every cause by name."""
     return {
         cause.name: replace(cause, evidence=" ".join(rendered(cause.evidence, {}, module.__name__).split()))
         for module in modules_of(__package__)
@@ -26,27 +117,27 @@ def causes() -> Mapping[str, CauseDocumentation]:
 
 @cache
 def symptoms() -> Mapping[str, Symptom]:
-    """What each type of finding looks like, of those whose causes are looked for."""
-    return {each.kind: each.symptom for each in TYPES if each.symptom is not Symptom.NONE}
+    """Return the symptom of each kind of finding whose causes are looked for."""
+    return {finding_type.kind: finding_type.symptom for finding_type in TYPES if finding_type.symptom != Symptom.NONE}
 
 
 @cache
 def checks_of(kind: str) -> tuple[Check, ...]:
-    """Where to look for the cause of a finding, in the order in which causes of the same certainty are believed."""
+    """Return the checks for a kind of finding, in their order."""
     symptom = symptoms().get(kind, Symptom.NONE)
-    every = [each for module in modules_of(__package__) for each in getattr(module, "CHECKS", ())]
-    return tuple(sorted((each for each in every if symptom in each.asked), key=lambda each: each.asked[symptom]))
+    checks = [check for module in modules_of(__package__) for check in getattr(module, "CHECKS", ())]
+    return tuple(sorted((check for check in checks if symptom in check.order), key=lambda check: check.order[symptom]))
 
 
 def cause_phrase(name: str) -> str:
-    """A cause as sentences name it: ``fp16 gradient overflow`` for ``fp16_scale``."""
-    known = causes().get(name)
-    return known.phrase if known is not None and known.phrase else name.replace("_", " ")
+    """Return a cause's name in sentences: ``fp16 gradient overflow`` for ``fp16_scale``."""
+    documentation = causes().get(name)
+    return (documentation and documentation.phrase) or name.replace("_", " ")
 
 
 def excluded(cause: str, settings: RecordedSettings) -> str:
-    """By which recorded setting a cause is excluded, as a sentence; empty: by none."""
-    known = causes().get(cause)
-    if known is None:
+    """Return the recorded setting that excludes a cause, as a sentence; empty if none does."""
+    documentation = causes().get(cause)
+    if documentation is None:
         raise ValueError(f"The cause {cause!r} is not in the catalog.")
-    return known.excluded_by(settings) if known.excluded_by is not None else ""
+    return "" if documentation.excluded_by is None else documentation.excluded_by(settings)

@@ -1,7 +1,7 @@
-"""Curves and events around the beginning of an episode, in which its cause may be seen.
+"""One episode with the curves and events around its start.
 
-No curve reaches across a rollback or a restart, so that nothing can be compared across one. There is one baseline of
-the gradient norm for all sentences of a report.
+No curve reaches across a rollback or a restart: values before and after one cannot be compared. All sentences of a
+report use the same baseline of the gradient norm.
 """
 
 from __future__ import annotations
@@ -25,23 +25,21 @@ class Lookback:
     """How far back checks look, and what counts as early."""
 
     just_before: int = 50
-    """Number of logged points before the first bad one that are just before it."""
+    """Number of logged points that count as just before an episode."""
     early: float = 0.05
-    """An episode that begins within this share of the run is early."""
+    """Share of the run within which an episode is early."""
     clearly: int = 5
-    """Number of losses of which most must be above all of those just before a divergence for it to be there for
-    sure."""
+    """A divergence has begun when most of this number of losses exceed all losses just before."""
     early_in_plateau: float = 1 / 3
-    """What is measured in this first share of a plateau came with it."""
+    """Share of a plateau within which what is measured came with it."""
     between_looks: int = 10
-    """Number of steps between two looks at settings and weights: what is seen at a step began at most so many
-    before."""
+    """Number of steps between two looks at settings and weights: a change began at most this many steps before."""
     unusual_write: float = 5.0
     """Minimum ratio of a change of the weights by other code to the median of those just before."""
     points: int = 200
-    """Number of points before an episode that are looked at."""
+    """Number of points before an episode that are compared with it."""
     recent: int = 10
-    """Number of points before the first bad one that are just before it, and do not belong to the baseline."""
+    """Number of points just before an episode that are not in the baseline of the gradient norm."""
 
 
 LOOKBACK = Lookback()
@@ -54,51 +52,70 @@ class ForeignWrite:
     step: int
     """The first step with the changed weights."""
     share: float | None
-    """Of their norm; None: they were written to, and by how much is not known."""
+    """Size of the change as a share of the weight norm; None if only the write was detected."""
     steps: tuple[int, ...]
-    """All such steps of the run."""
+    """All steps of the run that have one."""
 
     @property
     def period(self) -> int | None:
-        """The distance at which it repeats, to `LOOKBACK.between_looks` steps; None: it does not."""
+        """The distance in steps at which it repeats, or None."""
         apart = np.diff(self.steps)
         regular = len(apart) > 1 and int(apart.max() - apart.min()) <= LOOKBACK.between_looks
         return round(float(np.median(apart))) if regular else None
 
 
-def begin_of(episode: Finding) -> int:
-    """The step at which a finding began: of a dead layer the first one without a gradient, long before it is found."""
+def first_step_of(episode: Finding) -> int:
+    """Return the step at which a finding began; for a dead layer, its first step without a gradient."""
     dead = episode.known(DeadLayerFacts)
     return episode.start if dead is None else min(dead.first_step, episode.start)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeContext:
-    """One episode and the curves around it."""
+    """One episode and the curves around it, cut at the ends of its attempt."""
 
     episode: Finding
     history: RunHistory
     loss: Curve | None
     norm: Curve | None
-    """Of the whole model, or of the episode's own place; that of another layer says nothing about it."""
+    """Gradient norm of the whole model, or of the episode's own place."""
     rates: tuple[Curve, ...]
     scale: Curve | None
     attempts: RunAttempts
     span: AttemptSpan
-    """The attempt that it began in: all curves here end at its ends."""
+    """The attempt that the episode began in."""
     findings: tuple[Finding, ...]
-    """All findings of the run, those of whole curves included."""
+    """All findings of the run."""
     whole_loss: Curve | None
-    """The loss from the start of the training to its end, across rollbacks: fit for counting, not for comparing."""
+    """The loss from the start of the training to its end, across rollbacks: for counting, not for comparing."""
 
     @property
     def unit(self) -> str:
-        """What the log calls a step: ``step``, or ``epoch`` where it counts nothing else."""
+        """What the log counts: ``step``, or ``epoch`` where it counts nothing else."""
         return self.history.step_unit
 
-    def whole(self, quantity: str) -> Curve | None:
-        """The curve of a quantity of the whole model."""
-        return next((curve for curve in self.of(quantity) if not curve.place), None)
+    def curves(self, quantity: str) -> tuple[Curve, ...]:
+        """Return the curves of one quantity: the whole model first, then layers in the order of the record."""
+        measured = {metric.name for metric in self.history.of(quantity)}  # without sums of them
+        curves = curves_of(self.history, quantity, self.attempts.starts) if measured else ()
+        cut = (self.span.cut(curve) for curve in curves if self._is_own(curve) and curve.name in measured)
+        return tuple(curve for curve in cut if curve is not None)
+
+    def model_curve(self, quantity: str) -> Curve | None:
+        """Return the curve of a quantity of the whole model."""
+        return next((curve for curve in self.curves(quantity) if not curve.place), None)
+
+    def events_of(self, *kinds: str) -> list[Finding]:
+        """Return the recorded events of these kinds since this start of the training."""
+        return [event for event in self.history.events or () if event.kind in kinds and self._is_own(event)]
+
+    def findings_of(self, kind: str) -> list[Finding]:
+        """Return the findings of this kind since this start of the training; without any, its events."""
+        findings = [finding for finding in self.findings if finding.kind == kind and self._is_own(finding)]
+        return findings or self.events_of(kind)
+
+    def _is_own(self, item: Curve | Finding) -> bool:
+        return self.attempts.starts.get(item.attempt, item.attempt) == self.episode.attempt
 
     @property
     def is_early(self) -> bool:
@@ -110,187 +127,164 @@ class EpisodeContext:
 
     @property
     def before_any_update(self) -> bool:
-        """Whether it began in the first step of the training: no optimizer step had been taken by then."""
+        """Whether it began in the first step of the training, before any optimizer step."""
         loss = self.whole_loss if self.whole_loss is not None else self.norm
         first = self.span.begins_training and self.episode.known(ResumeFacts) is None
         return first and loss is not None and self.episode.start <= int(loss.steps[0])
 
     @property
     def latest(self) -> int:
-        """The last step at which what explains it may begin: mostly its own first.
+        """The last step at which its cause may begin: mostly its own first.
 
-        A plateau has no sharp beginning. Noise can make a divergence seem to begin early: until its loss has left the
+        A plateau has no sharp start. Noise can make a divergence seem to begin early: until its loss has left the
         range of the losses before, it may not have begun.
         """
-        start, end = begin_of(self.episode), self.episode.end
+        start, end = first_step_of(self.episode), self.episode.end
         if self.episode.kind == "plateau":
             return int(start + LOOKBACK.early_in_plateau * (end - start))
         if self.episode.kind != "divergence" or self.loss is None:
             return start
         before = self.before(self.loss)
-        if not len(before):
+        inside = (self.loss.steps >= start) & (self.loss.steps <= end)
+        steps, high = self.loss.steps[inside], self.loss.values[inside] > before.max(initial=-np.inf)
+        if not len(before) or len(high) < LOOKBACK.clearly:
             return start
-        there = (self.loss.steps >= start) & (self.loss.steps <= self.episode.end)
-        steps, high = self.loss.steps[there], self.loss.values[there] > before.max()
-        # The first of a few points in a row, of which most are above that range.
-        row = (
-            np.lib.stride_tricks.sliding_window_view(high, LOOKBACK.clearly)
-            if len(high) >= LOOKBACK.clearly
-            else high[:0]
-        )
-        sure = [at for at in range(len(row)) if row[at][0] and row[at].mean() > 1 / 2]
-        return int(steps[sure[0]]) if sure else start
+        rows = np.lib.stride_tricks.sliding_window_view(high, LOOKBACK.clearly)
+        certain = np.flatnonzero(rows[:, 0] & (rows.mean(axis=1) > 1 / 2))
+        return int(steps[certain[0]]) if len(certain) else start
 
     def starting_at(self, step: int) -> EpisodeContext:
-        """The same curves around another step."""
+        """Return the same curves around another step."""
         return replace(self, episode=self.episode.with_span(start=step))
 
     @property
     def every_step(self) -> bool:
-        """Whether the loss of each step was logged, so that a point stands for one batch."""
+        """Whether the loss of each step was logged, so that a point is one batch."""
         return self.loss is not None and len(self.loss.steps) > 1 and self.loss.distance < 2
 
     @property
     def reach(self) -> float:
-        """How many steps lie in what counts as just before."""
-        return LOOKBACK.just_before * (
-            self.loss.distance if self.loss is not None and len(self.loss.steps) > 1 else 1.0
-        )
+        """Number of steps that count as just before."""
+        several = self.loss is not None and len(self.loss.steps) > 1
+        return LOOKBACK.just_before * (self.loss.distance if self.loss is not None and several else 1.0)
 
     @property
-    def given_norm(self) -> Curve | None:
-        """The gradient norm that the optimizer was given: after clipping where the script clipped."""
+    def optimizer_norm(self) -> Curve | None:
+        """Gradient norm that the optimizer gets: after clipping where the script clips."""
         norm = self.norm
         clipped = None if norm is None else self.clipped_norm
         if norm is None or clipped is None:
             return norm
-        values, known = norm.values.copy(), np.isin(norm.steps, clipped.steps)
-        values[known] = clipped.values[np.searchsorted(clipped.steps, norm.steps[known])]
+        values, is_clipped = norm.values.copy(), np.isin(norm.steps, clipped.steps)
+        values[is_clipped] = clipped.values[np.searchsorted(clipped.steps, norm.steps[is_clipped])]
         return replace(norm, values=values)
 
     @property
     def clipped_norm(self) -> Curve | None:
-        """The gradient norm after clipping, at the steps at which the script clipped."""
+        """Gradient norm after clipping, at the steps at which the script clipped."""
         place = "" if self.norm is None else self.norm.place
-        return next((each for each in self.of("grad_norm_clipped") if each.place == place), None)
+        return next((curve for curve in self.curves("grad_norm_clipped") if curve.place == place), None)
 
     def foreign_write(self, step: int) -> ForeignWrite | None:
-        """What other code did to the weights right before a step, or a few steps around it; None: nothing unusual."""
+        """Return what other code did to the weights right before a step, if that is unusual."""
         updates, writes = self._points("foreign_update"), self._points("foreign_writes")
         share = updates.get(step)
         if share is not None:
-            lately = [each for at, each in updates.items() if step - LOOKBACK.just_before <= at < step]
-            if not lately or share > LOOKBACK.unusual_write * float(np.median(lately)):
-                alike = [at for at, each in updates.items() if each > share / LOOKBACK.unusual_write]
+            recent = [size for at, size in updates.items() if step - LOOKBACK.just_before <= at < step]
+            if not recent or share > LOOKBACK.unusual_write * float(np.median(recent)):
+                alike = [at for at, size in updates.items() if size > share / LOOKBACK.unusual_write]
                 return ForeignWrite(step, share, tuple(alike))
-        seen = next((at for at in writes if step <= at < step + LOOKBACK.between_looks), None)
-        regular = seen is not None and any(seen - 2 * LOOKBACK.between_looks < at < step for at in writes)
-        return None if seen is None or regular else ForeignWrite(step, None, tuple(writes))
+        write = next((at for at in writes if step <= at < step + LOOKBACK.between_looks), None)
+        if write is None or any(write - 2 * LOOKBACK.between_looks < at < step for at in writes):
+            return None
+        return ForeignWrite(step, None, tuple(writes))
 
     def _points(self, quantity: str) -> dict[int, float]:
-        """What was measured now and then of the whole model in this attempt, by step; a single point counts."""
-        series = next((each.series for each in self.history.of(quantity) if not each.meaning.place), None)
+        """Return what was measured of the whole model in this attempt by step; unlike a curve, one point is enough."""
+        series = next((metric.series for metric in self.history.of(quantity) if not metric.meaning.place), None)
         points = {} if series is None else dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
-        return {at: value for at, value in points.items() if self.span.first <= at <= self.span.last}
+        return {step: value for step, value in points.items() if step in self.span}
 
     def before(self, curve: Curve, points: int = LOOKBACK.just_before) -> NDArray[np.float64]:
-        """The finite values just before the episode."""
+        """Return the finite values just before the episode."""
         end = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
         values = curve.values[max(0, end - points) : end]
         return values[np.isfinite(values)]
 
-    def first_before(self, curve: Curve, points: int = LOOKBACK.just_before) -> int:
-        """The first step of what counts as just before."""
+    def first_before(self, curve: Curve) -> int:
+        """Return the first step that counts as just before the episode."""
         end = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
-        return int(curve.steps[max(0, end - points)])
+        return int(curve.steps[max(0, end - LOOKBACK.just_before)])
 
-    def at(self, curve: Curve) -> NDArray[np.float64]:
-        """The values from the episode's first step to its worst, and the one after."""
+    def during(self, curve: Curve) -> NDArray[np.float64]:
+        """Return the values from the episode's first step to one after its worst."""
         low = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
         high = int(np.searchsorted(curve.steps, max(self.episode.peak, self.episode.start), side="right"))
         return curve.values[low : high + 1]
 
-    def of(self, quantity: str) -> tuple[Curve, ...]:
-        """The curves of one quantity, that of the whole model first, then layers in the order of the record."""
-        measured = {metric.name for metric in self.history.of(quantity)}  # and no sums of them
-        found = curves_of(self.history, quantity, self.attempts.starts) if measured else ()
-        mine = [each for each in found if each.attempt == self.episode.attempt and each.name in measured]
-        return tuple(part for each in mine if (part := self.span.cut(each)) is not None)
 
-    def said(self, *kinds: str) -> list[Finding]:
-        """What was said of these kinds while it trained, since this start of the training."""
-        events = [each for each in self.history.events or () if each.kind in kinds]
-        return [each for each in events if self.attempts.starts.get(each.attempt, each.attempt) == self.episode.attempt]
-
-    def found(self, kind: str) -> list[Finding]:
-        """What was found of this kind, live or in whole curves, since this start of the training."""
-        whole = [finding for finding in self.findings if finding.kind == kind]
-        starts = self.attempts.starts
-        mine = [each for each in whole if starts.get(each.attempt, each.attempt) == self.episode.attempt]
-        return mine or self.said(kind)
-
-
-def surroundings_of(
+def episode_context(
     episode: Finding,
     history: RunHistory,
     curves: RunCurves,
     attempts: RunAttempts | None = None,
     findings: Sequence[Finding] = (),
 ) -> EpisodeContext:
-    """What is known around an episode; ``attempts``: what `attempts_of_run` gives, for those who ask more than once."""
+    """Return an episode with its context; ``attempts``: of `attempts_of_run`, to compute them once."""
     attempts = attempts_of_run(history) if attempts is None else attempts
     span = attempts.around(episode.attempt, episode.start)
 
-    def one(among: Iterable[Curve]) -> Curve | None:
-        mine = [curve for curve in among if curve.attempt == episode.attempt]
-        by_place = [curve for curve in mine if curve.place == episode.place]
-        return next(iter((*by_place, *mine)), None)
+    def own(candidates: Iterable[Curve]) -> Curve | None:
+        """Return the curve of the episode's attempt, of its place if there is one."""
+        same = [curve for curve in candidates if curve.attempt == episode.attempt]
+        return min(same, key=lambda curve: curve.place != episode.place, default=None)
 
     named = tuple(curve for curve in (*curves.losses, *curves.validations) if curve.name == episode.metric)
-    loss = one(named or curves.losses or curves.validations)
-    rates = [each for each in curves_of(history, "learning_rate", attempts.starts) if each.attempt == episode.attempt]
+    loss = own(named or curves.losses or curves.validations)
+    rates = (
+        span.cut(rate)
+        for rate in curves_of(history, "learning_rate", attempts.starts)
+        if rate.attempt == episode.attempt
+    )
     return EpisodeContext(
         episode,
         history,
-        span.cut(loss),
-        span.cut(one(norm for norm in curves.norms if norm.place in ("", episode.place))),
-        tuple(part for each in rates if (part := span.cut(each)) is not None),
-        span.cut(one(curves_of(history, "loss_scale", attempts.starts))),
-        attempts,
-        span,
-        tuple(findings),
-        loss,
+        loss=span.cut(loss),
+        norm=span.cut(own(norm for norm in curves.norms if norm.place in ("", episode.place))),
+        rates=tuple(rate for rate in rates if rate is not None),
+        scale=span.cut(own(curves_of(history, "loss_scale", attempts.starts))),
+        attempts=attempts,
+        span=span,
+        findings=tuple(findings),
+        whole_loss=loss,
     )
 
 
-def shown(value: float) -> str:
-    """A number as sentences have it."""
-    return f"{value:.3g}"
-
-
 def listed_steps(steps: Sequence[int], unit: str, most: int) -> str:
-    """``steps 3, 6, 9, …``: the first ones, `most` of them."""
+    """Return the first steps, at most `most`: ``steps 3, 6, 9, …``."""
     return f"{unit}s {', '.join(map(str, steps[:most]))}{', …' if len(steps) > most else ''}"
 
 
-def usual_norm(around: EpisodeContext) -> float | None:
-    """The usual one; None where there was none."""
-    norms = norms_before(around)
-    return usual_of(split(norms)[1])[0] if len(norms) else None
+def value_at(curve: Curve, step: int) -> float | None:
+    """Return the value of a curve at a step, or None."""
+    place = int(np.searchsorted(curve.steps, step, side="left"))
+    return float(curve.values[place]) if place < len(curve.steps) and curve.steps[place] == step else None
 
 
-def norms_before(around: EpisodeContext) -> NDArray[np.float64]:
-    """The gradient norms before an episode, without those that are zero."""
-    norms = np.zeros(0) if around.norm is None else around.before(around.norm, LOOKBACK.points)
+def norms_before(context: EpisodeContext) -> NDArray[np.float64]:
+    """Return the positive gradient norms before an episode."""
+    norms = np.zeros(0) if context.norm is None else context.before(context.norm, LOOKBACK.points)
     return norms[norms > 0]
 
 
-def split(norms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Those just before, and those that tell what is usual."""
-    return norms[-LOOKBACK.recent :], norms[: -LOOKBACK.recent] if len(norms) > 2 * LOOKBACK.recent else norms
+def norm_baseline(norms: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, float]:
+    """Return the most recent norms, the geometric median of those before, and the spread of their logarithms."""
+    recent = norms[-LOOKBACK.recent :]
+    logs = np.log(norms[: -LOOKBACK.recent] if len(norms) > 2 * LOOKBACK.recent else norms)
+    return recent, float(np.exp(np.median(logs))), NORMAL_MAD * median_deviation(logs) + 0.02
 
 
-def usual_of(norms: NDArray[np.float64]) -> tuple[float, float]:
-    """The middle, and the spread of their logarithms."""
-    logs = np.log(norms)
-    return float(np.exp(np.median(logs))), NORMAL_MAD * median_deviation(logs) + 0.02
+def usual_norm(context: EpisodeContext) -> float | None:
+    """Return the baseline of the gradient norm before an episode, or None."""
+    norms = norms_before(context)
+    return norm_baseline(norms)[1] if len(norms) else None

@@ -1,151 +1,232 @@
-"""Looks for the cause in the course of the run: a level of guessing, a fit that is too good, the end of the process,
-the same batch again and again, other data than before.
+"""Find causes in the set-up and in the course of a run: mistakes of the first steps, chance level, overfitting, the end
+of the process, repeated or changed data.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.chance_level import chance_of, classes_in
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.catalog import (
+    CauseDocumentation,
+    Check,
+    CheckResult,
+    cause_found,
+    not_checked,
+    ruled_out,
+)
+from mlflow_stability.diagnosis.causes.context import EpisodeContext
+from mlflow_stability.kinds.first_look.equal_weights import EqualWeights
+from mlflow_stability.kinds.first_look.inputs import InputScale, SameInput
+from mlflow_stability.kinds.first_look.loss_broadcast import LossBroadcast
+from mlflow_stability.kinds.first_look.loss_input import Activation, LossInput, LossInputFacts
+from mlflow_stability.kinds.first_look.module_settings import AccumulationSum, OptimizedTwice, StrongDropout
+from mlflow_stability.kinds.first_look.not_trained import NoGradient, NotOptimized
+from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
+from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored, TargetsUnreachable
+from mlflow_stability.kinds.first_look.unregistered import UnregisteredModule
+from mlflow_stability.kinds.optimizer.clipping_strong import StrongClipping
+from mlflow_stability.kinds.optimizer.learning_rate_zero import LearningRateZero
+from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongWeightDecay
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau, PlateauFacts
 from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, NoNoiseFacts, RepeatedData
 from mlflow_stability.kinds.progress.standstill import StandstillFacts
 from mlflow_stability.kinds.reported.autopilot import DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+
+PREVENT_LEARNING = (
+    LossInput,
+    LossBroadcast,
+    EqualWeights,
+    SameInput,
+    StrongWeightDecay,
+    NoGradient,
+    NotOptimized,
+    UnregisteredModule,
+    LearningRateZero,
+    GradientUnderflow,
+    UpdatesLost,
+    EpsilonLarge,
+    StrongClipping,
+    InputScale,
+    OneClass,
+    TargetsIgnored,
+    TargetsUnreachable,
+    StrongDropout,
+)
+"""Mistakes that keep a training from learning, the most direct first."""
+RAISE_LOSS = (LossInput, LabelRange, InputScale, OptimizedTwice, AccumulationSum, OneClass)
+"""Mistakes that make a loss rise, or fall without end, the most direct first."""
+ONSET_STEPS = 64
+"""Maximum number of steps between changed data and a divergence: twice what the baseline of its detector needs."""
+NO_NOISE_STEPS = 16
+"""Number of losses without noise where a finding does not record it."""
+LOSSES_BEFORE = 100
+"""Number of losses before repeated data that it must fall below."""
 
 
-def changed_data_check(around: EpisodeContext) -> CheckResult:
-    """Whether restored weights showed that the data or the loss function changed; that none did says nothing."""
-    within = (
-        64  # steps between the change and the onset of a divergence: twice what a baseline needs (`engine.baseline`)
-    )
-    for event in around.said(DataChanged.kind):
-        facts = event.facts
-        if not isinstance(facts, DataChangedFacts):
-            continue
-        if facts.onset - within <= around.episode.start <= max(facts.onset + within, event.step):
-            since = min(facts.onset, around.episode.start)
-            return is_it("data_changed", facts.reason, since=since, certainty="certain")
+def standstill_check(context: EpisodeContext) -> CheckResult:
+    """Check for a mistake in the set-up that keeps the model from learning."""
+    return _first_mistake(context, (finding for kind in PREVENT_LEARNING for finding in context.findings_of(kind.kind)))
+
+
+def rise_check(context: EpisodeContext) -> CheckResult:
+    """Check for a mistake in the set-up that makes a loss or gradients grow."""
+    findings = (finding for kind in RAISE_LOSS for finding in context.findings_of(kind.kind))
+    return _first_mistake(context, filter(_lets_loss_grow, findings))
+
+
+def _lets_loss_grow(finding: Finding) -> bool:
+    """Return False for probabilities in place of logits, which bound the loss."""
+    facts = finding.known(LossInputFacts)
+    return facts is None or facts.activation is Activation.LINEAR
+
+
+def _first_mistake(context: EpisodeContext, findings: Iterable[Finding]) -> CheckResult:
+    for finding in findings:
+        if finding.severity >= Severity.WARNING or finding.kind == AccumulationSum.kind:
+            return cause_found(
+                "setup",
+                finding.message,
+                since=min(finding.step, context.episode.start),
+                remedies=finding.remedies,
+                repeats=((finding.kind, finding.step),),
+            )
     return CheckResult()
 
 
-def chance_check(around: EpisodeContext) -> CheckResult:
-    """Whether the model does no better than guessing."""
-    flat, stuck = around.episode.known(LastLevelFacts), around.episode.known(PlateauFacts)
-    stands = around.episode.known(StandstillFacts)
-    last = math.nan if stuck is None else stuck.loss
-    for whole in (flat, stands):
-        last = last if whole is None else whole.last
-    named = classes_in(around.history.params)
-    # A loss that fell first has learnt something: only a number of classes that the run names is no coincidence.
-    classes = chance_of(last, named) if last > 0 and (named or stands is None) else 0
-    classes = classes or (stuck.classes if stuck is not None and stuck.classes else 0)
+def changed_data_check(context: EpisodeContext) -> CheckResult:
+    """Check whether restored weights showed that the data or the loss function changed; else nothing is ruled out."""
+    start = context.episode.start
+    for event in context.events_of(DataChanged.kind):
+        facts = event.facts
+        if not isinstance(facts, DataChangedFacts):
+            continue
+        if facts.onset - ONSET_STEPS <= start <= max(facts.onset + ONSET_STEPS, event.step):
+            return cause_found("data_changed", facts.reason, since=min(facts.onset, start), certainty="certain")
+    return CheckResult()
+
+
+def chance_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the loss is at chance level."""
+    plateau, standstill = context.episode.known(PlateauFacts), context.episode.known(StandstillFacts)
+    flat = context.episode.known(LastLevelFacts)
+    last = math.nan if plateau is None else plateau.loss
+    last = last if flat is None else flat.last
+    last = last if standstill is None else standstill.last
+    named = classes_in(context.history.params)
+    # A loss that fell first has learned something: only a recorded number of classes is no coincidence.
+    classes = chance_of(last, named) if last > 0 and (named or standstill is None) else 0
+    classes = classes or (plateau.classes if plateau is not None and plateau.classes else 0)
     if classes > 1:
-        return is_it(
+        return cause_found(
             "guessing",
-            f"The loss is at chance level for {classes} classes ({shown(last)}): check labels, inputs and the learning "
+            f"The loss is at chance level for {classes} classes ({last:.3g}): check labels, inputs and the learning "
             "rate.",
             f"ln {classes} = {math.log(classes):.4g}, loss {last:.4g}",
             since=None,
         )
     if named:
-        levels = " or ".join(f"{shown(math.log(each))} for {each:,}" for each in sorted(set(named))[:3])
-        return is_not(f"chance level: {levels} classes, loss {shown(last)}")
-    return is_not(f"chance level: loss {shown(last)} matches none of the usual numbers of classes")
+        levels = " or ".join(f"{math.log(count):.3g} for {count:,}" for count in sorted(set(named))[:3])
+        return ruled_out(f"chance level: {levels} classes, loss {last:.3g}")
+    return ruled_out(f"chance level: loss {last:.3g} matches none of the usual numbers of classes")
 
 
-def memorising_check(around: EpisodeContext) -> CheckResult:
-    """A validation loss that rises while the training loss falls is its own evidence."""
-    facts = around.episode.known(LastBelowBestFacts)
-    said = "The model overfits"
+def overfitting_check(context: EpisodeContext) -> CheckResult:
+    """Name overfitting, which is its own evidence."""
+    facts, statement = context.episode.known(LastBelowBestFacts), "The model overfits"
     if facts is None:
-        return is_it("overfitting", f"{said}: the validation loss rises while the training loss falls.", since=None)
-    return is_it(
+        statement += ": the validation loss rises while the training loss falls."
+        return cause_found("overfitting", statement, since=None)
+    best = f"{context.unit} {facts.best_step}"
+    return cause_found(
         "overfitting",
-        f"{said} since {around.unit} {facts.best_step}, the best validation loss.",
-        f"validation loss {shown(facts.best)} at {around.unit} {facts.best_step}, {shown(facts.last)} at the end",
+        f"{statement} since {best}, the best validation loss.",
+        f"validation loss {facts.best:.3g} at {best}, {facts.last:.3g} at the end",
         since=None,
     )
 
 
-def end_check(around: EpisodeContext) -> CheckResult:
-    """How the process ended is known, not concluded."""
-    detail = around.history.outcome_detail
-    said = {
-        "out_of_memory": "The process ran out of memory.",
-        "killed": "The process was killed.",
-        "crashed": "The script raised an exception.",
-        "stall": "The process hung: no step finished for a long time.",
-    }
-    name = {"killed": "external_kill", "crashed": "exception"}.get(around.episode.kind, around.episode.kind)
-    return is_it(name, said.get(around.episode.kind, around.episode.message), detail, since=None, certainty="certain")
+def end_check(context: EpisodeContext) -> CheckResult:
+    """Return how the process ended, which is recorded."""
+    kind, detail = context.episode.kind, context.history.outcome_detail
+    name, statement = {
+        "out_of_memory": ("out_of_memory", "The process ran out of memory."),
+        "killed": ("external_kill", "The process was killed."),
+        "crashed": ("exception", "The script raised an exception."),
+        "stall": ("stall", "The process hung: no step finished for a long time."),
+    }.get(kind, (kind, context.episode.message))
+    return cause_found(name, statement, detail, since=None, certainty="certain")
 
 
-def repeated_data_check(around: EpisodeContext) -> CheckResult:
-    """Whether one batch comes again and again: the loss lost its noise, and falls."""
-    loss, episode = around.loss, around.episode
+def repeated_data_check(context: EpisodeContext) -> CheckResult:
+    """Check whether one batch is repeated: the loss lost its noise, and falls."""
+    loss, start, unit = context.loss, context.episode.start, context.unit
     if loss is None:
-        return not_seen("repeated data: no loss was logged")
-    facts = episode.known(NoNoiseFacts)
-    row, usual = (16, 0.0) if facts is None else (facts.steps, facts.usual)
-    end = int(np.searchsorted(loss.steps, episode.start, side="right"))
-    smooth, earlier = loss.values[max(0, end - row) : end], loss.values[: max(0, end - row)]
-    smooth, earlier = smooth[np.isfinite(smooth)], earlier[np.isfinite(earlier)]
+        return not_checked("repeated data: no loss was logged")
+    facts = context.episode.known(NoNoiseFacts)
+    count, usual = (NO_NOISE_STEPS, 0.0) if facts is None else (facts.steps, facts.usual)
+    values = loss.values[: int(np.searchsorted(loss.steps, start, side="right"))]
+    low = max(0, len(values) - count)
+    smooth, earlier = values[low:][np.isfinite(values[low:])], values[:low][np.isfinite(values[:low])]
     if len(smooth) < 2 or len(earlier) < 2:
-        return not_seen("repeated data: too few losses before it")
-    first = min(episode.start - row + 1, int(loss.steps[_smooth_from(loss.values[:end], row, usual)]))
-    if float(smooth[-1]) < float(earlier[-100:].min()):
-        return is_it(
-            "repeated_data",
-            f"The same batch was repeated from about {around.unit} {first} on: the loss lost its noise and fell to "
-            f"{shown(float(smooth[-1]))}, below all of the {min(100, len(earlier))} losses before. The model overfits "
-            "one batch.",
-            f"{row} losses in a row without noise from batch to batch; before, it was {usual:.1%} of the loss",
-            since=min(first, episode.start),
+        return not_checked("repeated data: too few losses before it")
+    first, last, earlier = (
+        int(loss.steps[_first_smooth(values, low, usual)]),
+        float(smooth[-1]),
+        earlier[-LOSSES_BEFORE:],
+    )
+    if last >= float(earlier.min()):
+        return ruled_out(
+            f"repeated data: the loss lost its noise and did not fall, {earlier[-1]:.3g} before and {last:.3g} after "
+            f"{count} {unit}s"
         )
-    return is_not(
-        f"repeated data: the loss lost its noise and did not fall, {shown(float(earlier[-1]))} before and "
-        f"{shown(float(smooth[-1]))} after {row} {around.unit}s"
+    first = min(start - count + 1, first)
+    return cause_found(
+        "repeated_data",
+        f"The same batch was repeated from about {unit} {first} on: the loss lost its noise and fell to {last:.3g}, "
+        f"below all of the {len(earlier)} losses before. The model overfits one batch.",
+        f"{count} losses in a row without noise from batch to batch; before, it was {usual:.1%} of the loss",
+        since=min(first, start),
     )
 
 
-def _smooth_from(values: NDArray[np.float64], row: int, usual: float) -> int:
-    """The first of the smooth losses that end here; a loss that had been very noisy is called so only after long.
+def _first_smooth(values: NDArray[np.float64], low: int, usual: float) -> int:
+    """Return the index of the first loss without noise: `low`, or an earlier one, as a noisy loss is found late.
 
-    A few losses before the row look smooth by chance: only as many again count.
+    A few losses before look smooth by chance: only as many again as from `low` on count.
     """
-    low = max(0, len(values) - row)
-    positive = np.flatnonzero(~(values[:low] > 0))
-    begin = int(positive[-1]) + 1 if len(positive) else 0
+    not_positive = np.flatnonzero(~(values[:low] > 0))
+    begin = int(not_positive[-1]) + 1 if len(not_positive) else 0
     bends = np.abs(np.diff(np.log(values[begin:]), 2))
-    rough = np.flatnonzero(~(bends[: max(0, low - begin)] < RepeatedData().share * usual))
-    first = begin + int(rough[-1]) + 2 if len(rough) else begin
-    return first if first <= low - row else low
+    noisy = np.flatnonzero(~(bends[: max(0, low - begin)] < RepeatedData().share * usual))
+    first = begin + int(noisy[-1]) + 2 if len(noisy) else begin
+    return first if first <= low - (len(values) - low) else low
 
 
-def constant_output_check(around: EpisodeContext) -> CheckResult:
-    """Whether the loss lost its noise because the output does not depend on the input any more."""
-    if around.loss is None or around.episode.kind not in (RepeatedData.kind, ConstantOutput.kind):
-        return not_seen("constant output: no loss was logged")
-    facts, how = around.episode.known(NoNoiseFacts), "without falling"
+def constant_output_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the loss lost its noise because the output no longer depends on the input."""
+    if context.loss is None or context.episode.kind not in (RepeatedData.kind, ConstantOutput.kind):
+        return not_checked("constant output: no loss was logged")
+    facts, course = context.episode.known(NoNoiseFacts), "without falling"
     if facts is not None and facts.before is not None:
-        how = f"and rose from {shown(facts.before)} to {shown(facts.loss)}"
-    return is_it(
+        course = f"and rose from {facts.before:.3g} to {facts.loss:.3g}"
+    return cause_found(
         "constant_output",
-        f"The loss lost its noise {how}: the output probably no longer depends on the input.",
-        since=around.episode.start,
+        f"The loss lost its noise {course}: the output probably no longer depends on the input.",
+        since=context.episode.start,
         certainty="possible",
     )
 
 
-_ENDS = {each.kind: each.remedies for each in WAYS_TO_END}
+REMEDIES_OF_END = {end.kind: end.remedies for end in WAYS_TO_END}
 CAUSES = (
     CauseDocumentation(
         "guessing",
@@ -194,14 +275,14 @@ CAUSES = (
         "The process ran out of memory.",
         "The recorded end of the process.",
         "Memory that another process used.",
-        _ENDS["out_of_memory"],
+        REMEDIES_OF_END["out_of_memory"],
     ),
     CauseDocumentation(
         "external_kill",
         "The process was killed.",
         "It ended by a signal.",
         "The kernel kills processes that use too much memory.",
-        _ENDS["killed"],
+        REMEDIES_OF_END["killed"],
         phrase="killed process",
     ),
     CauseDocumentation(
@@ -209,20 +290,34 @@ CAUSES = (
         "The script raised an exception.",
         "The recorded end of the process, with the exception.",
         "An earlier finding may have caused the exception; it is checked first.",
-        _ENDS["crashed"],
+        REMEDIES_OF_END["crashed"],
     ),
     CauseDocumentation(
         "stall",
         "The process hung: no step finished for a long time.",
         "The time since the last step was many times the usual step time.",
         "A long validation or checkpoint between two steps.",
-        _ENDS["stall"],
+        REMEDIES_OF_END["stall"],
+    ),
+    CauseDocumentation(
+        "setup",
+        "A mistake in the set-up keeps the model from learning, or makes its loss unbounded.",
+        "A finding about the set-up: an input that the loss does not expect, a loss over all pairs, inputs of an "
+        "unusual size or the same for each row, batches of one class, ignored targets, too strong a weight decay or "
+        "clipping, parameters without a gradient or without an optimizer, modules that are not registered, a learning "
+        "rate of zero, steps or gradients that precision takes away.",
+        "A mistake that costs little beside another one.",
+        (Remedy(Action.CHECK_INTENTION),),
+        helped_by_smaller_updates=False,
+        phrase="mistake in the set-up",
     ),
 )
 CHECKS = (
+    Check(standstill_check, {Symptom.STUCK: 5, Symptom.VANISHING: 5}, frozenset({"setup"})),
+    Check(rise_check, {Symptom.RISING: 5, Symptom.NON_FINITE: 5}, frozenset({"setup"})),
     Check(changed_data_check, {Symptom.RISING: 12, Symptom.LARGE_UPDATES: 12}, frozenset({"data_changed"})),
     Check(chance_check, {Symptom.STUCK: 60}),
-    Check(memorising_check, {Symptom.OVERFITTING: 10}),
+    Check(overfitting_check, {Symptom.OVERFITTING: 10}),
     Check(end_check, {Symptom.ENDED: 10}),
     Check(repeated_data_check, {Symptom.REPEATED_DATA: 10}, frozenset({"repeated_data"})),
     Check(constant_output_check, {Symptom.REPEATED_DATA: 40}),

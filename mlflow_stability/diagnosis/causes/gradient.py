@@ -1,7 +1,4 @@
-"""Looks for the cause in the gradients: an explosion before, a slow growth, none left at all, clipping that ended.
-
-Gradients that were not cleared are a fact of the recording (`missing_zero_grad`), and are named by that alone.
-"""
+"""Find causes in the gradients: an explosion, slow growth, vanishing, missing zero_grad(), clipping that ended."""
 
 from __future__ import annotations
 
@@ -9,15 +6,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, norms_before, shown, split, usual_of
+from mlflow_stability.diagnosis.causes.catalog import (
+    CauseDocumentation,
+    Check,
+    CheckResult,
+    cause_found,
+    not_checked,
+    ruled_out,
+)
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, norm_baseline, norms_before
 from mlflow_stability.diagnosis.findings.episodes import cleared_from
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientRiseFacts, GradientRiseRule
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
-from mlflow_stability.vocabulary.result import Action, Finding, Remedy
+from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.text import counted
 
 
@@ -26,7 +30,7 @@ class GradientLimits:
     """Thresholds of the causes in the gradients."""
 
     settled_after: int = 50
-    """Maximum number of steps after gradients were cleared again in which missing zero_grad() is the cause."""
+    """Maximum number of steps after gradients were cleared again for a missing zero_grad() to be the cause."""
     explosion: float = 5.0
     """Minimum ratio of a gradient norm to its baseline for an explosion, ..."""
     deviations: float = 6.0
@@ -42,11 +46,11 @@ class GradientLimits:
     clipped_share: float = 0.9
     """Minimum share of the steps before that were clipped."""
     min_clipped: int = 16
-    """Minimum number of clipped steps before that are looked at."""
+    """Minimum number of clipped steps before."""
     shortened: float = 1.1
     """Ratio of a norm to the clipped norm above which clipping mattered, ..."""
     shortened_share: float = 0.1
-    """... and minimum share of steps in which it did."""
+    """... and minimum share of steps where it did."""
     beyond_limit: float = 1.5
     """Minimum ratio of a norm since then to the limit."""
 
@@ -54,205 +58,182 @@ class GradientLimits:
 LIMITS, VANISHED = GradientLimits(), GradientVanishing()
 
 
-def kept_gradients_check(around: EpisodeContext) -> CheckResult:
-    """Whether it was seen while it trained that nobody clears gradients; that it was not seen says nothing."""
-    started, every = around.episode.start, around.history.events or ()
-    before = (each for each in around.said(MissingZeroGrad.kind) if each.step <= around.latest)
-    lasting = (each for each in before if (cleared_from(each.step, every) or started) >= started - LIMITS.settled_after)
-    said = next(lasting, None)
-    if said is None:
-        return CheckResult()
-    return is_it(
-        "gradients_not_cleared",
-        f"Gradients were not cleared from {around.unit} {said.step} on; each step used those of the steps "
-        "before it as well.",
-        since=said.step,
-        certainty="certain",
-    )
+@dataclass(frozen=True, slots=True)
+class LayerEvidence:
+    """A layer and the sentence about its gradient."""
+
+    place: str = ""
+    sentence: str = ""
 
 
-def explosion_check(around: EpisodeContext) -> CheckResult:
-    """Whether the gradients exploded before the loss did."""
-    if around.norm is None:
-        return not_seen("gradient norm: not logged")
-    before = norms_before(around)
+def kept_gradients_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the recording found that zero_grad() is missing; without such an event nothing is ruled out."""
+    start, events = context.episode.start, context.history.events or ()
+    for event in context.events_of(MissingZeroGrad.kind):
+        until = cleared_from(event.step, events) or start
+        if event.step <= context.latest and until >= start - LIMITS.settled_after:
+            return cause_found(
+                "gradients_not_cleared",
+                f"Gradients were not cleared from {context.unit} {event.step} on; each step used those of the steps "
+                "before it as well.",
+                since=event.step,
+                certainty="certain",
+            )
+    return CheckResult()
+
+
+def explosion_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the gradients exploded before the loss did."""
+    norm = context.norm
+    if norm is None:
+        return not_checked("gradient norm: not logged")
+    before = norms_before(context)
     if len(before) < LIMITS.min_norms:
-        there = counted(len(before), "value")
-        return not_seen(f"gradient norm: {there} before it, {LIMITS.min_norms} needed for a baseline")
-    recent, earlier = split(before)
-    usual, spread = usual_of(earlier)
-    highest = float(recent.max())
-    if highest > LIMITS.explosion * usual and np.log(highest) > np.log(usual) + LIMITS.deviations * spread:
-        layer = exploding_layer(around)
-        return is_it(
-            "gradient_explosion",
-            f"The gradients exploded first: their norm reached {shown(highest)} within the {len(recent)} points "
-            f"before (baseline {shown(usual)}).",
-            f"gradient norm x {highest / usual:.3g}",
-            "" if layer is None else layer.sentence,
-            since=_since_exploded(around.norm, around.episode.start, LIMITS.explosion * usual),
-            place="" if layer is None else layer.place,
-        )
-    lowest = float(recent.min())
-    return is_not(f"gradient explosion: norm {shown(lowest)} to {shown(highest)} just before (baseline {shown(usual)})")
-
-
-def growth_check(around: EpisodeContext) -> CheckResult:
-    """Whether the gradient norm grew long before, too gradually to stand out just before."""
-    grown = _growth(around)
-    facts = None if grown is None else grown.known(GradientRiseFacts)
-    if grown is None or facts is None:
-        return is_not("slow growth of the gradient norm") if around.norm else not_seen("gradient norm: not logged")
-    what = (
-        ""
-        if around.episode.kind == "gradient_explosion"
-        else f"; the loss followed at {around.unit} {around.episode.start}"
-    )
-    return is_it(
+        values = counted(len(before), "value")
+        return not_checked(f"gradient norm: {values} before it, {LIMITS.min_norms} needed for a baseline")
+    recent, usual, spread = norm_baseline(before)
+    lowest, highest, limit = float(recent.min()), float(recent.max()), LIMITS.explosion * usual
+    if highest <= limit or np.log(highest) <= np.log(usual) + LIMITS.deviations * spread:
+        return ruled_out(f"gradient explosion: norm {lowest:.3g} to {highest:.3g} just before (baseline {usual:.3g})")
+    layer = exploding_layer(context)
+    near = np.flatnonzero((norm.steps < context.episode.start) & (norm.values > 0) & norm.finite)[-LOOKBACK.recent :]
+    return cause_found(
         "gradient_explosion",
-        f"The gradient norm kept growing from {around.unit} {grown.start} on, from {shown(facts.level)} to "
-        f"{shown(facts.last)}{what}.",
+        f"The gradients exploded first: their norm reached {highest:.3g} within the {len(recent)} points before "
+        f"(baseline {usual:.3g}).",
+        f"gradient norm x {highest / usual:.3g}",
+        layer.sentence,
+        since=int(norm.steps[near[norm.values[near] > limit][0]]),
+        place=layer.place,
+    )
+
+
+def growth_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the gradient norm had grown for long, too slowly to be an explosion."""
+    if context.norm is None:
+        return not_checked("gradient norm: not logged")
+    findings = (
+        GradientRiseRule().find(RunCurves((context.loss,), (), (context.norm,), ())) if context.loss is not None else []
+    )
+    growth = next((finding for finding in findings if finding.start <= context.latest), None)
+    facts = None if growth is None else growth.known(GradientRiseFacts)
+    if growth is None or facts is None:
+        return ruled_out("slow growth of the gradient norm")
+    episode = context.episode
+    effect = "" if episode.kind == "gradient_explosion" else f"; the loss followed at {context.unit} {episode.start}"
+    return cause_found(
+        "gradient_explosion",
+        f"The gradient norm kept growing from {context.unit} {growth.start} on, from {facts.level:.3g} to "
+        f"{facts.last:.3g}{effect}.",
         f"gradient norm x {facts.grown:.3g}",
-        since=grown.start,
+        since=growth.start,
         certainty="possible",
     )
 
 
-def _growth(around: EpisodeContext) -> Finding | None:
-    if around.norm is None or around.loss is None:
-        return None
-    found = GradientRiseRule().find(RunCurves((around.loss,), (), (around.norm,), ()))
-    return next((each for each in found if each.start <= around.latest), None)
-
-
-def vanishing_check(around: EpisodeContext) -> CheckResult:
-    """Whether there was no gradient left to learn from."""
-    lost = around.episode if around.episode.kind == "gradient_vanishing" and around.episode.place else None
-    layer = None if lost is None else last_layer_with_gradient(around)
-    if lost is not None and layer is not None:
-        what = f"The gradients vanish {layer.sentence}."
-        return is_it("vanishing_gradients", what, *_of_the_whole(around), since=lost.start, place=layer.place)
-    said = [each for each in around.said("gradient_vanishing") if each.place and around.episode.kind == "plateau"]
-    said = [each for each in said if each.step <= around.episode.end]
-    if said:
-        what = f"The gradients vanished while the loss did not fall: {said[0].message}"
-        evidence, place = _of_the_whole(around), said[0].place
-        since = said[0].step
-        # A layer whose updates are lost to rounding cannot learn, whatever else is the matter.
-        lost_at = said[0].metrics.get("grad_norm", VANISHED.smallest)
-        certainty = "likely" if 0 < lost_at < LIMITS.lost_to_rounding else "possible"
-        return is_it("vanishing_gradients", what, *evidence, since=since, certainty=certainty, place=place)
-    if around.norm is None:
-        return not_seen("gradient norm: not logged")
-    values = around.norm.values[around.norm.finite]
+def vanishing_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the gradients were too small to learn from."""
+    episode, name = context.episode, "vanishing_gradients"
+    layer = last_layer_with_gradient(context)
+    if episode.kind == "gradient_vanishing" and episode.place and layer.place:
+        statement = f"The gradients vanish {layer.sentence}."
+        return cause_found(name, statement, _model_norm(context), since=episode.start, place=layer.place)
+    events = context.events_of("gradient_vanishing") if episode.kind == "plateau" else []
+    event = next((event for event in events if event.place and event.step <= episode.end), None)
+    if event is not None:
+        # A layer whose updates are lost to rounding cannot learn, whatever else is wrong.
+        smallest = event.metrics.get("grad_norm", VANISHED.smallest)
+        return cause_found(
+            name,
+            f"The gradients vanished while the loss did not fall: {event.message}",
+            _model_norm(context),
+            since=event.step,
+            certainty="likely" if 0 < smallest < LIMITS.lost_to_rounding else "possible",
+            place=event.place,
+        )
+    if context.norm is None:
+        return not_checked("gradient norm: not logged")
+    steps, values = context.norm.steps[context.norm.finite], context.norm.values[context.norm.finite]
     if len(values) < LIMITS.min_norms:
-        return not_seen(f"gradient norm: {counted(len(values), 'value')}, {LIMITS.min_norms} are needed")
+        return not_checked(f"gradient norm: {counted(len(values), 'value')}, {LIMITS.min_norms} are needed")
     tenth = max(3, len(values) // 10)
     first, last = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
-    if last < VANISHED.smallest or last < VANISHED.share_of_start * first:
-        course = f"fell from {shown(first)} to {shown(last)}" if last < 0.9 * first else ""
-        course = course or f"was {shown(first)} at the start and {shown(last)} at the end"
-        layer = last_layer_with_gradient(around)
-        return is_it(
-            "vanishing_gradients",
-            f"The gradients vanished: their norm {course}.",
-            f"gradient norm x {last / first:.2g}" if first > 0 else "the gradient norm was 0 from the start",
-            "" if layer is None else layer.sentence,
-            since=_since_left(around.norm, first),
-            place="" if layer is None else layer.place,
-        )
-    return is_not(f"vanishing gradients: norm {shown(last)} at the end, {shown(first)} at the start")
+    if last >= VANISHED.smallest and last >= VANISHED.share_of_start * first:
+        return ruled_out(f"vanishing gradients: norm {last:.3g} at the end, {first:.3g} at the start")
+    fell = f"fell from {first:.3g} to {last:.3g}"
+    low = f"was {first:.3g} at the start and {last:.3g} at the end"
+    high = np.flatnonzero(values >= first / 2)
+    return cause_found(
+        name,
+        f"The gradients vanished: their norm {fell if last < 0.9 * first else low}.",
+        f"gradient norm x {last / first:.2g}" if first > 0 else "the gradient norm was 0 from the start",
+        layer.sentence,
+        since=int(steps[min(high[-1] + 1, len(steps) - 1)] if len(high) and first > 0 else steps[0]),
+        place=layer.place,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class LayerBefore:
-    """The layer, and what speaks for it."""
-
-    place: str
-    sentence: str
-
-
-def exploding_layer(around: EpisodeContext) -> LayerBefore | None:
-    """The layer whose gradient stands out most from its own past, looked at just before or at the beginning."""
-    found: list[tuple[float, str, str]] = []
-    for curve in around.of("grad_norm"):
-        near = (curve.steps <= around.episode.start) & np.isfinite(curve.values)
-        steps, values = curve.steps[near], curve.values[near]
-        if not curve.place or len(values) < 4 or around.episode.start - int(steps[-1]) > around.reach:
+def exploding_layer(context: EpisodeContext) -> LayerEvidence:
+    """Return the layer whose gradient rose most above its own baseline just before the episode."""
+    candidates: list[tuple[float, str, str]] = []
+    start = context.episode.start
+    for curve in context.curves("grad_norm"):
+        usable = (curve.steps <= start) & np.isfinite(curve.values)
+        steps, values = curve.steps[usable], curve.values[usable]
+        if not curve.place or len(values) < 4 or start - int(steps[-1]) > context.reach:
             continue
         usual, last = float(np.median(values[:-1])), float(values[-1])
         if last > LIMITS.layer_explosion * usual > 0:
-            where = f"{shown(last)} at {around.unit} {int(steps[-1])}"
-            said = f"largest increase in {curve.place}: {where} (baseline {shown(usual)})"
-            found.append((last / usual, curve.place, said))
-    return None if not found else LayerBefore(*max(found)[1:])
+            value = f"{last:.3g} at {context.unit} {int(steps[-1])} (baseline {usual:.3g})"
+            candidates.append((last / usual, curve.place, f"largest increase in {curve.place}: {value}"))
+    return LayerEvidence(*max(candidates)[1:]) if candidates else LayerEvidence()
 
 
-def last_layer_with_gradient(around: EpisodeContext) -> LayerBefore | None:
-    """The layer from which on, counted from the output, next to nothing is left of the gradient."""
-    layers = [(each.place, each.values[each.finite]) for each in around.of("grad_norm") if each.place]
+def last_layer_with_gradient(context: EpisodeContext) -> LayerEvidence:
+    """Return the first layer, counted from the output, that gets almost no gradient."""
+    layers = [(curve.place, curve.values[curve.finite]) for curve in context.curves("grad_norm") if curve.place]
     norms = [(place, float(np.median(values[-3:]))) for place, values in layers if len(values)]
     for (place, norm), (later, above) in zip(norms[-2::-1], norms[:0:-1], strict=True):
         if norm < LIMITS.layer_ends * above:
-            said = f"from {place} down: norm {shown(norm)} there, {shown(above)} in {later} after it"
-            return LayerBefore(place, said)
-    return None
+            return LayerEvidence(place, f"from {place} down: norm {norm:.3g} there, {above:.3g} in {later} after it")
+    return LayerEvidence()
 
 
-def _since_exploded(norm: Curve, start: int, limit: float) -> int:
-    """The first of the points just before at which the norm stood above a limit."""
-    near = np.flatnonzero((norm.steps < start) & (norm.values > 0) & norm.finite)[-LOOKBACK.recent :]
-    return int(norm.steps[near[norm.values[near] > limit][0]])
+def _model_norm(context: EpisodeContext) -> str:
+    curve = context.model_curve("grad_norm")
+    values = np.zeros(0) if curve is None else context.before(curve)
+    return f"norm of all gradients: {values[-1]:.3g}" if len(values) else ""
 
 
-def _since_left(norm: Curve, first: float) -> int:
-    """The first point after the last at which the norm was half of what it was at first."""
-    steps, values = norm.steps[norm.finite], norm.values[norm.finite]
-    high = np.flatnonzero(values >= first / 2)
-    return int(steps[min(int(high[-1]) + 1, len(steps) - 1)]) if len(high) and first > 0 else int(steps[0])
-
-
-def _of_the_whole(around: EpisodeContext) -> tuple[str, ...]:
-    whole = around.whole("grad_norm")
-    values = np.zeros(0) if whole is None else around.before(whole)
-    return (f"norm of all gradients: {shown(float(values[-1]))}",) if len(values) else ()
-
-
-def clipping_ended_check(around: EpisodeContext) -> CheckResult:
-    """Whether the script stopped clipping gradients before it began."""
-    norm, clipped = around.norm, around.clipped_norm
-    if norm is None:
+def clipping_ended_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the script stopped clipping gradients before the episode."""
+    norm, clipped = context.norm, context.clipped_norm
+    if norm is None or clipped is None:
         return CheckResult()
-    if clipped is None:
-        return CheckResult()
-    at = int(np.searchsorted(norm.steps, around.latest, side="right"))
+    at = int(np.searchsorted(norm.steps, context.latest, side="right"))
     is_clipped = np.isin(norm.steps[:at], clipped.steps)
     if not is_clipped.any() or is_clipped[-1]:
         return CheckResult()
     end = int(np.flatnonzero(is_clipped)[-1]) + 1
-    before = slice(max(0, end - LOOKBACK.points), end)
-    since = norm.values[end:at]
-    given = clipped.values[np.isin(clipped.steps, norm.steps[before])]
-    taken = norm.values[before][is_clipped[before]]
-    known = np.isfinite(given) & np.isfinite(taken)
-    if (
-        known.sum() < LIMITS.min_clipped
-        or is_clipped[before].mean() < LIMITS.clipped_share
-        or len(since) > LOOKBACK.points
-    ):
-        return not_seen("end of clipping: it was not regular, or ended long before")
-    limit = float(given[known].max())
-    highest = float(np.nan_to_num(since, nan=0.0, posinf=np.inf).max())
-    shortened = float((taken[known] > LIMITS.shortened * given[known]).mean())
+    before, unclipped = slice(max(0, end - LOOKBACK.points), end), norm.values[end:at]
+    after_clip = clipped.values[np.isin(clipped.steps, norm.steps[before])]
+    before_clip = norm.values[before][is_clipped[before]]
+    finite = np.isfinite(after_clip) & np.isfinite(before_clip)
+    regular = finite.sum() >= LIMITS.min_clipped and is_clipped[before].mean() >= LIMITS.clipped_share
+    if not regular or len(unclipped) > LOOKBACK.points:
+        return not_checked("end of clipping: it was not regular, or ended long before")
+    limit = float(after_clip[finite].max())
+    highest = float(np.nan_to_num(unclipped, nan=0.0, posinf=np.inf).max())
+    shortened = float((before_clip[finite] > LIMITS.shortened * after_clip[finite]).mean())
     if shortened < LIMITS.shortened_share or highest < LIMITS.beyond_limit * limit:
-        return is_not(f"end of clipping: it had hardly changed a gradient, norm {shown(highest)} since")
+        return ruled_out(f"end of clipping: it had hardly changed a gradient, norm {highest:.3g} since")
     first, last = int(norm.steps[end]), int(norm.steps[end - 1])
-    return is_it(
+    return cause_found(
         "clipping_ended",
-        f"Gradient clipping ended at {around.unit} {first}: up to {around.unit} {last} gradients were clipped to "
-        f"{shown(limit)}, which shortened {shortened:.0%} of them; since then the optimizer is given gradients with a "
-        f"norm of up to {shown(highest)}.",
-        f"gradient norm before clipping {shown(float(np.median(taken[known])))} (median of the last {int(known.sum())} "
+        f"Gradient clipping ended at {context.unit} {first}: up to {context.unit} {last} gradients were clipped to "
+        f"{limit:.3g}, which shortened {shortened:.0%} of them; since then the optimizer is given gradients with a "
+        f"norm of up to {highest:.3g}.",
+        f"gradient norm before clipping {np.median(before_clip[finite]):.3g} (median of the last {int(finite.sum())} "
         "clipped steps)",
         since=first,
         remedies=(Remedy(Action.CLIP_GRADIENTS_AGAIN, target=limit, step=last),),
@@ -297,12 +278,11 @@ CAUSES = (
         phrase="missing zero_grad()",
     ),
 )
-_KEPT = frozenset({"gradients_not_cleared"})
 CHECKS = (
     Check(
         kept_gradients_check,
         {Symptom.NON_FINITE: 45, Symptom.RISING: 15, Symptom.STUCK: 15, Symptom.LARGE_UPDATES: 15, Symptom.INSIDE: 45},
-        _KEPT,
+        frozenset({"gradients_not_cleared"}),
     ),
     Check(
         clipping_ended_check,

@@ -1,8 +1,7 @@
-"""Looks for the cause in layers: attention, units, sparse codes, routers, and an optimizer that lags.
+"""Find causes inside the model: attention, units, sparse codes, routers, and Adam's second moment.
 
-Names the layer in which a measurement changed most, up to the beginning or early in a plateau; of a divergence also
-what changed in the first measurement after it, as a possible cause. Asked after learning rate and data, which mostly
-cause it.
+The cause names the layer whose measurement changed most up to the start of the episode, or early in a plateau. For a
+divergence, the first measurement after its start counts as well, as a possible cause.
 """
 
 from __future__ import annotations
@@ -15,8 +14,15 @@ import numpy as np
 
 from mlflow_stability.curves.curves import Curve
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.catalog import (
+    CauseDocumentation,
+    Check,
+    CheckResult,
+    cause_found,
+    not_checked,
+    ruled_out,
+)
+from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.causes.weights import setting_check
 from mlflow_stability.kinds.inside.attention_collapse import AttentionCollapse
 from mlflow_stability.kinds.inside.attention_logit_growth import AttentionLogitGrowth
@@ -24,6 +30,7 @@ from mlflow_stability.kinds.inside.dead_units import DeadUnits
 from mlflow_stability.kinds.inside.representation_collapse import RepresentationCollapse
 from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.kinds.inside.sdr_temperature import SdrTemperature
 from mlflow_stability.kinds.optimizer.adam_rms_high import AdamRmsHigh
 from mlflow_stability.vocabulary.result import (
     LOWER_BETA2,
@@ -37,11 +44,10 @@ from mlflow_stability.vocabulary.result import (
 
 @dataclass(frozen=True, slots=True)
 class InsideLimits:
-    """Thresholds of the causes inside that no detector has."""
+    """Thresholds of the causes inside the model that no detector has."""
 
     same_weights: float = 0.1
-    """Share by which the weight norm may change for the weights to be the same: codes that became alike did so
-    first."""
+    """Share up to which a change of the weight norm leaves weights the same, so that codes collapsed first."""
     bits_used: float = 0.3
     """Share of bits that were ever on below which sparse codes have collapsed, ..."""
     bits_left: float = 0.5
@@ -49,25 +55,23 @@ class InsideLimits:
     adam_rms: float = 2.3
     """AdamW RMS above which a loss spike follows in 1 to 8 steps (arXiv:2304.13013, figure 9)."""
     router_logit: float = 40.0
-    """Router logit above which one expert is certain; from `router_floor` on if it has grown much."""
+    """Router logit above which one expert is certain, ..."""
     router_floor: float = 20.0
-    """Minimum router logit."""
+    """... and above which it is if it has grown ten times."""
     router_entropy: float = 0.6
     """Share of the maximum entropy of the experts' shares below which a router has collapsed, ..."""
     router_left: float = 0.7
     """... and share of its first value below which it must be."""
     more_units: float = 0.2
     """Minimum rise of the share of dead or saturated units since the start."""
-    born_dead: float = 0.95
-    """Share of dead units in the first measurement from which on a layer lets nothing through."""
+    always_dead: float = 0.95
+    """Minimum share of units that are dead in all measurements for a layer to pass nothing on."""
 
 
 LIMITS = InsideLimits()
-HEADS, LOGITS = AttentionCollapse(), AttentionLogitGrowth()
-STANDS_STILL = ("plateau", "divergence", "gradient_vanishing")
-"""... in all heads of a layer, and where nothing is learned, that is no habit of theirs."""
-OF_INPUTS = "sdr_input_ratio"
-"""The share of inputs that differ."""
+HEADS, LOGITS, TEMPERATURE = AttentionCollapse(), AttentionLogitGrowth(), SdrTemperature()
+WITHOUT_PROGRESS = ("plateau", "divergence", "gradient_vanishing")
+"""Findings that heads which always attend to one position may cause; elsewhere they do so by design."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +79,20 @@ class Sign:
     """One thing that can go wrong inside."""
 
     quantity: str
-    name: str
-    """Of the cause."""
-    what: str
-    """The sentence; takes `place`, `first` and `last`."""
-    ill: Callable[[float, float], bool]
-    """Whether it is, from the first value and the last before the trouble."""
-    far: Callable[[float, float], float]
-    """How far it went, so that the worst layer is named."""
+    cause: str
+    statement: str
+    """Takes `place`, `first` and `last`."""
+    is_bad: Callable[[float, float], bool]
+    """Decides from the first value and the last before the episode."""
+    extent: Callable[[float, float], float]
+    """How far it changed, to name the worst layer."""
     certainty: str = "likely"
-    strictly: bool = False
-    """Whether it counts only from before the step of the trouble: in that very step it comes of the trouble itself."""
-    through_weights: bool = False
-    """Whether a divergence does this through the weights only, so that where these are as before it came first."""
-    of_heads: bool = False
-    """Whether single heads do this by design, so that it counts in half of the heads of a layer."""
+    before_only: bool = False
+    """Whether a value at the first step of the episode is an effect of it and does not count."""
+    needs_changed_weights: bool = False
+    """Whether a divergence has this effect only through the weights: if they are the same, the sign came first."""
+    by_head: bool = False
+    """Whether single heads do this by design, so that half of the heads of a layer must show it."""
 
 
 SIGNS = (
@@ -108,7 +111,7 @@ SIGNS = (
         "The attention of {place} collapsed: its entropy fell from {first} to {last} of its maximum.",
         lambda first, last: last < HEADS.lowest and first > HEADS.born,
         lambda first, last: first - last,
-        of_heads=True,
+        by_head=True,
     ),
     Sign(
         "sdr_unique_ratio",
@@ -116,7 +119,7 @@ SIGNS = (
         "The sparse codes of {place} collapsed: {last} of them were unique, {first} at the start.",
         lambda _, last: last < SdrCollapse().unique,
         lambda _, last: 1 - last,
-        through_weights=True,
+        needs_changed_weights=True,
     ),
     Sign(
         "sdr_bit_usage",
@@ -133,7 +136,7 @@ SIGNS = (
         lambda first, last: last > LIMITS.adam_rms and last > AdamRmsHigh().smallest_rise * first,
         lambda first, last: last / max(first, 1e-9),
         "possible",
-        strictly=True,
+        before_only=True,
     ),
     Sign(
         "router_max_logit",
@@ -182,165 +185,167 @@ SIGNS = (
 )
 
 
-def inside_check(around: EpisodeContext) -> CheckResult:
-    """What had gone wrong inside the model before it showed."""
-    episode, seen = around.episode, False
+def inside_check(context: EpisodeContext) -> CheckResult:
+    """Check what had changed inside the model before the episode."""
+    measured = False
     for sign in SIGNS:
-        curves = _curves(around, sign.quantity)
-        limits = [around.latest - sign.strictly for _ in curves]
-        ends = [_ends(curve, until) for curve, until in zip(curves, limits, strict=True)]
-        found, known = _worst(around, sign, ends, curves)
-        seen = seen or known > 0
-        if found is not None:
-            return found
-    never = _never_looked(around) if episode.kind in STANDS_STILL else None
-    if never is not None:
-        return never
-    meanwhile = _right_after(around) if episode.kind == "divergence" and setting_check(around).cause is None else None
-    if meanwhile is not None:
-        return meanwhile
-    return (
-        is_not("attention, activations and sparse codes: as before")
-        if seen
-        else not_seen("attention and activations: not measured")
-    )
+        curves = _curves(context, sign.quantity)
+        ends = [_ends(curve, context.latest - sign.before_only) for curve in curves]
+        result, count = _worst_place(context, sign, curves, ends)
+        if result is not None:
+            return result
+        measured = measured or count > 0
+    result = None
+    if context.episode.kind in WITHOUT_PROGRESS:
+        result = _always_collapsed_check(context)
+    if result is None and context.episode.kind == "divergence" and setting_check(context).cause is None:
+        result = _changed_right_after_check(context)
+    if result is not None:
+        return result
+    if not measured:
+        return not_checked("attention and activations: not measured")
+    return ruled_out("attention, activations and sparse codes: as before")
 
 
-def born_dead_check(around: EpisodeContext) -> CheckResult:
-    """Whether a layer lets nothing through since the first measurement, where the loss never fell."""
-    if not around.is_early:
-        return CheckResult()
-    for curve in around.of("activation_dead"):
+def dead_from_start_check(context: EpisodeContext) -> CheckResult:
+    """Check whether a loss that never fell has a layer whose units are dead in all measurements."""
+    for curve in context.curves("activation_dead") if context.is_early else ():
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]
-        if curve.place and len(values) > 1 and float(values.min()) >= LIMITS.born_dead:
-            place, share = _layer(curve), f"{float(values.min()):.0%}"
-            said = (
-                f"{share} of the units of {place} were zero for the whole batch in each measurement, from the first on."
+        if curve.place and len(values) > 1 and float(values.min()) >= LIMITS.always_dead:
+            return cause_found(
+                "dead_units",
+                f"{values.min():.0%} of the units of {_layer(curve)} were zero for the whole batch in each "
+                "measurement, from the first on.",
+                since=int(steps[0]),
+                place=curve.place,
+                remedies=(Remedy(Action.CHECK_INITIALISATION), Remedy(Action.USE_LEAKY_ACTIVATION)),
             )
-            remedies = (Remedy(Action.CHECK_INITIALISATION), Remedy(Action.USE_LEAKY_ACTIVATION))
-            return is_it("dead_units", said, since=int(steps[0]), place=curve.place, remedies=remedies)
     return CheckResult()
 
 
-def _curves(around: EpisodeContext, quantity: str) -> Sequence[Curve]:
-    """What was measured of a quantity, by place; of unique codes the share that different inputs could have had."""
-    curves = around.of(quantity)
+def temperature_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the temperature of sparse codes left its range in the last measurement before, or the next one."""
+    curves = [curve for curve in context.curves(TEMPERATURE.kind) if len(curve.steps) > 1]
+    for curve in curves:
+        at = _left_range(curve, context.latest)
+        if at is None:
+            continue
+        (before, after), (then, now) = curve.values[at - 1 : at + 1].tolist(), curve.steps[at - 1 : at + 1].tolist()
+        earlier = curve.values[:at][np.isfinite(curve.values[:at])]
+        constant = float(earlier.max()) == float(earlier.min())  # one that is learned changes with each step
+        place, unit = f" of {curve.place}" if curve.place else "", context.unit
+        return cause_found(
+            "sdr_temperature",
+            f"The temperature of the sparse codes{place} went from {before:.3g} to {after:.3g} between {unit} {then} "
+            f"and {unit} {now}.",
+            f"it was the same in {len(earlier)} measurements before" if constant else "",
+            since=then if now > context.latest else now,
+            certainty="likely" if constant or now <= context.latest else "possible",
+            place=curve.place,
+        )
+    return ruled_out("temperature of sparse codes: in range") if curves else CheckResult()
+
+
+def _left_range(curve: Curve, latest: int) -> int | None:
+    """Return the index of the first value out of range whose predecessor is no later than `latest`, or None."""
+    first, values = float(curve.values[0]), curve.values
+    low, high = TEMPERATURE.lowest, TEMPERATURE.highest
+    if first > 0:
+        low, high = max(low, first / TEMPERATURE.drift), min(high, first * TEMPERATURE.drift)
+    outside = np.isfinite(values) & ((values < low) | (values > high))
+    begins = np.flatnonzero(outside[1:] & ~outside[:-1]) + 1
+    begins = begins[curve.steps[begins - 1] <= latest]
+    if not len(begins):
+        return None
+    at, last = int(begins[-1]), min(int(np.searchsorted(curve.steps, latest, side="left")), len(values) - 1)
+    return at if outside[at : last + 1].all() else None
+
+
+def _curves(context: EpisodeContext, quantity: str) -> Sequence[Curve]:
+    """Return the curves of a quantity; the share of unique codes relative to the share of different inputs."""
+    curves = context.curves(quantity)
     if quantity != "sdr_unique_ratio":
         return curves
-    inputs = {each.place: dict(zip(each.steps.tolist(), each.values, strict=True)) for each in around.of(OF_INPUTS)}
-    found = []
+    inputs = {
+        curve.place: dict(zip(curve.steps.tolist(), curve.values, strict=True))
+        for curve in context.curves("sdr_input_ratio")
+    }
+    relative = []
     for curve in curves:
         shares = np.array([inputs.get(curve.place, {}).get(step, 1.0) for step in curve.steps.tolist()])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found.append(
-                replace(curve, values=np.where(shares > 0, np.minimum(curve.values / shares, 1.0), curve.values))
-            )
-    return found
+        positive = np.where(shares > 0, shares, 1.0)
+        values = np.where(shares > 0, np.minimum(curve.values / positive, 1.0), curve.values)
+        relative.append(replace(curve, values=values))
+    return relative
 
 
-def _never_looked(around: EpisodeContext) -> CheckResult | None:
-    """A layer all of whose heads looked at one place in every measurement so far."""
+def _always_collapsed_check(context: EpisodeContext) -> CheckResult | None:
+    """Check for a layer all of whose heads attended to one position in every measurement."""
     layers: dict[str, list[float]] = {}
-    for curve in around.of("attention_entropy"):
-        values = curve.values[(curve.steps <= around.latest) & curve.finite]
+    for curve in context.curves("attention_entropy"):
+        values = curve.values[(curve.steps <= context.latest) & curve.finite]
         if len(values) >= 2:
             layers.setdefault(curve.place.rpartition(".head_")[0], []).append(float(values.max()))
-    still = {layer: highest for layer, highest in layers.items() if layer and max(highest) < HEADS.nothing}
-    if not still:
+    collapsed = {layer: max(heads) for layer, heads in layers.items() if layer and max(heads) < HEADS.nothing}
+    if not collapsed:
         return None
-    place = min(still, key=lambda each: max(still[each]))
-    return is_it(
+    place = min(collapsed, key=collapsed.__getitem__)
+    return cause_found(
         "attention_collapse",
         f"The attention of {place} was collapsed from its first measurement on: the entropy of all its heads "
-        f"({len(still[place])}) stayed at or below {shown(max(still[place]))} of its maximum.",
-        f"{len(still)} of {len(layers)} measured layers show it" if len(layers) > 1 else "",
-        since=around.span.first,
+        f"({len(layers[place])}) stayed at or below {collapsed[place]:.3g} of its maximum.",
+        f"{len(collapsed)} of {len(layers)} measured layers show it" if len(layers) > 1 else "",
+        since=context.span.first,
         certainty="possible",
         place=place,
     )
 
 
-def _right_after(around: EpisodeContext) -> CheckResult | None:
-    """What was as before in the last measurement before, and ill in the next, which lies nearer to the beginning.
+def _changed_right_after_check(context: EpisodeContext) -> CheckResult | None:
+    """Check for a sign in the first measurement after the start, if that is nearer than the one before it.
 
-    It went wrong somewhere between the two, so that it may have begun before the trouble did: possible, and no more.
+    The change came somewhere between the two, perhaps before the episode, so the cause is only possible.
     """
-    start = around.episode.start
-    for sign in (each for each in SIGNS if not each.strictly):
-        curves = _curves(around, sign.quantity)
-        nearest = [_next_if_nearer(curve, start) or _next_of_same_weights(sign, curve, around) for curve in curves]
-        ends = [None if at is None else _ends(curve, at) for curve, at in zip(curves, nearest, strict=True)]
-        found, _ = _worst(around, sign, ends, curves, late=True)
-        if found is not None:
-            return found
+    for sign in SIGNS:
+        if sign.before_only:
+            continue
+        curves = _curves(context, sign.quantity)
+        nearest = [_measurement_after(context, sign, curve) for curve in curves]
+        ends = [None if step is None else _ends(curve, step) for curve, step in zip(curves, nearest, strict=True)]
+        result, _ = _worst_place(context, sign, curves, ends, late=True)
+        if result is not None:
+            return result
     return None
 
 
-def _next_of_same_weights(sign: Sign, curve: Curve, around: EpisodeContext) -> int | None:
-    """The step of the next measurement, where the norm of all weights was then what it had been before."""
-    norms = around.whole("param_norm")
-    at = int(np.searchsorted(curve.steps, around.episode.start, side="right"))
-    if not sign.through_weights or norms is None or not 0 < at < len(curve.steps):
+def _measurement_after(context: EpisodeContext, sign: Sign, curve: Curve) -> int | None:
+    """Return the step of the first measurement after the start, if it is nearer or the weights were still the same."""
+    start = context.episode.start
+    at = int(np.searchsorted(curve.steps, start, side="right"))
+    if not 0 < at < len(curve.steps):
         return None
-    before = int(np.searchsorted(norms.steps, curve.steps[at - 1], side="right")) - 1
-    after = int(np.searchsorted(norms.steps, curve.steps[at], side="left"))
+    earlier, later = curve.steps[at - 1 : at + 1].tolist()
+    if later - start < start - earlier:
+        return int(later)
+    norms = context.model_curve("param_norm")
+    if not sign.needs_changed_weights or norms is None:
+        return None
+    before = int(np.searchsorted(norms.steps, earlier, side="right")) - 1
+    after = int(np.searchsorted(norms.steps, later, side="left"))
     if before < 0 or after >= len(norms.steps):
         return None
-    then, now = float(norms.values[before]), float(norms.values[after])
-    return int(curve.steps[at]) if abs(now - then) < LIMITS.same_weights * then else None
+    norm, next_norm = float(norms.values[before]), float(norms.values[after])
+    return int(later) if abs(next_norm - norm) < LIMITS.same_weights * norm else None
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The usual value at the start, and the last one before the trouble with its step and that of the one before."""
+    """The usual value at the start, and the last one with its step and the step of the one before."""
 
     first: float
     last: float
     step: int
     step_before: int
-
-
-def _worst(
-    around: EpisodeContext, sign: Sign, ends: Sequence[Ends | None], curves: Sequence[Curve], *, late: bool = False
-) -> tuple[CheckResult | None, int]:
-    """The place where it is worst, if it is anywhere, and of how many places it is known.
-
-    ``late``: measured when the episode had begun.
-    """
-    known = [(curve, pair) for curve, pair in zip(curves, ends, strict=True) if pair is not None]
-    ill = [(curve, pair) for curve, pair in known if sign.ill(pair.first, pair.last)]
-    if sign.of_heads:
-        heads, together = (Counter(_layer(curve) for curve, _ in each) for each in (known, ill))
-        ill = [each for each in ill if together[_layer(each[0])] >= HEADS.heads * heads[_layer(each[0])]]
-    if not ill:
-        return None, len(known)
-    curve, worst = max(ill, key=lambda each: sign.far(each[1].first, each[1].last))
-    unit, order = around.unit, ""
-    if late:
-        order = f"normal at {unit} {worst.step_before}, changed at {unit} {worst.step}; "
-        order += f"the loss rose from {unit} {around.episode.start} on"
-    look = is_it(
-        sign.name,
-        sign.what.format(place=curve.place or "the model", first=shown(worst.first), last=shown(worst.last)),
-        f"{len(ill)} of {len(known)} measured places show it" if len(known) > 1 else "",
-        order,
-        since=worst.step_before if late else worst.step,
-        certainty="possible" if late else sign.certainty,
-        place=curve.place,
-    )
-    return look, len(known)
-
-
-def _layer(curve: Curve) -> str:
-    return curve.place.partition(".head_")[0]
-
-
-def _next_if_nearer(curve: Curve, start: int) -> int | None:
-    at = int(np.searchsorted(curve.steps, start, side="right"))
-    if not 0 < at < len(curve.steps):
-        return None
-    before, after = int(curve.steps[at - 1]), int(curve.steps[at])
-    return after if after - start < start - before else None
 
 
 def _ends(curve: Curve, until: int) -> Ends | None:
@@ -352,6 +357,43 @@ def _ends(curve: Curve, until: int) -> Ends | None:
     return Ends(usual, float(values[-1]), int(steps[-1]), int(steps[-2]))
 
 
+def _worst_place(
+    context: EpisodeContext, sign: Sign, curves: Sequence[Curve], ends: Sequence[Ends | None], *, late: bool = False
+) -> tuple[CheckResult | None, int]:
+    """Return the place where a sign is worst, if any shows it, and the number of measured places.
+
+    ``late``: measured when the episode had begun.
+    """
+    measured = [(curve, pair) for curve, pair in zip(curves, ends, strict=True) if pair is not None]
+    bad = [(curve, pair) for curve, pair in measured if sign.is_bad(pair.first, pair.last)]
+    if sign.by_head:
+        heads, bad_heads = (Counter(_layer(curve) for curve, _ in places) for places in (measured, bad))
+        bad = [place for place in bad if bad_heads[_layer(place[0])] >= HEADS.heads * heads[_layer(place[0])]]
+    if not bad:
+        return None, len(measured)
+    curve, worst = max(bad, key=lambda place: sign.extent(place[1].first, place[1].last))
+    unit, order = context.unit, ""
+    if late:
+        order = (
+            f"normal at {unit} {worst.step_before}, changed at {unit} {worst.step}; the loss rose from {unit} "
+            f"{context.episode.start} on"
+        )
+    result = cause_found(
+        sign.cause,
+        sign.statement.format(place=curve.place or "the model", first=f"{worst.first:.3g}", last=f"{worst.last:.3g}"),
+        f"{len(bad)} of {len(measured)} measured places show it" if len(measured) > 1 else "",
+        order,
+        since=worst.step_before if late else worst.step,
+        certainty="possible" if late else sign.certainty,
+        place=curve.place,
+    )
+    return result, len(measured)
+
+
+def _layer(curve: Curve) -> str:
+    return curve.place.partition(".head_")[0]
+
+
 CAUSES = (
     CauseDocumentation(
         "optimizer_lag",
@@ -360,7 +402,7 @@ CAUSES = (
         "optimizers.",
         "A bad batch raises it as well, but only in its own step, which is not counted.",
         (LOWER_BETA2, Remedy(Action.CLIP_UPDATES_OR_USE_SPAM)),
-        excluded_by=lambda known: "Adam's second moment: another optimizer is used" if known.adam is False else "",
+        excluded_by=lambda used: "Adam's second moment: another optimizer is used" if used.adam is False else "",
         phrase="Adam second moment too small",
     ),
     CauseDocumentation(
@@ -423,13 +465,23 @@ CAUSES = (
         "dead_units",
         "Units died.",
         "More than half of a layer's units were never active, {LIMITS.more_units:percent} more than at the start. Or "
-        "{LIMITS.born_dead:percent} were not from the first measurement on, and the loss never fell.",
+        "{LIMITS.always_dead:percent} were not from the first measurement on, and the loss never fell.",
         "Sparse activations by design.",
         (LOWER_RATE, Remedy(Action.USE_LEAKY_ACTIVATION)),
     ),
+    CauseDocumentation(
+        "sdr_temperature",
+        "The temperature of sparse codes left its range.",
+        "It was below {TEMPERATURE.lowest} or above {TEMPERATURE.highest}, or {TEMPERATURE.drift} times from its first "
+        "value, in the last measurement before or in the next one. In the next one it is likely only if it was "
+        "constant before.",
+        "A temperature that is learned follows a training that diverges for another reason.",
+        TEMPERATURE.remedies,
+        phrase="temperature of sparse codes",
+    ),
 )
 CHECKS = (
-    Check(born_dead_check, {Symptom.STUCK: 32}, frozenset({"dead_units"})),
+    Check(dead_from_start_check, {Symptom.STUCK: 32}, frozenset({"dead_units"})),
     Check(
         inside_check,
         {
@@ -442,4 +494,5 @@ CHECKS = (
             Symptom.INSIDE: 20,
         },
     ),
+    Check(temperature_check, {Symptom.RISING: 7, Symptom.NON_FINITE: 55}, frozenset({"sdr_temperature"})),
 )

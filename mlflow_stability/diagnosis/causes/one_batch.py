@@ -1,9 +1,8 @@
-"""Looks for the cause in one batch, or in all batches from a step on: a spike that recovered by itself, a sudden jump.
+"""Find causes in the data: a bad batch, batches that return, data or a loss function that changed.
 
-The argument: the loss of a batch is computed before the optimizer step on it. Where gradient norm, learning rate and
-weights of the step before were normal, the batch is what made the loss jump. Where the step was skipped and the next
-batches are normal with the same weights, that is sure. Where the losses after the jump are as high as its own, the
-data or the loss function changed.
+The loss of a batch is computed before the optimizer step on it. If gradient norm, learning rate and weights of the step
+before were normal, the batch made the loss jump. This is certain if the step was skipped and the next batches are
+normal on the same weights. If the losses after the jump are as high, the data or the loss function changed.
 """
 
 from __future__ import annotations
@@ -15,14 +14,21 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, median_deviation
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.catalog import (
+    CauseDocumentation,
+    Check,
+    CheckResult,
+    cause_found,
+    not_checked,
+    ruled_out,
+)
 from mlflow_stability.diagnosis.causes.context import (
     LOOKBACK,
     EpisodeContext,
     listed_steps,
     norms_before,
-    shown,
     usual_norm,
+    value_at,
 )
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
 from mlflow_stability.vocabulary.result import Action, Remedy
@@ -40,16 +46,16 @@ class BatchLimits:
     """Minimum number of points of a curve; one with fewer may log an epoch in each."""
     min_values: int = 16
     """Minimum number of values before an episode for a baseline."""
-    leap: float = 10.0
-    """Factor on the range of the last points from which on no usual update explains a rise above them."""
+    jump: float = 10.0
+    """Factor on the range of the last points above which no usual update explains a rise."""
     in_a_row: int = 8
-    """Maximum number of bad batches in a row that are counted."""
+    """Maximum number of bad batches in a row."""
     afterwards: int = 3
-    """Number of steps after a skipped one that must be normal to clear the weights."""
+    """Number of steps after a skipped one that must be normal to rule out the weights."""
     normal_range: float = 2.0
-    """Factor on the range of the last points within which their losses are normal."""
+    """Factor on the range of the last points within which the losses of these steps are normal."""
     same_number: float = 1e-06
-    """Share by which losses differ that are one number but for rounding."""
+    """Relative difference up to which losses are the same number but for rounding."""
     returns: int = 3
     """Minimum number of times that a batch returns, ..."""
     as_high: float = 0.5
@@ -63,16 +69,15 @@ class BatchLimits:
     searched: int = 48
     """Maximum number of points between a jump and the divergence that is found."""
     jump_min_losses: int = 16
-    """Minimum number of losses before a jump that tell their range."""
+    """Minimum number of losses before a jump that show their range."""
     deviations: float = 6.0
     """Minimum rise of a jump in σ of the losses before."""
     stay_above: int = 4
     """Number of losses from the jump on whose median must stay above the range before."""
     after: int = 8
-    """Number of losses after the jump that are looked at, ..."""
+    """Number of losses after the jump that are compared with it, ..."""
     built_up: float = 3.0
-    """... none of which rises above so many times the jump: a training that diverges by its own steps multiplies its
-    loss."""
+    """... and at most this multiple of it: a training that diverges by its own steps multiplies its loss."""
     shrunk: float = 0.7
     """Share of the weight norm of the measurement before below which the weights were decayed away."""
     faded: float = 0.35
@@ -80,297 +85,245 @@ class BatchLimits:
     back: float = 0.05
     """Share of the jump up to which a loss is normal again: then it was some batches."""
     rate_before: int = 8
-    """Number of steps before a jump in which a jump of the learning rate explains it."""
+    """Number of steps before a jump within which a jump of the learning rate explains it."""
 
 
 LIMITS = BatchLimits()
+Values = NDArray[np.float64]
 
 
-def bad_batch_check(around: EpisodeContext) -> CheckResult:
-    """Whether it was one batch: a spike of a step or a few that came back by itself, or a leap within one step."""
-    episode, loss = around.episode, around.loss
+def bad_batch_check(context: EpisodeContext) -> CheckResult:
+    """Check for one bad batch: a spike of a few steps that recovered by itself, or a jump within one step."""
+    episode, loss = context.episode, context.loss
     if loss is None:
-        return not_seen("bad batch: no loss was logged")
-    regular = _regular(around)
-    if regular:
-        return is_not(f"bad batch: {regular}")
-    sudden = sudden_check(around)
+        return not_checked("bad batch: no loss was logged")
+    common = _common_values(context)
+    if common:
+        return ruled_out(f"bad batch: {common}")
+    sudden = sudden_check(context)
     if sudden.cause is not None:
         return sudden
-    if any(
-        episode.start <= each.step <= episode.end + LIMITS.short * loss.distance for each in around.said("rollback")
-    ):
-        return is_not("bad batch: the loss did not recover by itself, the training was rolled back")
+    last = episode.end + LIMITS.short * loss.distance
+    if any(episode.start <= event.step <= last for event in context.events_of("rollback")):
+        return ruled_out("bad batch: the loss did not recover by itself, the training was rolled back")
     if episode.kind == "divergence" and episode.recovered:
-        return is_not("bad batch: the loss was high in more than a few steps")
+        return ruled_out("bad batch: the loss was high in more than a few steps")
     points = int(((loss.steps >= episode.start) & (loss.steps <= episode.end)).sum())
-    if not episode.recovered or points > LIMITS.short:
-        lasted = "did not recover" if not episode.recovered else f"lasted {points} logged points"
-        return is_not(f"bad batch: the jump {lasted}")
+    if not episode.recovered:
+        return ruled_out("bad batch: the jump did not recover")
+    if points > LIMITS.short:
+        return ruled_out(f"bad batch: the jump lasted {points} logged points")
     if loss.quantity == "val_loss":
-        return is_not(f"bad batch: only {loss.name} jumped, so no training batch explains it")
-    width = "one logged point" if points == 1 else f"{points} logged points"
-    evidence = [f"it lasted {width} and recovered by itself"]
-    jumped = ""
-    if around.norm is not None:
-        usual, at = usual_norm(around), around.at(around.norm)
-        at = at[np.isfinite(at)]
-        if usual is not None and len(norms_before(around)) >= LIMITS.min_values and len(at):
-            if float(at.max()) > LIMITS.with_it * usual > 0:
-                jumped = ", and the gradient norm with it," if episode.kind != "gradient_explosion" else ""
-                evidence.append(f"gradient norm {shown(float(at.max()))} in that step (baseline {shown(usual)})")
-            else:
-                evidence.append(f"gradient norm {shown(float(at.max()))} in that step, normal")
+        return ruled_out(f"bad batch: only {loss.name} jumped, so no training batch explains it")
+    evidence = [f"it lasted {'one logged point' if points == 1 else f'{points} logged points'} and recovered by itself"]
+    is_explosion, jumped = episode.kind == "gradient_explosion", ""
+    usual, norms = usual_norm(context), np.zeros(0) if context.norm is None else context.during(context.norm)
+    norms = norms[np.isfinite(norms)]
+    if usual is not None and len(norms_before(context)) >= LIMITS.min_values and len(norms):
+        highest = float(norms.max())
+        if highest > LIMITS.with_it * usual > 0:
+            jumped = "" if is_explosion else ", and the gradient norm with it,"
+            evidence.append(f"gradient norm {highest:.3g} in that step (baseline {usual:.3g})")
+        else:
+            evidence.append(f"gradient norm {highest:.3g} in that step, normal")
     if not jumped and len(loss.values) < LIMITS.min_points:
-        return not_seen(f"bad batch: {len(loss.values)} logged points, so one point may stand for many batches")
-    norm = f"the gradient norm of {episode.place}" if episode.place else "the gradient norm"
-    what = norm if episode.kind == "gradient_explosion" else "the loss"
-    said = f"Bad batch at {around.unit} {episode.start}: {what} jumped{jumped} and recovered."
-    return is_it("bad_batch", said, *evidence, since=episode.start)
+        return not_checked(f"bad batch: {len(loss.values)} logged points, so one point may stand for many batches")
+    name = "the loss"
+    if is_explosion:
+        name = f"the gradient norm of {episode.place}" if episode.place else "the gradient norm"
+    statement = f"Bad batch at {context.unit} {episode.start}: {name} jumped{jumped} and recovered."
+    return cause_found("bad_batch", statement, *evidence, since=episode.start)
 
 
-def returning_batch_check(around: EpisodeContext) -> CheckResult:
-    """Whether single batches with about the same loss come again and again, as one sample does in each epoch."""
-    loss = around.loss
-    if loss is None or not around.every_step or loss.quantity == "val_loss" or len(loss.values) < LIMITS.min_points:
+def returning_batch_check(context: EpisodeContext) -> CheckResult:
+    """Check whether single batches of about the same loss return, as one sample does in each epoch."""
+    loss, episode = context.loss, context.episode
+    if loss is None or not context.every_step or loss.quantity == "val_loss" or len(loss.values) < LIMITS.min_points:
         return CheckResult()
     values = np.where(loss.finite, loss.values, -np.inf)
-    level, top = float(np.median(values)), _top_near(around, values)
-    high, between = values > level + LIMITS.as_high * (top - level), values > level + LIMITS.between * (top - level)
+    is_near = (loss.steps >= episode.start - LIMITS.searched) & (loss.steps <= episode.end)
+    level, top = float(np.median(values)), float(values[is_near].max(initial=-np.inf))
+    high, raised = values > level + LIMITS.as_high * (top - level), values > level + LIMITS.between * (top - level)
     begins = np.flatnonzero(high & ~np.r_[False, high[:-1]])
     longest = max((int(np.argmin(np.r_[high[at:], False])) for at in begins), default=0)
-    others = int(between.sum() - high.sum())
-    if len(begins) < LIMITS.returns or longest > LIMITS.short or others > len(begins) or between.mean() > LIMITS.rare:
+    others = int(raised.sum() - high.sum())
+    if len(begins) < LIMITS.returns or longest > LIMITS.short or others > len(begins) or raised.mean() > LIMITS.rare:
         return CheckResult()
-    steps = [int(each) for each in loss.steps[begins]]
-    first = next((each for each in reversed(steps) if each <= around.latest), None)
-    if first is None or around.episode.start - first > LOOKBACK.points:
+    steps = loss.steps[begins].tolist()
+    first = next((step for step in reversed(steps) if step <= context.latest), None)
+    if first is None or episode.start - first > LOOKBACK.points:
         return CheckResult()
     apart = np.diff(steps)
-    every = (
-        f"every {apart[0]} {around.unit}s"
-        if apart.min() == apart.max()
-        else f"on average every {apart.mean():.0f} {around.unit}s"
-    )
+    period = f"every {apart[0]}" if apart.min() == apart.max() else f"on average every {apart.mean():.0f}"
     heights = loss.values[begins]
-    return is_it(
+    return cause_found(
         "bad_batch",
-        f"Bad batches: {len(steps)} losses of {shown(float(heights.min()))} to {shown(float(heights.max()))} among "
-        f"losses of about {shown(level)}, {every}. The same samples probably return in each epoch.",
-        listed_steps(steps, around.unit, LIMITS.in_a_row),
+        f"Bad batches: {len(steps)} losses of {heights.min():.3g} to {heights.max():.3g} among losses of about "
+        f"{level:.3g}, {period} {context.unit}s. The same samples probably return in each epoch.",
+        listed_steps(steps, context.unit, LIMITS.in_a_row),
         since=first,
         remedies=(Remedy(Action.INSPECT_BATCH), Remedy(Action.FIND_COMMON_SAMPLES)),
     )
 
 
-def _top_near(around: EpisodeContext, values: NDArray[np.float64]) -> float:
-    steps = np.zeros(0) if around.loss is None else around.loss.steps
-    there = (steps >= around.episode.start - LIMITS.searched) & (steps <= around.episode.end)
-    return float(values[there].max(initial=-np.inf))
-
-
-def _regular(around: EpisodeContext) -> str:
-    """How often values about as high come anyway; empty: they do not."""
-    curve = around.norm if around.episode.kind == "gradient_explosion" else around.loss
-    before = np.zeros(0) if curve is None else around.before(curve, LOOKBACK.points)
-    value = None if curve is None else value_at(curve, around.episode.start)
+def _common_values(context: EpisodeContext) -> str:
+    """Return how many values before rose about as far; empty if the episode is an exception."""
+    curve = context.norm if context.episode.kind == "gradient_explosion" else context.loss
+    before = np.zeros(0) if curve is None else context.before(curve, LOOKBACK.points)
+    value = None if curve is None else value_at(curve, context.episode.start)
     if len(before) < LIMITS.min_values or value is None or not np.isfinite(value):
         return ""
     # A peak is compared with its neighbours: a loss that falls was as high at first.
     peaks = before[1:-1] - np.maximum(before[:-2], before[2:])
     count = int((peaks > LIMITS.no_exception * (value - float(np.median(before)))).sum())
-    return (
-        f"{count} of the {len(before)} values before rose a quarter as far or more" if count >= LIMITS.returns else ""
-    )
+    if count < LIMITS.returns:
+        return ""
+    return f"{count} of the {len(before)} values before rose a quarter as far or more"
 
 
-def sudden_check(around: EpisodeContext) -> CheckResult:
-    """Whether it came out of a sound training within one step, and went with the batch."""
-    loss, step = around.loss, around.episode.start
+def sudden_check(context: EpisodeContext) -> CheckResult:
+    """Check whether a normal training broke within one step, because of its batch."""
+    loss, step = context.loss, context.episode.start
     if loss is None or loss.quantity == "val_loss":
-        return not_seen("bad batch: no training loss was logged")
-    if not around.every_step:
-        return not_seen("bad batch: the loss of each step was not logged")
-    before = around.before(loss)
+        return not_checked("bad batch: no training loss was logged")
+    if not context.every_step:
+        return not_checked("bad batch: the loss of each step was not logged")
+    before = context.before(loss)
     if len(before) < LIMITS.min_values:
-        return not_seen(f"bad batch: {len(before)} losses before it, {LIMITS.min_values} needed for a baseline")
-    unsound = unsound_before(around)
-    if unsound:
-        return is_not(f"bad batch: {unsound}")
-    usual, span = float(np.median(before)), float(before.max() - before.min())
+        return not_checked(f"bad batch: {len(before)} losses before it, {LIMITS.min_values} needed for a baseline")
+    abnormal = abnormal_before(context)
+    if abnormal:
+        return ruled_out(f"bad batch: {abnormal}")
+    usual, spread = float(np.median(before)), float(before.max() - before.min())
     value = value_at(loss, step)
-    if value is not None and np.isfinite(value) and value - usual > LIMITS.leap * span > 0:
-        return _leap(around, loss, value, usual, span)
-    return _cleared(around, loss, usual, span)
+    if value is not None and np.isfinite(value) and value - usual > LIMITS.jump * spread > 0:
+        return _jump_check(context, loss, value, usual, spread)
+    return _skipped_step_check(context, loss, usual, spread)
 
 
-def _leap(around: EpisodeContext, loss: Curve, value: float, usual: float, span: float) -> CheckResult:
-    step, norm = around.episode.start, around.norm
-    evidence = [f"the step before was normal: {of_the_step_before(around)}"]
-    there, before = None if norm is None else value_at(norm, step), usual_norm(around)
-    if there is not None and before is not None:
-        evidence.append(f"gradient norm {shown(there)} in that step (baseline {shown(before)})")
-    stayed = _stayed(around, loss, value, usual, evidence)
-    if stayed is not None:
-        return stayed
-    place = int(np.searchsorted(loss.steps, step, side="right"))
-    if not around.episode.recovered and _is_as_high(loss.values[place : place + LIMITS.after], usual, value):
-        return is_not("bad batch: the next losses are as high")
-    if not around.episode.recovered and there is not None and before is not None and there <= LIMITS.with_it * before:
-        return is_not(
-            f"bad batch: gradient norm {shown(there)} at {around.unit} {step} (baseline {shown(before)}), so its "
-            "optimizer step was no larger than others"
-        )
-    last = _last_of_the_leap(around, loss, usual, span)
-    which = f"Bad batch at {around.unit} {step}" if last == step else f"Bad batches at {around.unit}s {step} to {last}"
-    skipped = any(each.step == step for each in around.said("step_skipped"))
-    after = "" if skipped or around.episode.recovered else " The optimizer step on it caused the rest."
-    return is_it(
-        "bad_batch",
-        f"{which}: the loss jumped from {shown(usual)} to {shown(value)} in one step; the step before was "
-        f"normal.{after}",
-        *evidence,
-        since=step,
-    )
-
-
-def _stayed(around: EpisodeContext, loss: Curve, value: float, usual: float, evidence: list[str]) -> CheckResult | None:
-    """What else it was if the losses after the leap are as high as its own, which no optimizer step had changed yet."""
-    step = around.episode.start
+def _jump_check(context: EpisodeContext, loss: Curve, value: float, usual: float, spread: float) -> CheckResult:
+    step, recovered = context.episode.start, context.episode.recovered
+    norm, usual_gradient = None if context.norm is None else value_at(context.norm, step), usual_norm(context)
+    evidence = [f"the step before was normal: {_step_before(context)}"]
+    if norm is not None and usual_gradient is not None:
+        evidence.append(f"gradient norm {norm:.3g} in that step (baseline {usual_gradient:.3g})")
     place = int(np.searchsorted(loss.steps, step, side="right"))
     later = loss.values[place : place + LIMITS.in_a_row]
-    if len(later) < LIMITS.in_a_row or not np.all(np.isfinite(later)):
-        return None
-    leap = f"the loss jumped from {shown(usual)} to {shown(value)} in one step"
-    if _is_constant(later, value):
-        return is_it(
+    jump = f"the loss jumped from {usual:.3g} to {value:.3g} in one step"
+    if len(later) == LIMITS.in_a_row and np.isfinite(later).all() and _is_constant(later, value):
+        return cause_found(
             "constant_output",
-            f"From {around.unit} {step} on the loss is {value:.4g} in every step: {leap}, and no batch changes it. The "
-            "output, or the loss, no longer depends on the input.",
+            f"From {context.unit} {step} on the loss is {value:.4g} in every step: {jump}, and no batch changes it. "
+            "The output, or the loss, no longer depends on the input.",
             *evidence,
             since=step,
         )
-    return None
+    if not recovered and _stays_high(loss.values[place : place + LIMITS.after], usual, value):
+        return ruled_out("bad batch: the next losses are as high")
+    if not recovered and norm is not None and usual_gradient is not None and norm <= LIMITS.with_it * usual_gradient:
+        return ruled_out(
+            f"bad batch: gradient norm {norm:.3g} at {context.unit} {step} (baseline {usual_gradient:.3g}), so its "
+            "optimizer step was no larger than others"
+        )
+    last = _last_of_jump(loss, step, usual, spread)
+    batch = (
+        f"Bad batch at {context.unit} {step}" if last == step else f"Bad batches at {context.unit}s {step} to {last}"
+    )
+    skipped = any(event.step == step for event in context.events_of("step_skipped"))
+    effect = "" if skipped or recovered else " The optimizer step on it caused the rest."
+    return cause_found("bad_batch", f"{batch}: {jump}; the step before was normal.{effect}", *evidence, since=step)
 
 
-def _last_of_the_leap(around: EpisodeContext, loss: Curve, usual: float, span: float) -> int:
-    """The last of a few steps that jumped as far and were followed by usual ones; the first where it went on."""
-    step = around.episode.start
+def _last_of_jump(loss: Curve, step: int, usual: float, spread: float) -> int:
+    """Return the last of a few steps that jumped as far before the loss was normal again; else the first."""
     place = int(np.searchsorted(loss.steps, step, side="left"))
-    high = loss.values[place : place + LIMITS.in_a_row + 1] - usual > LIMITS.leap * span
-    width = int(np.argmin(high)) if not high.all() else 0
-    back = loss.values[place + width : place + width + LIMITS.afterwards] - usual
-    return int(loss.steps[place + width - 1]) if width > 1 and len(back) and float(back.max()) < span else step
+    high = loss.values[place : place + LIMITS.in_a_row + 1] - usual > LIMITS.jump * spread
+    width = 0 if high.all() else int(np.argmin(high))
+    next_rises = loss.values[place + width : place + width + LIMITS.afterwards] - usual
+    return int(loss.steps[place + width - 1]) if width > 1 and next_rises.max(initial=-np.inf) < spread else step
 
 
-def _cleared(around: EpisodeContext, loss: Curve, usual: float, span: float) -> CheckResult:
-    step = around.episode.start
-    if not any(each.step == step for each in around.said("step_skipped")):
-        return is_not("bad batch: the loss did not jump in one step")
+def _skipped_step_check(context: EpisodeContext, loss: Curve, usual: float, spread: float) -> CheckResult:
+    """Check whether the step was skipped and the next batches were normal on the same weights."""
+    step = context.episode.start
+    if not any(event.step == step for event in context.events_of("step_skipped")):
+        return ruled_out("bad batch: the loss did not jump in one step")
     value = value_at(loss, step)
-    if around.scale is not None and value is not None and np.isfinite(value):
-        return is_not("bad batch: the loss was finite, and gradients are scaled")
+    if context.scale is not None and value is not None and np.isfinite(value):
+        return ruled_out("bad batch: the loss was finite, and gradients are scaled")
     place = int(np.searchsorted(loss.steps, step, side="right"))
-    later = loss.values[place : place + LIMITS.afterwards]
-    until = int(loss.steps[place : place + LIMITS.afterwards].max(initial=step))
-    if any(step <= each.step <= until for each in around.said("rollback")):
-        return is_not("bad batch: the training was rolled back, so later batches used other weights")
-    if (
-        len(later) < LIMITS.afterwards
-        or not np.all(np.isfinite(later))
-        or float(np.abs(later - usual).max()) > LIMITS.normal_range * span
-    ):
-        return is_not("bad batch: the next batches were not normal either")
-    gradients = _gradients_after(around)
+    after = slice(place, place + LIMITS.afterwards)
+    later, until = loss.values[after], int(loss.steps[after].max(initial=step))
+    if any(step <= event.step <= until for event in context.events_of("rollback")):
+        return ruled_out("bad batch: the training was rolled back, so later batches used other weights")
+    # A comparison with NaN is false.
+    normal = len(later) == LIMITS.afterwards and np.abs(later - usual).max() <= LIMITS.normal_range * spread
+    if not normal:
+        return ruled_out("bad batch: the next batches were not normal either")
+    gradients = _abnormal_gradients_after(context)
     if gradients:
-        return is_not(f"bad batch: {gradients}")
+        return ruled_out(f"bad batch: {gradients}")
     broken = value is not None and not np.isfinite(value)
-    what = f"its loss was {value}" if broken else "its gradients were non-finite or extremely large"
-    return is_it(
+    reason = f"its loss was {value}" if broken else "its gradients were non-finite or extremely large"
+    return cause_found(
         "bad_batch",
-        f"Bad batch at {around.unit} {step}: {what}; the step was skipped, and the next batches were normal.",
-        f"with the same weights the next batches gave normal losses, {shown(float(later.min()))} to "
-        f"{shown(float(later.max()))}",
-        f"the step before was normal: {of_the_step_before(around)}",
+        f"Bad batch at {context.unit} {step}: {reason}; the step was skipped, and the next batches were normal.",
+        f"with the same weights the next batches gave normal losses, {later.min():.3g} to {later.max():.3g}",
+        f"the step before was normal: {_step_before(context)}",
         since=step,
     )
 
 
-def _gradients_after(around: EpisodeContext) -> str:
-    """What was not as usual in the gradients of the steps after it; empty: nothing."""
-    if around.norm is None:
+def _abnormal_gradients_after(context: EpisodeContext) -> str:
+    """Return what was abnormal in the gradients of the next steps; empty if nothing was."""
+    if context.norm is None:
         return ""
-    place = int(np.searchsorted(around.norm.steps, around.episode.start, side="right"))
-    after, before, usual = (
-        around.norm.values[place : place + LIMITS.afterwards],
-        norms_before(around),
-        usual_norm(around),
-    )
-    if not np.all(np.isfinite(after)):
+    place = int(np.searchsorted(context.norm.steps, context.episode.start, side="right"))
+    after = context.norm.values[place : place + LIMITS.afterwards]
+    if not np.isfinite(after).all():
         return "the gradients of the next batches were non-finite as well"
-    if usual is None or len(before) < LIMITS.min_values or not len(after):
+    before, usual = norms_before(context), usual_norm(context)
+    highest = float(after.max(initial=-np.inf))
+    if usual is None or len(before) < LIMITS.min_values or highest <= max(LIMITS.with_it * usual, before.max()):
         return ""
-    highest = float(after.max())
-    if highest <= max(LIMITS.with_it * usual, float(before.max())):
-        return ""
-    return (
-        f"the next batches were not normal either, with a gradient norm of {shown(highest)} (baseline {shown(usual)})"
-    )
+    return f"the next batches were not normal either, with a gradient norm of {highest:.3g} (baseline {usual:.3g})"
 
 
-def shrunk_weights(around: EpisodeContext) -> int | None:
-    """Return the place, among measured weight norms, before or at which the weights were decayed away; else None."""
-    norms = around.whole("param_norm")
+def shrunk_weights(context: EpisodeContext) -> int | None:
+    """Return the index among measured weight norms before or at which the weights were decayed away, or None."""
+    norms = context.model_curve("param_norm")
     if norms is None:
         return None
-    after = int(np.searchsorted(norms.steps, around.episode.start, side="left"))
+    after = int(np.searchsorted(norms.steps, context.episode.start, side="left"))
     for place in (after, after + 1):
         if 0 < place < len(norms.steps):
-            then, now = float(norms.values[place - 1]), float(norms.values[place])
-            if np.isfinite(then) and np.isfinite(now) and now < LIMITS.shrunk * then:
+            before, now = norms.values[place - 1 : place + 1].tolist()
+            if np.isfinite(before) and np.isfinite(now) and now < LIMITS.shrunk * before:
                 return place
     return None
 
 
-def unsound_before(around: EpisodeContext) -> str:
-    """What was not as usual in the step before; empty: nothing."""
-    for curve, what in (
-        (around.given_norm, "the gradient norm"),
-        *(
-            (rate, "the learning rate")
-            for rate in around.rates
-            if around.before(rate, LOOKBACK.points).min(initial=1) > 0
-        ),
-    ):
-        values = np.zeros(0) if curve is None else around.before(curve, LOOKBACK.points)
-        if len(values) < LIMITS.min_values:
+def abnormal_before(context: EpisodeContext) -> str:
+    """Return what was abnormal in the step before the episode; empty if nothing was."""
+    named = [("the gradient norm", context.optimizer_norm), *(("the learning rate", rate) for rate in context.rates)]
+    for name, curve in named:
+        values = np.zeros(0) if curve is None else context.before(curve, LOOKBACK.points)
+        is_warming_up = name == "the learning rate" and values.min(initial=1.0) <= 0
+        if len(values) < LIMITS.min_values or is_warming_up:
             continue
         usual, last = float(np.median(values[-LIMITS.min_values :])), float(values[-1])
         if last > LIMITS.with_it * usual > 0:
-            median = f"median of its last {LIMITS.min_values} values: {shown(usual)}"
-            return f"{what} already {shown(last)} in the step before; {median}"
+            median = f"median of its last {LIMITS.min_values} values: {usual:.3g}"
+            return f"{name} already {last:.3g} in the step before; {median}"
     return ""
 
 
-def of_the_step_before(around: EpisodeContext) -> str:
-    """The numbers of the last step before."""
-    named = [
-        (around.loss, "loss"),
-        (around.norm, "gradient norm"),
-        *((rate, "learning rate") for rate in around.rates[:1]),
-    ]
-    said = []
-    for curve, what in named:
-        values = np.zeros(0) if curve is None else around.before(curve)
-        if len(values):
-            said.append(f"{what} {shown(float(values[-1]))}")
-    return ", ".join(said)
-
-
-def value_at(curve: Curve, step: int) -> float | None:
-    """What a curve has at a step; None: nothing."""
-    place = int(np.searchsorted(curve.steps, step, side="left"))
-    return float(curve.values[place]) if place < len(curve.steps) and curve.steps[place] == step else None
+def _step_before(context: EpisodeContext) -> str:
+    """Return the values of the last step before the episode."""
+    named = [(context.loss, "loss"), (context.norm, "gradient norm")]
+    named += [(rate, "learning rate") for rate in context.rates[:1]]
+    values = [(name, context.before(curve)) for curve, name in named if curve is not None]
+    return ", ".join(f"{name} {before[-1]:.3g}" for name, before in values if len(before))
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,89 +333,74 @@ class Jump:
     step: int
     usual: float
     value: float
-    later: NDArray[np.float64]
+    later: Values
     """The losses after it."""
 
 
-def jump_near(around: EpisodeContext) -> Jump | None:
-    """The first jump of the loss from `LIMITS.searched` points before an episode to its last possible beginning."""
-    loss = around.loss
-    if loss is None or not around.every_step or loss.quantity == "val_loss":
+def jump_near(context: EpisodeContext) -> Jump | None:
+    """Return the first jump of the loss from `LIMITS.searched` points before an episode to its latest start."""
+    loss = context.loss
+    if loss is None or not context.every_step or loss.quantity == "val_loss":
         return None
-    start = int(np.searchsorted(loss.steps, around.episode.start, side="left"))
-    end = int(np.searchsorted(loss.steps, around.latest, side="right"))
-    candidates = range(max(LIMITS.jump_min_losses, start - LIMITS.searched), min(end, len(loss.values)))
-    return next((jump for at in candidates if (jump := _jump_at(loss.steps, loss.values, at)) is not None), None)
+    start = int(np.searchsorted(loss.steps, context.episode.start, side="left"))
+    end = int(np.searchsorted(loss.steps, context.latest, side="right"))
+    for at in range(max(LIMITS.jump_min_losses, start - LIMITS.searched), min(end, len(loss.values))):
+        before, row = loss.values[max(0, at - LOOKBACK.just_before) : at], loss.values[at : at + LIMITS.stay_above]
+        before = before[np.isfinite(before)]
+        if len(before) < LIMITS.jump_min_losses or len(row) < LIMITS.stay_above or not np.isfinite(row).all():
+            continue
+        usual, lasting = float(np.median(before)), float(np.median(row))
+        rise, noise = float(row[0]) - usual, NORMAL_MAD * median_deviation(before)
+        stays_above = min(float(row[0]), lasting) > float(before.max())
+        if stays_above and rise > LIMITS.deviations * noise and rise >= LIMITS.faded * (lasting - usual):
+            return Jump(int(loss.steps[at]), usual, float(row[0]), loss.values[at + 1 : at + 1 + LIMITS.after])
+    return None
 
 
-def _jump_at(steps: NDArray[np.int64], values: NDArray[np.float64], at: int) -> Jump | None:
-    before = values[max(0, at - LOOKBACK.just_before) : at]
-    before, row = before[np.isfinite(before)], values[at : at + LIMITS.stay_above]
-    if len(before) < LIMITS.jump_min_losses or len(row) < LIMITS.stay_above or not np.isfinite(row).all():
-        return None
-    top = float(before.max())
-    if row[0] <= top or float(np.median(row)) <= top:
-        return None
-    usual = float(np.median(before))
-    rise = float(row[0]) - usual
-    if rise <= LIMITS.deviations * NORMAL_MAD * median_deviation(before) or rise < LIMITS.faded * (
-        float(np.median(row)) - usual
-    ):
-        return None
-    return Jump(int(steps[at]), usual, float(row[0]), values[at + 1 : at + 1 + LIMITS.after])
-
-
-def _is_as_high(later: NDArray[np.float64], usual: float, value: float) -> bool:
-    """Whether the losses after a jump are about as high as its own, which no optimizer step had changed yet."""
-    rises = (later[: LIMITS.after] - usual) / (value - usual)
+def _stays_high(later: Values, usual: float, value: float) -> bool:
+    """Return whether the losses after a jump are about as high, though no optimizer step had changed the jump."""
+    rises = (later - usual) / (value - usual)
     if len(rises) < LIMITS.stay_above or not np.isfinite(rises).all() or _is_constant(later, value):
         return False
-    return (
-        float(rises.min()) > LIMITS.back
-        and float(rises.max()) <= LIMITS.built_up
-        and float(np.median(rises[: LIMITS.stay_above])) >= LIMITS.faded
-    )
+    lasting = float(np.median(rises[: LIMITS.stay_above]))
+    return bool(rises.min() > LIMITS.back and rises.max() <= LIMITS.built_up and lasting >= LIMITS.faded)
 
 
-def _is_constant(later: NDArray[np.float64], value: float) -> bool:
+def _is_constant(later: Values, value: float) -> bool:
     return float(np.abs(later - value).max()) <= LIMITS.same_number * abs(value)
 
 
-def changed_at_once_check(around: EpisodeContext) -> CheckResult:
-    """Whether the loss jumped in one step that no update explains, and stayed as high."""
-    name = "changed data"
-    if around.norm is None or not around.rates:
-        return not_seen(f"{name}: gradient norm or learning rate not logged")
-    jump = jump_near(around)
+def changed_at_once_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the loss jumped in one step that no update explains, and stayed as high."""
+    name, unit = "changed data", context.unit
+    if context.norm is None or not context.rates:
+        return not_checked(f"{name}: gradient norm or learning rate not logged")
+    jump = jump_near(context)
     if jump is None:
-        return is_not(f"{name}: the loss did not jump in one step and stay")
-    there = around.starting_at(jump.step)
-    jumped = [
-        each
-        for rate in there.rates
-        for each in jumps_in(rate)
-        if each.step <= jump.step < each.step + LIMITS.rate_before
-    ]
-    if jumped:
-        return is_not(f"{name}: the learning rate jumped at {around.unit} {jumped[0].step}")
-    if there.foreign_write(jump.step) is not None:
-        return is_not(f"{name}: other code wrote to the weights before {around.unit} {jump.step}")
-    unsound = unsound_before(there)
-    if unsound:
-        return is_not(f"{name}: {unsound}")
-    if shrunk_weights(there) is not None:
-        return is_not(f"{name}: the weight norm fell at {around.unit} {jump.step}")
-    if not _is_as_high(jump.later, jump.usual, jump.value):
-        return is_not(f"{name}: the next losses were not as high")
-    return is_it(
+        return ruled_out(f"{name}: the loss did not jump in one step and stay")
+    at_jump = context.starting_at(jump.step)
+    for rate in context.rates:
+        for rise in jumps_in(rate):
+            if rise.step <= jump.step < rise.step + LIMITS.rate_before:
+                return ruled_out(f"{name}: the learning rate jumped at {unit} {rise.step}")
+    if at_jump.foreign_write(jump.step) is not None:
+        return ruled_out(f"{name}: other code wrote to the weights before {unit} {jump.step}")
+    abnormal = abnormal_before(at_jump)
+    if abnormal:
+        return ruled_out(f"{name}: {abnormal}")
+    if shrunk_weights(at_jump) is not None:
+        return ruled_out(f"{name}: the weight norm fell at {unit} {jump.step}")
+    if not _stays_high(jump.later, jump.usual, jump.value):
+        return ruled_out(f"{name}: the next losses were not as high")
+    return cause_found(
         "data_changed",
-        f"The data or the loss function probably changed at {around.unit} {jump.step}: the loss jumped from "
-        f"{shown(jump.usual)} to {shown(jump.value)} in one step, before any optimizer step on what came then, and was "
-        f"{shown(float(jump.later[:3].min()))} to {shown(float(jump.later[:3].max()))} in the next 3 {around.unit}s.",
-        f"the step before was normal: {of_the_step_before(there)}",
+        f"The data or the loss function probably changed at {unit} {jump.step}: the loss jumped from {jump.usual:.3g} "
+        f"to {jump.value:.3g} in one step, before any optimizer step on what came then, and was "
+        f"{jump.later[:3].min():.3g} to {jump.later[:3].max():.3g} in the next 3 {unit}s.",
+        f"the step before was normal: {_step_before(at_jump)}",
         since=jump.step,
-        # Weights that something else wrote to look the same where they are not measured.
-        certainty="likely" if there.of("param_norm") else "possible",
+        # Weights that other code wrote to look the same where they are not measured.
+        certainty="likely" if at_jump.curves("param_norm") else "possible",
     )
 
 

@@ -1,4 +1,4 @@
-"""Looks for the cause in what was done to the weights: decay, a changed setting, damage that no gradient did."""
+"""Find causes in the weights: decay, changed settings, frozen parameters, corruption, writes by other code."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, listed_steps, shown
-from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights, value_at
+from mlflow_stability.diagnosis.causes.catalog import (
+    CauseDocumentation,
+    Check,
+    CheckResult,
+    cause_found,
+    not_checked,
+    ruled_out,
+)
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, listed_steps, value_at
+from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weights
 from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import LintFacts, Setting
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy
-from mlflow_stability.vocabulary.text import factor
+from mlflow_stability.vocabulary.text import capitalised, factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class WeightLimits:
     """Thresholds of the causes in the weights."""
 
     mostly_frozen: float = 0.9
-    """Share of frozen values from which on a model may be unable to learn, ..."""
+    """Share of frozen values above which a model may be unable to learn, ..."""
     nearly_frozen: float = 0.99
     """... and probably is."""
     jumped: float = 3.0
@@ -33,7 +40,7 @@ class WeightLimits:
     beyond: float = 10.0
     """... and minimum ratio of its change to what the optimizer can do."""
     adam_step: float = 10.0
-    """Learning rates that a parameter moves in one step of Adam at most, at usual betas: 7.3 at the defaults."""
+    """Maximum number of learning rates that Adam moves a parameter in one step, at usual betas: 7.3 at the defaults."""
     shown_steps: int = 6
     """Maximum number of steps that are listed."""
     in_a_row: int = 3
@@ -42,263 +49,263 @@ class WeightLimits:
 
 LIMITS = WeightLimits()
 OWN_PARAMS = "stability."
-"""How the parameters begin that a recording writes into its run."""
+"""Prefix of the parameters that a recording writes into its run."""
 
 
-def decay_check(around: EpisodeContext) -> CheckResult:
-    """Whether the weights shrank away under a weight decay."""
-    norms = around.whole("param_norm")
+def decay_check(context: EpisodeContext) -> CheckResult:
+    """Check whether weight decay shrank the weights."""
+    norms, unit = context.model_curve("param_norm"), context.unit
     if norms is None or len(norms.steps) < 2:
-        return not_seen("weight norm: not measured")
-    start = around.episode.start
-    shrunk = shrunk_weights(around)
+        return not_checked("weight norm: not measured")
+    steps, values = norms.steps.tolist(), norms.values.tolist()
+    shrunk = shrunk_weights(context)
     if shrunk is not None:
-        then, now = float(norms.values[shrunk - 1]), float(norms.values[shrunk])
-        changed = [each for each in _changes(around) if is_of_option(each, "weight_decay")]
-        setting = f" {changed[0].message}" if changed else ""
-        return is_it(
+        (first, last), (before, now) = steps[shrunk - 1 : shrunk + 1], values[shrunk - 1 : shrunk + 1]
+        changes = [event for event in _recent_changes(context) if is_of_option(event, "weight_decay")]
+        return cause_found(
             "weight_decay",
-            f"The weight decay is far too strong: the weight norm fell from {shown(then)} at {around.unit} "
-            f"{int(norms.steps[shrunk - 1])} to {shown(now)} at {around.unit} {int(norms.steps[shrunk])}.{setting}",
-            f"weight norm x {now / then:.2g} in {int(norms.steps[shrunk] - norms.steps[shrunk - 1])} {around.unit}s",
-            since=int(norms.steps[shrunk - 1]),
+            f"The weight decay is far too strong: the weight norm fell from {before:.3g} at {unit} {first} to "
+            f"{now:.3g} at {unit} {last}.{f' {changes[0].message}' if changes else ''}",
+            f"weight norm x {now / before:.2g} in {last - first} {unit}s",
+            since=first,
         )
-    after = int(np.searchsorted(norms.steps, start, side="left"))
-    around_it = [place for place in (after, after + 1) if 0 < place < len(norms.steps)]
-    if not around_it:
-        return not_seen("weight norm: not measured around it")
-    now, then = float(norms.values[around_it[-1]]), float(norms.values[around_it[0] - 1])
-    if not np.isfinite(now):
-        return not_seen("weight norm: non-finite afterwards")
-    return is_not(f"weight decay: weight norm {shown(then)} before, {shown(now)} after")
+    after = int(np.searchsorted(norms.steps, context.episode.start, side="left"))
+    near = [place for place in (after, after + 1) if 0 < place < len(steps)]
+    if not near:
+        return not_checked("weight norm: not measured around it")
+    before, now = values[near[0] - 1], values[near[-1]]
+    if not math.isfinite(now):
+        return not_checked("weight norm: non-finite afterwards")
+    return ruled_out(f"weight decay: weight norm {before:.3g} before, {now:.3g} after")
 
 
-def setting_check(around: EpisodeContext) -> CheckResult:
-    """Whether a setting of the training was changed just before."""
-    changes = _changes(around)
-    if around.history.events is None:
-        return not_seen("changed settings: not recorded")
+def setting_check(context: EpisodeContext) -> CheckResult:
+    """Check whether a setting of the training was changed just before."""
+    if context.history.events is None:
+        return not_checked("changed settings: not recorded")
+    changes, start, unit = _recent_changes(context), context.episode.start, context.unit
     if not changes:
-        return is_not("changed settings: none just before")
-    start, said = around.episode.start, " ".join(each.message for each in changes[:2])
-    frozen = any(is_of_setting(each, Setting.TRAINED_PARAMETERS) for each in changes)
-    return is_it(
+        return ruled_out("changed settings: none just before")
+    frozen = any(is_of_setting(event, Setting.TRAINED_PARAMETERS) for event in changes)
+    return cause_found(
         "frozen_parameters" if frozen else "configuration_changed",
-        f"A setting changed just before: {said}",
-        f"{max(0, start - changes[0].step)} {around.unit}s before the first sign at {around.unit} {start}",
+        f"A setting changed just before: {' '.join(event.message for event in changes[:2])}",
+        f"{max(0, start - changes[0].step)} {unit}s before the first sign at {unit} {start}",
         since=changes[0].step - LOOKBACK.between_looks,
         certainty="possible",
     )
 
 
-def frozen_check(around: EpisodeContext) -> CheckResult:
-    """Whether next to nothing is trained."""
-    params = around.history.params
-    counts = [params.get(f"{OWN_PARAMS}parameters_{each}", "") for each in ("total", "trainable")]
+def _recent_changes(context: EpisodeContext) -> list[Finding]:
+    since, last = context.episode.start - context.reach, context.episode.start + LOOKBACK.between_looks
+    return [event for event in context.events_of("configuration_changed") if since < event.step <= last]
+
+
+def frozen_check(context: EpisodeContext) -> CheckResult:
+    """Check whether almost all parameters are frozen."""
+    counts = [context.history.params.get(f"{OWN_PARAMS}parameters_{name}", "") for name in ("total", "trainable")]
     if not all(map(str.isdigit, counts)):
-        return not_seen("frozen parameters: their number was not recorded")
+        return not_checked("frozen parameters: their number was not recorded")
     total, trained = map(int, counts)
     frozen = 1 - trained / total if total else 0.0
     if frozen < LIMITS.mostly_frozen:
-        return is_not(f"frozen parameters: {frozen:.0%} of all values")
-    lints = [(each.message, each.facts) for each in around.said("model_lint")]
-    said = [message for message, facts in lints if isinstance(facts, LintFacts) and facts.check == "frozen"]
-    return is_it(
+        return ruled_out(f"frozen parameters: {frozen:.0%} of all values")
+    lints = [(event.message, event.facts) for event in context.events_of("model_lint")]
+    messages = [message for message, facts in lints if isinstance(facts, LintFacts) and facts.check == "frozen"]
+    return cause_found(
         "frozen_parameters",
         f"Only {trained:,} of {total:,} values of the model are trained; all others are frozen.",
-        *said[:1],
-        since=around.span.first,
+        *messages[:1],
+        since=context.span.first,
         certainty="likely" if frozen >= LIMITS.nearly_frozen else "possible",
     )
 
 
-def damage_check(around: EpisodeContext) -> CheckResult:
-    """Whether every batch breaks on weights that had worked until the step before."""
-    loss, start = around.loss, around.episode.start
-    if loss is None or not around.every_step:
-        return not_seen("corrupted weights: the loss of each step was not logged")
-    place = int(np.searchsorted(loss.steps, start, side="left"))
-    row = 0
-    while place + row < len(loss.values) and not np.isfinite(loss.values[place + row]):
-        row += 1
-    if start not in {each.step for each in around.said("step_skipped")}:
-        return not_seen("corrupted weights: visible only where non-finite steps are skipped")
-    if row < LIMITS.in_a_row:
-        if row and place + row < len(loss.values):
-            return is_not(
-                "corrupted weights: the same weights gave a finite loss at "
-                f"{around.unit} {int(loss.steps[place + row])}"
-            )
-        return not_seen(f"corrupted weights: visible only in {LIMITS.in_a_row} non-finite losses in a row")
-    before = around.before(loss)
+def damage_check(context: EpisodeContext) -> CheckResult:
+    """Check whether every batch is non-finite on weights that worked until the step before."""
+    loss, start, unit = context.loss, context.episode.start, context.unit
+    if loss is None or not context.every_step:
+        return not_checked("corrupted weights: the loss of each step was not logged")
+    if start not in {event.step for event in context.events_of("step_skipped")}:
+        return not_checked("corrupted weights: visible only where non-finite steps are skipped")
+    since = slice(int(np.searchsorted(loss.steps, start, side="left")), None)
+    finite_steps = loss.steps[since][loss.finite[since]]
+    broken = int(np.argmax(loss.finite[since])) if len(finite_steps) else len(loss.steps[since])
+    if broken < LIMITS.in_a_row:
+        if broken and len(finite_steps):
+            return ruled_out(f"corrupted weights: the same weights gave a finite loss at {unit} {finite_steps[0]}")
+        return not_checked(f"corrupted weights: visible only in {LIMITS.in_a_row} non-finite losses in a row")
+    before = context.before(loss)
     if not len(before):
-        return not_seen("corrupted weights: no loss before it")
-    back = next((each for each in around.said("rollback") if each.step >= start), None)
-    target = back.facts.target if back is not None and isinstance(back.facts, RollbackFacts) else 0
-    if back is not None:
-        whole = around.whole_loss if around.whole_loss is not None else loss
-        there = whole.values[whole.steps > back.step][:1]
-        if len(there) and not np.isfinite(there[0]):
-            return is_not(f"corrupted weights: the weights of {around.unit} {target} gave a non-finite loss, too")
-        back = back if len(there) else None  # it ended before the restored weights gave a loss
-    healed = "" if back is None else f", and the weights of {around.unit} {target} gave normal losses"
-    return is_it(
+        return not_checked("corrupted weights: no loss before it")
+    restored = ""
+    rollback = next((event for event in context.events_of("rollback") if event.step >= start), None)
+    if rollback is not None:
+        target = rollback.facts.target if isinstance(rollback.facts, RollbackFacts) else 0
+        whole = context.whole_loss if context.whole_loss is not None else loss
+        later = whole.values[whole.steps > rollback.step][:1]  # empty if the run ended before the next loss
+        if len(later) and not np.isfinite(later[0]):
+            return ruled_out(f"corrupted weights: the weights of {unit} {target} gave a non-finite loss, too")
+        restored = f", and the weights of {unit} {target} gave normal losses" if len(later) else ""
+    return cause_found(
         "damaged_weights",
-        f"The weights were corrupted between {around.unit} {start - 1} and {around.unit} {start}: {row} batches in a "
-        f"row gave a non-finite loss, the batch before {shown(float(before[-1]))}{healed}. No gradient caused it: "
-        "check the optimizer state, what writes to the weights, and the device memory.",
-        f"{row} non-finite steps in a row were skipped, so the weights did not change",
+        f"The weights were corrupted between {unit} {start - 1} and {unit} {start}: {broken} batches in a row gave a "
+        f"non-finite loss, the batch before {before[-1]:.3g}{restored}. No gradient caused it: check the optimizer "
+        "state, what writes to the weights, and the device memory.",
+        f"{broken} non-finite steps in a row were skipped, so the weights did not change",
         since=start,
-        certainty="possible" if back is None else "likely",
+        certainty="likely" if restored else "possible",
     )
 
 
-def replaced_check(around: EpisodeContext) -> CheckResult:
-    """Whether other code replaced the weights between two steps, and the loss of the second one was high at once."""
-    loss, jump = around.loss, jump_near(around)
+def replaced_check(context: EpisodeContext) -> CheckResult:
+    """Check whether other code replaced the weights between two steps and the next loss was high at once."""
+    loss, jump, unit = context.loss, jump_near(context), context.unit
     if loss is None:
-        return not_seen("replaced weights: no loss was logged")
-    step = around.episode.start if jump is None else jump.step
-    there = around.starting_at(step)
-    before, value = there.before(loss), value_at(loss, step)
-    written = there.foreign_write(step)
-    if written is None or not len(before) or value is None or value <= float(before.max()):
+        return not_checked("replaced weights: no loss was logged")
+    step = context.episode.start if jump is None else jump.step
+    at_jump = context.starting_at(step)
+    before, value, write = at_jump.before(loss), value_at(loss, step), at_jump.foreign_write(step)
+    if write is None or not len(before) or value is None or value <= float(before.max()):
         return CheckResult()
-    about = "" if written.share is not None else "about "
-    again = "" if written.period is None else f" It repeats {about}every {written.period:,} {around.unit}s."
-    jumped = f"the loss jumped from {shown(float(np.median(before)))} to {shown(value)} in {around.unit} {step}"
-    jumped = f"{jumped}, before any update"
-    if written.share is None:
-        what = f"Other code wrote to the weights before {around.unit} {step}, and {jumped}.{again}"
-        return is_it("weights_replaced", what, *_when(written.steps, around.unit), since=step)
-    ratio = next((each for each in around.of("update_ratio") if each.place == loss.place), None)
-    known = np.zeros(0) if ratio is None else there.before(ratio)
-    update = f"; the last measured update of the optimizer changed them by {known[-1]:.2g}" if len(known) else ""
-    return is_it(
+    about = "about " if write.share is None else ""
+    again = "" if write.period is None else f" It repeats {about}every {write.period:,} {unit}s."
+    effect = f"the loss jumped from {np.median(before):.3g} to {value:.3g} in {unit} {step}, before any update"
+    several = len(write.steps) > 1
+    seen_at = f"seen at {listed_steps(write.steps, unit, LIMITS.shown_steps)}" if several else ""
+    if write.share is None:
+        statement = f"Other code wrote to the weights before {unit} {step}, and {effect}.{again}"
+        return cause_found("weights_replaced", statement, seen_at, since=step)
+    ratio = next((curve for curve in context.curves("update_ratio") if curve.place == loss.place), None)
+    updates = np.zeros(0) if ratio is None else at_jump.before(ratio)
+    usual = f"; the last measured update of the optimizer changed them by {updates[-1]:.2g}" if len(updates) else ""
+    certain = not len(updates) or write.share > LIMITS.beyond * float(updates[-1])
+    return cause_found(
         "weights_replaced",
-        f"The weights were replaced by other code between {around.unit}s {step - 1} and {step}: they changed by "
-        f"{written.share:.2g} of their norm{update}.{again}",
-        jumped[:1].upper() + jumped[1:],
-        *_when(written.steps, around.unit),
+        f"The weights were replaced by other code between {unit}s {step - 1} and {step}: they changed by "
+        f"{write.share:.2g} of their norm{usual}.{again}",
+        capitalised(effect),
+        seen_at,
         since=step,
-        certainty="certain" if not len(known) or written.share > LIMITS.beyond * float(known[-1]) else "likely",
+        certainty="certain" if certain else "likely",
     )
 
 
-def _when(steps: Sequence[int], unit: str) -> tuple[str, ...]:
-    return (f"seen at {listed_steps(steps, unit, LIMITS.shown_steps)}",) if len(steps) > 1 else ()
+@dataclass(frozen=True, slots=True)
+class NormJump:
+    """A jump of the weight norm of one place between two measurements."""
+
+    place: str
+    before: float
+    after: float
+    first: int
+    last: int
 
 
-def overwritten_check(around: EpisodeContext) -> CheckResult:
-    """Whether the weights jumped by more than the optimizer can change them."""
-    start = around.episode.start
-    jumps, seen = [], ""
-    for norm in around.of("param_norm"):
+def overwritten_check(context: EpisodeContext) -> CheckResult:
+    """Check whether the weights jumped by more than the optimizer can change them."""
+    start, unit = context.episode.start, context.unit
+    jumps, measured = [], ""
+    for norm in context.curves("param_norm"):
         nearest = int(np.searchsorted(norm.steps, start, side="left"))
-        # A divergence may be said to begin one step after the weights were written to.
+        # A divergence may be found to begin one step after the write.
         earlier = [nearest - 1] if nearest and start - norm.steps[nearest - 1] <= LOOKBACK.between_looks else []
-        for after in (each for each in (*earlier, nearest) if 0 < each < len(norm.steps)):
-            then, now = float(norm.values[after - 1]), float(norm.values[after])
-            if of_the_whole(norm.place) and np.isfinite((then, now)).all():
-                seen = f"weight norm {shown(then)} before, {shown(now)} after"
-            if np.isfinite(now) and now > LIMITS.jumped * then > 0:
-                jumps.append((norm.place, then, now, int(norm.steps[after - 1]), int(norm.steps[after])))
+        for at in (place for place in (*earlier, nearest) if 0 < place < len(norm.steps)):
+            before, after = norm.values[at - 1 : at + 1].tolist()
+            if of_the_whole(norm.place) and math.isfinite(before) and math.isfinite(after):
+                measured = f"weight norm {before:.3g} before, {after:.3g} after"
+            if math.isfinite(after) and after > LIMITS.jumped * before > 0:
+                jumps.append(NormJump(norm.place, before, after, int(norm.steps[at - 1]), int(norm.steps[at])))
                 break
     if not jumps:
-        return is_not(f"corrupted weights: {seen}") if seen else not_seen("corrupted weights: weight norm not measured")
-    bounds = {each[3:]: _reachable(around, *each[3:]) for each in jumps}
-    # What is measured most often is surrounded closest: in fewer steps the optimizer can do less.
-    bounded = [(each, bound) for each in jumps if (bound := bounds[each[3:]]) is not None]
-    beyond = [each for each, bound in bounded if each[2] - each[1] >= LIMITS.beyond * bound]
-    place, then, now, first, last = max(beyond or jumps, key=lambda each: each[2] / each[1])
-    bound = bounds[first, last]
-    if not bounded or bound is None:
-        settings = settings_of(around.history)
-        free = [f"({first:g}, {second:g})" for first, second in settings.betas or () if _forgets_squares(first, second)]
-        known = f"has no bound at betas={free[0]}" if settings.adam and free else "is not recorded"
-        return not_seen(f"corrupted weights: their norm jumped, and how far the optimizer can change it {known}")
-    if now - then < LIMITS.beyond * bound:
-        return not_seen("corrupted weights: their norm jumped, and the recorded updates are large enough for that")
-    whose = "the weights" if of_the_whole(place) else f"the weights of {place}"
-    return is_it(
+        if not measured:
+            return not_checked("corrupted weights: weight norm not measured")
+        return ruled_out(f"corrupted weights: {measured}")
+    bounds = {(jump.first, jump.last): _largest_change(context, jump.first, jump.last) for jump in jumps}
+    # The shorter the distance between two measurements, the less the optimizer can have done.
+    beyond = [
+        jump
+        for jump in jumps
+        if (bound := bounds[jump.first, jump.last]) is not None and jump.after - jump.before >= LIMITS.beyond * bound
+    ]
+    jump = max(beyond or jumps, key=lambda jump: jump.after / jump.before)
+    bound = bounds[jump.first, jump.last]
+    if bound is None:
+        settings = settings_of(context.history)
+        unbounded = [pair for pair in settings.betas or () if _is_unbounded(*pair)]
+        reason = "is not recorded"
+        if settings.adam and unbounded:
+            reason = "has no bound at betas=({:g}, {:g})".format(*unbounded[0])
+        return not_checked(f"corrupted weights: their norm jumped, and how far the optimizer can change it {reason}")
+    if jump.after - jump.before < LIMITS.beyond * bound:
+        return not_checked("corrupted weights: their norm jumped, and the recorded updates are large enough for that")
+    whole = of_the_whole(jump.place)
+    return cause_found(
         "damaged_weights",
-        f"The norm of {whose} jumped from {shown(then)} at {around.unit} {first} to {shown(now)} at {around.unit} "
-        f"{last}. Learning rate and gradients of these steps allow a change of at most {shown(bound)}: other code or "
-        "the device probably wrote to the weights.",
-        f"weight norm x {factor(now / then)} in {last - first} {around.unit}s",
-        since=first,
-        place="" if of_the_whole(place) else place,
+        f"The norm of {'the weights' if whole else f'the weights of {jump.place}'} jumped from {jump.before:.3g} at "
+        f"{unit} {jump.first} to {jump.after:.3g} at {unit} {jump.last}. Learning rate and gradients of these steps "
+        f"allow a change of at most {bound:.3g}: other code or the device probably wrote to the weights.",
+        f"weight norm x {factor(jump.after / jump.before)} in {jump.last - jump.first} {unit}s",
+        since=jump.first,
+        place="" if whole else jump.place,
     )
 
 
-def _reachable(around: EpisodeContext, first: int, last: int) -> float | None:
-    """How far the optimizer can have changed the norm of the weights between two steps; None where nobody knows.
+def _largest_change(context: EpisodeContext, first: int, last: int) -> float | None:
+    """Return how far the optimizer can have changed the weight norm between two steps; None if unknown.
 
-    A recording measures a norm before the update of its step. Elsewhere it may be after it: then both ends count. Of
-    optimizers other than Adam and SGD no bound is known, nor where a measured update exceeds the bound.
+    A recording measures a norm before the update of its step; elsewhere it may be after it, and both ends count. There
+    is no bound for optimizers other than Adam and SGD, nor where a measured update exceeds it.
     """
-    params = around.history.params
-    last -= any(each.startswith(OWN_PARAMS) for each in params)
-    bound = _bound(around, first, last)
-    updates = [each for each in around.of("update_norm") if of_the_whole(each.place)]
+    last -= any(name.startswith(OWN_PARAMS) for name in context.history.params)
+    bound = _bound_of_optimizer(context, first, last)
     measured = [
-        float(each.values[(each.steps >= first) & (each.steps <= last) & each.finite].max(initial=0.0))
-        for each in updates
+        float(curve.values[(curve.steps >= first) & (curve.steps <= last) & curve.finite].max(initial=0.0))
+        for curve in context.curves("update_norm")
+        if of_the_whole(curve.place)
     ]
     return None if bound is None or max(measured, default=0.0) > bound else bound
 
 
-def _bound(around: EpisodeContext, first: int, last: int) -> float | None:
-    params = around.history.params
-    rates = [rate.values[(rate.steps >= first) & (rate.steps <= last)] for rate in around.rates]
-    known = [float(each[np.isfinite(each)].max()) for each in rates if np.isfinite(each).any()]
-    if not known:
+def _bound_of_optimizer(context: EpisodeContext, first: int, last: int) -> float | None:
+    params, settings, steps = context.history.params, settings_of(context.history), last - first + 1
+    rates = [
+        rate.values[(rate.steps >= first) & (rate.steps <= last) & rate.finite].max(initial=-np.inf)
+        for rate in context.rates
+    ]
+    rate = float(max(rates, default=-np.inf))
+    if not math.isfinite(rate):
         return None
-    rate, settings = max(known), settings_of(around.history)
     if settings.adam:
-        count, furthest = params.get("stability.parameters_total", ""), _adam_step(settings.betas)
-        if furthest is None or not count.isdigit():
+        count, adam_step = params.get("stability.parameters_total", ""), _largest_adam_step(settings.betas)
+        if adam_step is None or not count.isdigit():
             return None
-        return furthest * rate * math.sqrt(int(count)) * (last - first + 1)
+        return adam_step * rate * math.sqrt(int(count)) * steps
     if not settings.sgd:
         return None
     momentum = params.get("stability.momentum", "0")
     kept = 1 - min(0.999, float(momentum)) if momentum.replace(".", "", 1).isdigit() else 1.0
-    if settings.max_norm is not None and around.clipped_norm is None:
-        return rate * settings.max_norm * (last - first + 1) / kept
-    norm = around.given_norm
-    if norm is None:
-        return None
-    there = norm.values[(norm.steps >= first) & (norm.steps <= last)]
-    return float(rate * there.sum() / kept) if len(there) == last - first + 1 and np.isfinite(there).all() else None
+    if settings.max_norm is not None and context.clipped_norm is None:
+        return rate * settings.max_norm * steps / kept
+    norm = context.optimizer_norm
+    norms = np.zeros(0) if norm is None else norm.values[(norm.steps >= first) & (norm.steps <= last)]
+    return float(rate * norms.sum() / kept) if len(norms) == steps and np.isfinite(norms).all() else None
 
 
-def _adam_step(betas: tuple[tuple[float, float], ...] | None) -> float | None:
-    """How many learning rates one parameter can move in one step of Adam; None where there is no bound, or none known.
+def _largest_adam_step(betas: Sequence[tuple[float, float]] | None) -> float | None:
+    """Return how many learning rates one step of Adam can move a parameter; None if unbounded or unknown.
 
-    Adam divides an average over gradients by the root of an average over their squares. By the inequality of Cauchy and
-    Schwarz the quotient is at most ``(1 - beta1) / sqrt((1 - beta2) * (1 - beta1^2 / beta2))``. Where beta1^2 reaches
-    beta2 there is none.
+    Adam divides an average of gradients by the root of an average of their squares. By the Cauchy-Schwarz inequality
+    the quotient is at most ``(1 - beta1) / sqrt((1 - beta2) * (1 - beta1^2 / beta2))``, if beta1^2 is below beta2.
     """
-    if betas is None or any(_forgets_squares(*pair) for pair in betas):
+    if betas is None or any(_is_unbounded(*pair) for pair in betas):
         return None
-    bounds = [(1 - first) / math.sqrt((1 - second) * (1 - first * first / second)) for first, second in betas]
+    bounds = [(1 - beta1) / math.sqrt((1 - beta2) * (1 - beta1 * beta1 / beta2)) for beta1, beta2 in betas]
     return max((LIMITS.adam_step, *bounds))
 
 
-def _forgets_squares(first: float, second: float) -> bool:
-    """Whether Adam forgets the square of a gradient before it forgets the gradient."""
-    return first * first >= second
-
-
-def _changes(around: EpisodeContext) -> list[Finding]:
-    """The settings that were changed just before, as far as they were looked at."""
-    start = around.episode.start
-    return [
-        each
-        for each in around.said("configuration_changed")
-        if start - around.reach < each.step <= start + LOOKBACK.between_looks
-    ]
+def _is_unbounded(beta1: float, beta2: float) -> bool:
+    return beta1 * beta1 >= beta2
 
 
 CAUSES = (
@@ -333,7 +340,7 @@ CAUSES = (
         "or across a rollback.",
         "Weights that the script itself scales or replaces.",
         (Remedy(Action.LOWER_WEIGHT_DECAY), Remedy(Action.RESTART_BEFORE_STEP)),
-        excluded_by=lambda known: "weight decay: 0" if known.weight_decay == 0 else "",
+        excluded_by=lambda used: "weight decay: 0" if used.weight_decay == 0 else "",
     ),
     CauseDocumentation(
         "configuration_changed",

@@ -1,12 +1,19 @@
-"""The checklist of each kind of finding: its questions in the order to ask them, and what to decide at the end."""
+"""The checklist of each kind of finding: its questions in their order, and the choices at the end."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlflow_stability.diagnosis.checklist.decision import Choice
 from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
-from mlflow_stability.vocabulary.result import CLIP_AT_1, RAISE_TEMPERATURE_2_TO_3, WARM_UP_LEARNING_RATE, Action
+from mlflow_stability.diagnosis.checklist.sources import Case, State
+from mlflow_stability.vocabulary.result import (
+    CLIP_AT_1,
+    RAISE_TEMPERATURE_2_TO_3,
+    WARM_UP_LEARNING_RATE,
+    Action,
+    Remedy,
+)
 
 RESTART = Action.RESTART_BEFORE_STEP
 LOWER_RATE = Action.LOWER_LEARNING_RATE
@@ -17,7 +24,50 @@ TOO_FAST = (
     "learning_rate_too_high learning_rate_jump gradient_explosion optimizer_lag attention_logit_growth "
     "attention_collapse router_logit_growth dead_units saturated_activation"
 )
-"""Causes that say that optimizer steps were too large."""
+"""Causes that show that optimizer steps were too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One decision; it applies where one of its conditions does, and without any always. Names are separated by
+    spaces.
+    """
+
+    when: str
+    actions: tuple[Action | Remedy, ...]
+    causes: str = ""
+    """Where one of these is the cause."""
+    bad: str = ""
+    """Where one of these questions has a bad answer."""
+    if_recovered: bool = False
+    """Where the trouble passed by itself."""
+    unless_found: str = ""
+    """Where no finding of these kinds began at the same time or later."""
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """What to do, in this order."""
+        return tuple(Remedy(action) if isinstance(action, Action) else action for action in self.actions)
+
+    @property
+    def is_always(self) -> bool:
+        """Whether it applies to any case."""
+        return not (self.causes or self.bad or self.if_recovered or self.unless_found)
+
+    def applies(self, case: Case, states: Mapping[str, State]) -> bool:
+        """Return whether it applies to a run with these answers."""
+        if self.is_always:
+            return True
+        episode = case.context.episode
+        later = (finding.start >= episode.start for finding in case.findings(*self.unless_found.split()))
+        return (
+            (episode.cause is not None and episode.cause.name in self.causes.split())
+            or any(states.get(key) == "bad" for key in self.bad.split())
+            or (self.if_recovered and episode.recovered is True)
+            or (bool(self.unless_found) and not any(later))
+        )
+
+
 CHOICES: dict[str, Choice] = {
     "passed": Choice(
         "the run recovered by itself", (Action.CONTINUE, Action.LEAVE_OUT_BATCH_IF_AGAIN), if_recovered=True
@@ -117,7 +167,7 @@ CHOICES: dict[str, Choice] = {
     ),
     "loss_rose": Choice("the loss rose after it", (RESTART, Action.CHECK_SCHEDULE)),
 }
-"""What can be decided, by key: the first choice of a checklist that applies is its decision."""
+"""Choices by key: the first one of a checklist that applies is its decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +181,9 @@ class Order:
 
 
 GENERAL = Order("", "data gradients learning_rate numerics", "passed one_batch slower otherwise")
-"""For what has no checklist of its own: the order in which experienced people look."""
+"""For kinds without a checklist of their own: the order that experienced people use."""
 NOTHING_FOUND = Order("", f"{GENERAL.questions} validation model_check memory good_state", GENERAL.choices)
-"""For a run in which nothing was found: what was looked at."""
+"""For a run without findings."""
 ORDERS: dict[str, Order] = {
     kind: order
     for order in (
@@ -239,7 +289,7 @@ ORDERS: dict[str, Order] = {
 
 
 def order_of(kind: str) -> Order:
-    """The checklist of a kind: its own, or the general one after the question that the kind declares."""
+    """Return the checklist of a kind: its own, or the general one after the question that the kind declares."""
     if kind in ORDERS or kind not in QUESTIONS:
         return ORDERS.get(kind, GENERAL)
     return Order(kind, f"{kind} {GENERAL.questions}", GENERAL.choices)

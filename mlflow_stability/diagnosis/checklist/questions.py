@@ -1,6 +1,6 @@
-"""The questions of all checklists: each with where its answer comes from, and how to check it by hand.
+"""The questions of all checklists: how to check each by hand, and where a run has the answer.
 
-A question about one kind of finding is not here, but beside its detector: `FindingType.question`.
+A question about one kind of finding is beside its detector instead: `FindingType.question`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.diagnosis.causes.gradient import explosion_check
 from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_check, rate_too_low_check
-from mlflow_stability.diagnosis.causes.numeric import overflow_check
-from mlflow_stability.diagnosis.checklist.question import Question, ask
+from mlflow_stability.diagnosis.causes.non_finite import overflow_check
 from mlflow_stability.diagnosis.checklist.run_answers import (
     NON_FINITE,
     batch_finite,
@@ -34,20 +33,31 @@ from mlflow_stability.diagnosis.checklist.run_answers import (
     validation_gap,
     warm_up,
 )
-from mlflow_stability.diagnosis.checklist.sources import change, checked, found, reported, seen, setting
+from mlflow_stability.diagnosis.checklist.sources import (
+    Question,
+    ask,
+    change,
+    check,
+    events,
+    finding_or_none,
+    findings,
+    setting,
+)
 from mlflow_stability.kinds.catalog import TYPES
 from mlflow_stability.kinds.nouns import bare_noun_of
 from mlflow_stability.vocabulary.result import Severity
 
 
 def question_of(finding_type: type[FindingType]) -> Question:
-    """The question that a kind of finding declares."""
+    """Return the question that a kind of finding declares."""
     kind = finding_type.kind
-    source = found(kind) if issubclass(finding_type, Detector) else reported(bare_noun_of(kind), kind)
+    source = finding_or_none(kind) if issubclass(finding_type, Detector) else events(bare_noun_of(kind), kind)
     return ask(finding_type.question, source).by_hand(finding_type.check_by_hand)
 
 
-QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES if each.question} | {
+QUESTIONS: dict[str, Question] = {
+    finding_type.kind: question_of(finding_type) for finding_type in TYPES if finding_type.question
+} | {
     "data": ask("Is a batch, or the data, the cause?", spikes).by_hand(
         "Inspect the batch at that step, and train on it alone; check shuffling, duplicates and labels."
     ),
@@ -60,7 +70,7 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
     "shuffling": ask(
         "Are the samples shuffled, and shuffled anew in each epoch?", setting("shuffling", "shuffle sampler")
     ).by_hand("Print the first ten indices of two epochs; with DistributedSampler call set_epoch."),
-    "labels": ask("Is the loss below chance level?", seen("plateau"), loss_fell).by_hand(
+    "labels": ask("Is the loss below chance level?", findings("plateau"), loss_fell).by_hand(
         "Overfit ten samples on purpose; if that fails, labels or the loss are wrong."
     ),
     "overfit_batch": ask("Can the model overfit one batch?").by_hand(
@@ -68,11 +78,11 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
     ),
     "gradients": ask(
         "Are the gradient norms normal, in every layer?",
-        seen("gradient_explosion", "gradient_vanishing", least=Severity.WARNING),
-        checked(lost_gradients, explosion_check),
+        findings("gradient_explosion", "gradient_vanishing", least=Severity.WARNING),
+        check(lost_gradients, explosion_check),
     ).by_hand("Log the norm before clipping, of the model and by layer; clip at 1.0."),
     "learning_rate": ask(
-        "Are the learning rate and its schedule right?", rate_range, checked(rate_too_low_check, learning_rate_check)
+        "Are the learning rate and its schedule right?", rate_range, check(rate_too_low_check, learning_rate_check)
     ).by_hand("Log it; try 3 times higher and lower; warm up over 1-5 % of the steps."),
     "warm_up": ask("Is there a warm-up?", warm_up).by_hand(
         "Start at 1 % of the peak rate and rise over 1-5 % of the steps; compare the first 1000 steps."
@@ -92,16 +102,16 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
     ).by_hand("Double the batch by accumulation: if the trouble goes, the gradient was too noisy for the rate."),
     "model_check": ask(
         "Is anything in the model frozen, unused or missing from the optimizer?",
-        reported("remark of the model check", "model_lint", "evaluation_mode"),
+        events("remark of the model check", "model_lint", "evaluation_mode"),
     ).by_hand("List parameters with requires_grad False, with grad None after a step, or in no parameter group."),
-    "noise": ask("Does the loss oscillate rather than fall?", found("oscillation", "slow_progress")).by_hand(
+    "noise": ask("Does the loss oscillate rather than fall?", finding_or_none("oscillation", "slow_progress")).by_hand(
         "Lower the learning rate to a tenth for 200 steps: if the loss falls at once, the rate was too high."
     ),
     "reduction": ask("Is the loss a mean, and not a sum?", change("loss", "loss", rise=10.0)).by_hand(
         "Halve the batch size: the loss and the gradient norm of a mean stay, those of a sum are halved."
     ),
     "validation": ask(
-        "Does the validation loss follow the training loss?", seen("overfitting"), best_validation
+        "Does the validation loss follow the training loss?", findings("overfitting"), best_validation
     ).by_hand("Validate often enough to see the best step, on data that was never trained on."),
     "gap": ask("How wide is the gap between validation and training?", validation_gap).by_hand(
         "Evaluate the training set in eval mode as well: only that gap is without the effect of dropout."
@@ -133,7 +143,7 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
         "Train three seeds to this step; if one alone fails, compare their batches around it."
     ),
     "rollbacks": ask(
-        "Was the training rolled back, and did it help?", reported("rollback", "rollback", "give_up")
+        "Was the training rolled back, and did it help?", events("rollback", "rollback", "give_up")
     ).by_hand("Compare the loss of the attempts at the same step; the same failure twice needs another setting."),
     "locate": ask("Where did the first non-finite value appear?", first_non_finite, finite).by_hand(
         "Test every output with torch.isfinite in forward hooks; torch.autograd.set_detect_anomaly(True)."
@@ -141,10 +151,10 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
     "inputs": ask("Are the inputs of that step finite and in range?", batch_finite).by_hand(
         "Test inputs and targets with torch.isfinite; look for empty targets, divisions by zero, logarithms of zero."
     ),
-    "overflow": ask("Did numbers overflow before they became NaN?", finite, overflow, checked(overflow_check)).by_hand(
+    "overflow": ask("Did numbers overflow before they became NaN?", finite, overflow, check(overflow_check)).by_hand(
         "Look for an infinity before the first NaN; try bf16 or fp32; bound exponentials and divisions."
     ),
-    "numerics": ask("Are all values finite, and is the loss scale steady?", seen(*NON_FINITE), loss_scale).by_hand(
+    "numerics": ask("Are all values finite, and is the loss scale steady?", findings(*NON_FINITE), loss_scale).by_hand(
         "Train some steps in fp32; log the loss scale; use bf16 where the device has it."
     ),
     "activations_large": ask(
@@ -169,7 +179,7 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
     ).by_hand("Print it: 1e-5 for LayerNorm, 1e-6 for RMSNorm; below 1e-8 a nearly constant row is divided by zero."),
     "micro_batches": ask(
         "Is the loss of each micro-batch divided by their number?",
-        seen("accumulation_sum"),
+        findings("accumulation_sum"),
         setting("gradient accumulation", "accumulation gradient_accumulation_steps accumulate_grad_batches"),
     ).by_hand("Compare the gradient norm of one batch with that of its micro-batches: it must be the same."),
     "memory_then": ask(
@@ -193,15 +203,15 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
         "Restore the last good checkpoint, run the saved batch twice; a different result points to the device."
     ),
     "loss_function": ask(
-        "Is every part of the loss defined for its inputs?", reported("origin of a non-finite value", "nan_origin")
+        "Is every part of the loss defined for its inputs?", events("origin of a non-finite value", "nan_origin")
     ).by_hand(
         "Evaluate each term of the loss alone on the saved batch; look for log(0), sqrt(0), 0/0 and all-masked means."
     ),
-    "io": ask(
-        "Do checkpoints or evaluations take the time?", reported("failed checkpoint", "checkpoint_failed")
-    ).by_hand("Mark slow steps and compare with the steps of checkpoints and evaluations; write in a thread."),
+    "io": ask("Do checkpoints or evaluations take the time?", events("failed checkpoint", "checkpoint_failed")).by_hand(
+        "Mark slow steps and compare with the steps of checkpoints and evaluations; write in a thread."
+    ),
     "skipped_rounding": ask(
-        "Are updates large enough for the number format of the weights?", found("update_ratio_low")
+        "Are updates large enough for the number format of the weights?", finding_or_none("update_ratio_low")
     ).by_hand("In bf16 an update below 0.4 % of a weight changes nothing: keep a copy of the weights in fp32."),
     "flow": ask("Does the gradient reach every layer?", gradient_reach).by_hand(
         "Print the gradient norm by layer, first to last: neighbours should differ by less than a factor of 10."
@@ -364,9 +374,9 @@ QUESTIONS: dict[str, Question] = {each.kind: question_of(each) for each in TYPES
         "Compare memory_reserved with memory_allocated; set PYTORCH_ALLOC_CONF=expandable_segments:True."
     ),
     "lengths": ask(
-        "Are there batches of unusual length?", reported("unusual batch", "broken_batch", "batch_discarded")
+        "Are there batches of unusual length?", events("unusual batch", "broken_batch", "batch_discarded")
     ).by_hand(
         "Log the largest sequence or image of each batch; cut or bucket by length; warm up with the largest one."
     ),
 }
-"""By key; those of kinds of findings by the name of the kind."""
+"""By key; those about a kind of finding by its name."""

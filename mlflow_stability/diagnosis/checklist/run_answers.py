@@ -1,4 +1,4 @@
-"""Answers that need more than one metric or finding of a run."""
+"""Sources of answers that need several metrics or findings of a run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, decoded
 from mlflow_stability.detectors.layer_values import BAND, gradient_flow
-from mlflow_stability.diagnosis.advice.applicable import CHECKPOINTS_TAG
-from mlflow_stability.diagnosis.causes.check import CheckResult
-from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, shown
+from mlflow_stability.diagnosis.advice import CHECKPOINTS_TAG
+from mlflow_stability.diagnosis.causes.catalog import CheckResult
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
 from mlflow_stability.diagnosis.causes.gradient import vanishing_check
-from mlflow_stability.diagnosis.causes.nan_origin import (
+from mlflow_stability.diagnosis.causes.non_finite import (
     BROKEN_BATCH,
-    near,
+    input_range,
+    is_near,
+    loss_scale_check,
     origin_near,
     origin_of,
     overflowed,
-    range_of,
 )
-from mlflow_stability.diagnosis.causes.numeric import loss_scale_check
-from mlflow_stability.diagnosis.checklist.question import Answer, Case, State, no_data
-from mlflow_stability.diagnosis.checklist.sources import change_of, checked
+from mlflow_stability.diagnosis.checklist.sources import Answer, Case, State, change_of, check, no_data
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.kinds.reported.batches import BrokenBatchFacts
 from mlflow_stability.kinds.reported.nan_origin import NanSource
@@ -31,32 +30,32 @@ from mlflow_stability.vocabulary.text import capitalised, counted, process_ended
 
 NON_FINITE = ("nan_detected", "inf_detected")
 BATCHES: dict[str, State] = {"broken_batch": "bad", "batch_discarded": "bad", "spike_batch": "unknown"}
-"""Reports about a batch, and what they say of it: that of a spike is described, not judged."""
-FALLEN = 0.9
+"""Events about a batch, and what they show: that of a spike is only described."""
+LEARNED_SHARE = 0.9
 """A loss below this share of its first values has learned."""
-FIRST_POINTS = 5
+END_POINTS = 5
 """Number of first and of last points that are compared for it."""
 HEALTHY_FLOW = 0.9
 """Minimum share of layers in the band for gradients that flow."""
-LEAST_RATE = 0.01
+MIN_RATE_SHARE = 0.01
 """Minimum share of its peak for a learning rate with which a training still learns."""
-PEAK = 0.99
+PEAK_SHARE = 0.99
 """Minimum share of the highest learning rate at which a warm-up has ended."""
-MEMORY_RISE = 1.5
+MAX_MEMORY_RISE = 1.5
 """Maximum ratio of the last to the first memory reading."""
-EVEN = 0.1
+EVEN_SPREAD = 0.1
 """Maximum spread of the distances between spikes at even distances, as a share of their mean."""
-MOST_TENSORS = 4
+MAX_TENSORS = 4
 """Maximum number of tensors of a batch that an answer names."""
-MOST_SPIKES = 5
+MAX_SPIKES = 5
 """Maximum number of spikes whose steps an answer names."""
 NO_LOSS = no_data("no loss was logged")
 NO_RATE = no_data("the learning rate was not logged")
 
 
 def finite(case: Case) -> Answer | None:
-    """Whether all points of the loss are finite; nothing where a finding says that they are not."""
-    loss = case.around.whole_loss
+    """Answer whether all points of the loss are finite; nothing where a finding says that they are not."""
+    loss = case.context.whole_loss
     if case.findings(*NON_FINITE):
         return None
     if loss is None:
@@ -68,42 +67,44 @@ def finite(case: Case) -> Answer | None:
 
 
 def first_non_finite(case: Case) -> Answer | None:
-    """Where the first non-finite value appeared; nothing where all are finite."""
+    """Answer where the first non-finite value appeared; nothing where all are finite."""
     first = next(iter(case.findings(*NON_FINITE)), None)
     if first is None:
         return None
     place = f" of {first.place}" if first.place else ""
-    origin = origin_near(case.around)
+    origin = origin_near(case.context)
     statement = "" if origin is None else f" {origin_of(origin).statement}"
     return Answer(f"First seen in {first.metric or 'the loss'}{place} at step {first.start}.{statement}", "bad")
 
 
 def batch_finite(case: Case) -> Answer:
-    """Whether all of the batch was finite, and its range."""
-    around = case.around
-    batch = next((event for event in around.said(BROKEN_BATCH) if near(around, event)), None)
+    """Answer whether all of the batch was finite, and its range."""
+    context = case.context
+    batch = next((event for event in context.events_of(BROKEN_BATCH) if is_near(context, event)), None)
     if batch is None:
-        return no_data(f"the inputs of step {around.episode.start} were not recorded")
+        return no_data(f"the inputs of step {context.episode.start} were not recorded")
     tensors = batch.facts.tensors if isinstance(batch.facts, BrokenBatchFacts) else ()
-    broken = [f"{counted(each.nan + each.inf, 'number')} of {each.name}" for each in tensors if not each.is_finite]
-    if broken:
-        return Answer(f"Non-finite at step {batch.step}: {'; '.join(broken[:MOST_TENSORS])}.", "bad")
-    ranges = [
-        f"{each.name} from {shown(each.least)} to {shown(each.greatest)}"
-        for each in tensors
-        if each.least is not None and each.greatest is not None
+    broken = [
+        f"{counted(tensor.nan + tensor.inf, 'number')} of {tensor.name}" for tensor in tensors if not tensor.is_finite
     ]
-    listed = f": {'; '.join(ranges[:MOST_TENSORS])}" if ranges else ""
+    if broken:
+        return Answer(f"Non-finite at step {batch.step}: {'; '.join(broken[:MAX_TENSORS])}.", "bad")
+    ranges = [
+        f"{tensor.name} from {tensor.least:.3g} to {tensor.greatest:.3g}"
+        for tensor in tensors
+        if tensor.least is not None and tensor.greatest is not None
+    ]
+    listed = f": {'; '.join(ranges[:MAX_TENSORS])}" if ranges else ""
     return Answer(f"All finite at step {batch.step}{listed}.", "ok")
 
 
 def batch_of_its_step(case: Case) -> Answer:
-    """What the recording reported of the batch of the trouble; without a finding, of the first batch that broke."""
-    if case.around.history.events is None:
+    """Answer what was recorded of the batch of the trouble; without a finding, of the first batch that broke."""
+    if case.context.history.events is None:
         return no_data("only `autolog()` records this")
-    episode = case.around.episode
+    episode = case.context.episode
     for kind, state in BATCHES.items():
-        batches = case.around.said(kind)
+        batches = case.context.events_of(kind)
         steps = (episode.start, episode.peak) if case.has_finding else [batch.step for batch in batches]
         for step in steps:
             batch = next((batch for batch in batches if batch.step == step), None)
@@ -114,8 +115,8 @@ def batch_of_its_step(case: Case) -> Answer:
 
 
 def overflow(case: Case) -> Answer | None:
-    """Whether numbers overflowed where the first non-finite one appeared; nothing where that was not looked for."""
-    origin = origin_near(case.around)
+    """Answer whether the first non-finite value came from an overflow; nothing if that was not looked for."""
+    origin = origin_near(case.context)
     if origin is None:
         return None
     facts = origin_of(origin)
@@ -123,158 +124,158 @@ def overflow(case: Case) -> Answer | None:
         return Answer("No: the batch itself was non-finite.", "ok")
     if facts.source not in (NanSource.FORWARD, NanSource.BACKWARD):
         return None
-    inputs = f" Its inputs range {range_of(facts)}." if facts.value_range is not None else ""
+    inputs = f" Its inputs range {input_range(facts)}." if facts.value_range is not None else ""
     if overflowed(facts):
         return Answer(f"Yes, in {origin.place or 'the model'} at step {origin.step}.{inputs}", "bad")
     return Answer(f"No: the operation is undefined for its inputs.{inputs}", "ok")
 
 
 def loss_scale(case: Case) -> Answer | None:
-    """Whether the loss scale is a cause; else whether the loss is finite."""
-    result, answer = loss_scale_check(case.around), finite(case)
+    """Answer whether the loss scale is a cause; else whether the loss is finite."""
+    result, answer = loss_scale_check(case.context), finite(case)
     if result.cause is not None or answer is None:
-        return checked(loss_scale_check)(case)
+        return check(loss_scale_check)(case)
     steady = f" {sentence(result.ruled_out)}" if result.ruled_out else ""
     return Answer(f"{answer.text}{steady}", answer.state, answer.has_data)
 
 
 def spikes(case: Case) -> Answer:
-    """Whether the loss spiked."""
-    loss = case.around.whole_loss
+    """Answer whether the loss spiked."""
+    loss = case.context.whole_loss
     if loss is None:
         return NO_LOSS
-    steps = [str(each.start) for each in case.findings("loss_spike", least=Severity.WARNING)]
+    steps = [str(spike.start) for spike in case.findings("loss_spike", least=Severity.WARNING)]
     if not steps:
         return Answer(f"No spike among the {len(loss.values)} points of {loss.name}.", "ok")
-    listed = ", ".join([*steps[:MOST_SPIKES], *(["..."] if len(steps) > MOST_SPIKES else [])])
+    listed = ", ".join([*steps[:MAX_SPIKES], *(["..."] if len(steps) > MAX_SPIKES else [])])
     return Answer(f"{counted(len(steps), 'spike')} of the loss, at step {listed}.", "bad")
 
 
 def spikes_recur(case: Case) -> Answer:
-    """How often the loss spiked, and whether at even distances."""
-    steps = [each.start for each in case.findings("loss_spike")]
+    """Answer how often the loss spiked, and whether at even distances."""
+    steps = [spike.start for spike in case.findings("loss_spike")]
     if len(steps) < 2:
         return Answer("It happened once.", "unknown") if steps else Answer("No loss spike.", "ok")
     distances = np.diff(steps)
-    even = len(distances) > 1 and float(np.ptp(distances)) <= EVEN * float(distances.mean())
+    even = len(distances) > 1 and float(np.ptp(distances)) <= EVEN_SPREAD * float(distances.mean())
     pace = f", every {float(distances.mean()):.0f} steps" if even else ""
     return Answer(f"{len(steps)} loss spikes{pace}, first at step {steps[0]}.", "bad")
 
 
 def loss_fell(case: Case) -> Answer:
-    """Whether the loss ended below its first value."""
-    loss = case.around.whole_loss
+    """Answer whether the loss ended below its first value."""
+    loss = case.context.whole_loss
     if loss is None or not loss.finite.any():
         return NO_LOSS
     values = loss.values[loss.finite]
     first, last = float(values[0]), float(np.median(values[-max(1, len(values) // 10) :]))
-    return Answer(f"The loss changed from {shown(first)} to {shown(last)}.", "ok" if last < first else "unknown")
+    return Answer(f"The loss changed from {first:.3g} to {last:.3g}.", "ok" if last < first else "unknown")
 
 
-def lost_gradients(around: EpisodeContext) -> CheckResult:
-    """Whether gradients vanished before anything was learned: those of a training that has learned are small."""
-    result, loss, episode = vanishing_check(around), around.loss, around.episode
+def lost_gradients(context: EpisodeContext) -> CheckResult:
+    """Check for gradients that vanished before anything was learned; those of a training that has learned are small."""
+    result, loss, episode = vanishing_check(context), context.loss, context.episode
     if result.cause is None or loss is None or episode.kind in ("gradient_vanishing", "plateau"):
         return result
     values = loss.values[loss.finite]
-    first, last = values[:FIRST_POINTS], (around.before(loss) if episode.kind else values)[-FIRST_POINTS:]
-    learned = len(last) == FIRST_POINTS and float(np.median(last)) < FALLEN * float(np.median(first))
+    first, last = values[:END_POINTS], (context.before(loss) if episode.kind else values)[-END_POINTS:]
+    learned = len(last) == END_POINTS and float(np.median(last)) < LEARNED_SHARE * float(np.median(first))
     return CheckResult() if learned else result
 
 
 def gradient_reach(case: Case) -> Answer:
-    """The share of layers with a healthy gradient norm at the trouble."""
-    layers = [curve for curve in case.around.of("grad_norm") if not of_the_whole(curve.place)]
+    """Answer with the share of layers with a healthy gradient norm at the trouble."""
+    layers = [curve for curve in case.context.curves("grad_norm") if not of_the_whole(curve.place)]
     norms = {change.place: change.at for curve in layers if (change := change_of(case, curve)) is not None}
     if len(norms) < 2:
         return no_data("gradient norms of layers not logged")
     flow, least = gradient_flow(norms.values()), min(norms, key=norms.__getitem__)
     return Answer(
         f"Gradient flow {flow:.0%}: {round(flow * len(norms))} of {len(norms)} layers within a factor of {BAND:g} of "
-        f"the median norm; smallest: {least} {shown(norms[least])}.",
+        f"the median norm; smallest: {least} {norms[least]:.3g}.",
         "ok" if flow >= HEALTHY_FLOW else "bad",
     )
 
 
 def clipping(case: Case) -> Answer:
-    """Whether gradients are clipped, and at which norm."""
-    limit = settings_of(case.around.history).max_norm
+    """Answer whether gradients are clipped, and at which norm."""
+    limit = settings_of(case.context.history).max_norm
     if limit is not None:
-        share = _finite_values(case.around.of("clip_fraction"))
+        share = _finite_values(case.context.curves("clip_fraction"))
         clipped = f" {share[0].mean():.0%} of the steps were clipped." if share else ""
-        return Answer(f"Yes, at a norm of {shown(limit)}.{clipped}", "ok")
-    if UNCLIPPED in case.around.history.tags.get("stability.grad_norm", ""):
+        return Answer(f"Yes, at a norm of {limit:.3g}.{clipped}", "ok")
+    if UNCLIPPED in case.context.history.tags.get("stability.grad_norm", ""):
         return Answer("Gradients were not clipped.", "bad")
     return no_data("clipping not recorded")
 
 
 def rate_range(case: Case) -> Answer | None:
-    """The learning rates of a run without a finding."""
+    """Answer with the learning rates of a run without a finding."""
     if case.has_finding:
         return None
-    rates = _finite_values(case.around.rates)
+    rates = _finite_values(case.context.rates)
     if not rates:
         return NO_RATE
-    low, high = min(each.min() for each in rates), max(each.max() for each in rates)
-    return Answer(f"Between {shown(float(low))} and {shown(float(high))}.", "ok")
+    low, high = min(values.min() for values in rates), max(values.max() for values in rates)
+    return Answer(f"Between {low:.3g} and {high:.3g}.", "ok")
 
 
 def warm_up(case: Case) -> Answer:
-    """How the learning rate began."""
-    rate = next((each for each in case.around.rates if each.finite.any()), None)
+    """Answer how the learning rate began."""
+    rate = next((curve for curve in case.context.rates if curve.finite.any()), None)
     if rate is None:
         return NO_RATE
-    begin = case.around.episode.start if case.has_finding else int(rate.steps[-1]) + 1
-    known = rate.finite & ((rate.steps < begin) | (rate.steps == rate.steps[0]))
-    if not known.any():
+    begin = case.context.episode.start if case.has_finding else int(rate.steps[-1]) + 1
+    usable = rate.finite & ((rate.steps < begin) | (rate.steps == rate.steps[0]))
+    if not usable.any():
         return no_data("the learning rate was not logged before it")
-    values, steps = rate.values[known], rate.steps[known]
-    highest, at = shown(float(values.max())), int(np.argmax(values >= PEAK * values.max()))
+    values, steps = rate.values[usable], rate.steps[usable]
+    highest, at = f"{values.max():.3g}", int(np.argmax(values >= PEAK_SHARE * values.max()))
     if at:
-        return Answer(f"It rose from {shown(float(values[0]))} to {highest} by step {int(steps[at])}.", "ok")
-    too_early = case.has_finding and case.around.is_early
+        return Answer(f"It rose from {values[0]:.3g} to {highest} by step {int(steps[at])}.", "ok")
+    too_early = case.has_finding and case.context.is_early
     text = f"No warm-up: the rate was at its highest, {highest}, from step {int(steps[0])} on."
     return Answer(text, "bad" if too_early else "ok")
 
 
 def rate_left(case: Case) -> Answer:
-    """Which share of its highest value the learning rate had when it began."""
-    rates = _finite_values(case.around.rates)
+    """Answer with which share of its highest value the learning rate had when it began."""
+    rates = _finite_values(case.context.rates)
     if not rates:
         return NO_RATE
-    before = [values for rate in case.around.rates if len(values := case.around.before(rate))]
-    highest = float(max(each.max() for each in rates))
-    now = max((float(each[-1]) for each in before), default=float(rates[0][0]))
+    before = [values for rate in case.context.rates if len(values := case.context.before(rate))]
+    highest = float(max(values.max() for values in rates))
+    now = max((float(values[-1]) for values in before), default=float(rates[0][0]))
     share = now / highest if highest > 0 else 0.0
-    text = f"It was {shown(now)}, {share:.2%} of its highest value {shown(highest)}."
-    return Answer(text, "bad" if share < LEAST_RATE else "ok")
+    text = f"It was {now:.3g}, {share:.2%} of its highest value {highest:.3g}."
+    return Answer(text, "bad" if share < MIN_RATE_SHARE else "ok")
 
 
 def validation_gap(case: Case) -> Answer:
-    """How far the validation loss is above the training loss at the end."""
-    validations, losses = _finite_values(case.around.of("val_loss")), _finite_values(case.around.of("loss"))
+    """Answer how far the validation loss is above the training loss at the end."""
+    validations, losses = _finite_values(case.context.curves("val_loss")), _finite_values(case.context.curves("loss"))
     if not validations or not losses:
         return no_data("training and validation loss were not both logged")
     validation, training = float(validations[0][-1]), float(np.median(losses[0][-LOOKBACK.just_before :]))
     first, gap = float(validations[0][0]) - float(np.median(losses[0][: LOOKBACK.just_before])), validation - training
     wide = gap > max(0.0, first) and validation > 2 * training > 0
-    text = f"Validation {shown(validation)}, training {shown(training)} at the end: a gap of {shown(gap)}"
-    return Answer(f"{text}; at the start {shown(first)}.", "bad" if wide else "ok")
+    text = f"Validation {validation:.3g}, training {training:.3g} at the end: a gap of {gap:.3g}"
+    return Answer(f"{text}; at the start {first:.3g}.", "bad" if wide else "ok")
 
 
 def best_validation(case: Case) -> Answer:
-    """When the validation loss was best."""
+    """Answer when the validation loss was best."""
     readings = case.diagnosis.curves
-    validation = next((each for each in readings if any(word in each.metric.lower() for word in ("val", "eval"))), None)
+    validation = next((reading for reading in readings if "val" in reading.metric.lower()), None)
     if validation is None:
         return no_data("no validation loss was logged")
-    best = f"{validation.metric} was best, {shown(validation.best)}, at step {validation.best_step}"
-    return Answer(f"{best}, and {shown(validation.last)} at the end.", "ok")
+    best = f"{validation.metric} was best, {validation.best:.3g}, at step {validation.best_step}"
+    return Answer(f"{best}, and {validation.last:.3g} at the end.", "ok")
 
 
 def how_it_ended(case: Case) -> Answer:
-    """How the process ended."""
-    ended, detail = case.diagnosis.ended, case.around.history.outcome_detail
+    """Answer how the process ended."""
+    ended, detail = case.diagnosis.ended, case.context.history.outcome_detail
     if not ended:
         return no_data("the end of the process was not recorded")
     text = f"{process_ended(ended)}{f': {detail}' if detail else ''}".removesuffix(".")
@@ -282,11 +283,11 @@ def how_it_ended(case: Case) -> Answer:
 
 
 def good_state(case: Case) -> Answer:
-    """Whether the recording keeps checkpoints, and could write them."""
-    history = case.around.history
+    """Answer whether the recording keeps checkpoints, and could write them."""
+    history = case.context.history
     if history.events is None:
         return no_data("only `autolog()` records this")
-    failed = case.around.said("checkpoint_failed")
+    failed = case.context.events_of("checkpoint_failed")
     if failed:
         return Answer(capitalised(failed[-1].message), "bad")
     folder = history.tags.get(CHECKPOINTS_TAG)
@@ -296,14 +297,14 @@ def good_state(case: Case) -> Answer:
 
 
 def memory(case: Case) -> Answer:
-    """Whether memory grew."""
-    metrics = case.around.history.metrics
-    metric = next((each for each in metrics if "memory" in each.meaning.quantity and len(each.series) > 1), None)
+    """Answer whether memory grew."""
+    metrics = case.context.history.metrics
+    metric = next((item for item in metrics if "memory" in item.meaning.quantity and len(item.series) > 1), None)
     if metric is None:
         return no_data("memory was not logged")
     first, last = map(float, decoded(metric.series.values)[[0, -1]])
-    text = f"{metric.name} changed from {shown(first)} to {shown(last)}."
-    return Answer(text, "bad" if last > MEMORY_RISE * first > 0 else "ok")
+    text = f"{metric.name} changed from {first:.3g} to {last:.3g}."
+    return Answer(text, "bad" if last > MAX_MEMORY_RISE * first > 0 else "ok")
 
 
 def _finite_values(curves: tuple[Curve, ...]) -> list[NDArray[np.float64]]:

@@ -1,115 +1,181 @@
-"""Where answers come from: findings, events, how a metric changed, settings, and the checks of causes."""
+"""Questions of a checklist, and where their answers come from: findings, events, metrics, settings, cause checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
+from typing import Literal
 
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve
-from mlflow_stability.diagnosis.causes.check import CheckResult
-from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext, shown
-from mlflow_stability.diagnosis.checklist.question import Answer, Case, Source, no_data
+from mlflow_stability.diagnosis.causes.catalog import CheckResult
+from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
 from mlflow_stability.kinds.catalog import DETECTORS
 from mlflow_stability.kinds.nouns import bare_noun_of
 from mlflow_stability.vocabulary.measured import of_the_whole
-from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text import capitalised, counted, sentence
 
-EVERY_RUN_HAS = frozenset({"loss", "learning_rate"})
-"""Quantities that say nothing about whether a detector could have looked."""
-MOST_SETTINGS = 4
+ALWAYS_LOGGED = frozenset({"loss", "learning_rate"})
+"""Quantities that do not show whether a detector had its data."""
+MAX_SETTINGS = 4
 """Maximum number of settings that an answer names."""
+State = Literal["ok", "bad", "unknown"]
 
 
-def seen(*kinds: str, least: Severity = Severity.INFO) -> Source:
-    """The findings of these kinds, those before the trouble first; nothing where there are none."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one question."""
+
+    text: str
+    state: State
+    has_data: bool = True
+    """Whether the run has data on it; if not, the next source is asked."""
+
+
+def no_data(missing: str) -> Answer:
+    """Return the answer of a source whose data are missing."""
+    return Answer(f"No data: {missing}.", "unknown", has_data=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the questions are about: an episode, or a run without a finding."""
+
+    context: EpisodeContext
+    diagnosis: Diagnosis
+
+    @property
+    def has_finding(self) -> bool:
+        """Whether it is about a finding."""
+        return bool(self.context.episode.kind)
+
+    def findings(self, *kinds: str, least: Severity = Severity.INFO) -> list[Finding]:
+        """Return the findings of these kinds and at least this severity, in order of time."""
+        return [finding for finding in self.diagnosis.findings if finding.kind in kinds and finding.severity >= least]
+
+
+Source = Callable[[Case], Answer | None]
+"""Looks for the answer in one place; None if it does not apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One thing to check."""
+
+    text: str
+    sources: tuple[Source, ...]
+    """Asked in this order; empty if a run does not show it."""
+    check_by_hand: str = ""
+
+    def by_hand(self, check: str) -> Question:
+        """Return the same question with how to check it by hand."""
+        return replace(self, check_by_hand=check)
+
+    def answer(self, case: Case) -> Answer:
+        """Return the answer of the first source that has data."""
+        answers = [answer for source in self.sources if (answer := source(case)) is not None]
+        missing = answers[0] if answers else no_data("a run does not show this")
+        return next((answer for answer in answers if answer.has_data), missing)
+
+
+def ask(text: str, *sources: Source) -> Question:
+    """Return a question and where to look for its answer."""
+    return Question(text, sources)
+
+
+def findings(*kinds: str, least: Severity = Severity.INFO) -> Source:
+    """Answer with the worst finding of these kinds, those before the trouble first; not if there is none."""
 
     def answer(case: Case) -> Answer | None:
-        findings = case.findings(*kinds, least=least)
-        if not findings:
+        matching = case.findings(*kinds, least=least)
+        if not matching:
             return None
-        first = min(findings, key=lambda finding: (finding.start > case.around.episode.end, -finding.severity))
-        others = f" {counted(len(findings) - 1, 'more finding')} of this sort." if len(findings) > 1 else ""
+        first = min(matching, key=lambda finding: (finding.start > case.context.episode.end, -finding.severity))
+        others = f" {counted(len(matching) - 1, 'more finding')} of this sort." if len(matching) > 1 else ""
         return Answer(f"{capitalised(first.message)}{others}", "bad" if first.severity > Severity.INFO else "unknown")
 
     return answer
 
 
-def found(*kinds: str) -> Source:
-    """Whether the run has a finding of these kinds."""
-    needed = {name for each in DETECTORS if each.kind in kinds for name in each.quantities} - EVERY_RUN_HAS
-    finding = seen(*kinds)
+def finding_or_none(*kinds: str) -> Source:
+    """Answer with the worst finding of these kinds, or that there is none, if their detectors had data."""
+    quantities = {name for detector in DETECTORS if detector.kind in kinds for name in detector.quantities}
+    needed = sorted(quantities - ALWAYS_LOGGED)
+    bad_finding = findings(*kinds)
 
     def answer(case: Case) -> Answer | None:
-        if (bad := finding(case)) is not None:
+        if (bad := bad_finding(case)) is not None:
             return bad
-        if needed.isdisjoint(metric.meaning.quantity for metric in case.around.history.metrics) and needed:
-            words = [name.replace("_", " ") for name in sorted(needed)]
-            return no_data(f"{' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))} not logged")
+        logged = {metric.meaning.quantity for metric in case.context.history.metrics}
+        if needed and logged.isdisjoint(needed):
+            *first, last = [name.replace("_", " ") for name in needed]
+            return no_data(f"{', '.join(first)} and {last} not logged" if first else f"{last} not logged")
         return Answer(f"No {' or '.join(dict.fromkeys(map(bare_noun_of, kinds)))} found.", "ok")
 
     return answer
 
 
-def reported(noun: str, *kinds: str) -> Source:
-    """What the recording reported beside findings, the nearest to the trouble; ``noun``: what such reports are."""
+def events(noun: str, *kinds: str) -> Source:
+    """Answer with the recorded event of these kinds nearest to the trouble; ``noun``: what such events are."""
 
     def answer(case: Case) -> Answer:
-        if case.around.history.events is None:
+        if case.context.history.events is None:
             return no_data("only `autolog()` records this")
-        events = case.around.said(*kinds)
-        if not events:
+        recorded = case.context.events_of(*kinds)
+        if not recorded:
             return Answer(f"No {noun} recorded.", "ok")
-        nearest = min(events, key=lambda event: abs(event.step - case.around.episode.start))
-        others = f" {len(events) - 1} more." if len(events) > 1 else ""
+        nearest = min(recorded, key=lambda event: abs(event.step - case.context.episode.start))
+        others = f" {len(recorded) - 1} more." if len(recorded) > 1 else ""
         return Answer(f"{capitalised(nearest.message)}{others}", "bad")
 
     return answer
 
 
 def setting(noun: str, names: str) -> Source:
-    """What was set, without a judgement of it; ``names``: last parts of parameters' keys, in small letters."""
-    known = frozenset(names.split())
+    """Answer with the values of settings; ``names``: last parts of parameters' keys in lower case, by spaces."""
+    keys = frozenset(names.split())
 
     def answer(case: Case) -> Answer:
-        named = [(key.replace("/", ".").split(".")[-1], value) for key, value in case.around.history.params.items()]
-        recorded = [f"{name} = {value}" for name, value in named if name.lower() in known]
+        params = [(key.replace("/", ".").split(".")[-1], value) for key, value in case.context.history.params.items()]
+        recorded = [f"{name} = {value}" for name, value in params if name.lower() in keys]
         if not recorded:
             return no_data(f"{noun} not recorded")
-        return Answer(f"{', '.join(recorded[:MOST_SETTINGS])}.", "unknown")
+        return Answer(f"{', '.join(recorded[:MAX_SETTINGS])}.", "unknown")
 
     return answer
 
 
-def checked(*looks: Callable[[EpisodeContext], CheckResult]) -> Source:
-    """The first cause that these checks find; else what the last of them says."""
+def check(*functions: Callable[[EpisodeContext], CheckResult]) -> Source:
+    """Answer with the first cause that these checks find, else with the result of the last one."""
 
     def answer(case: Case) -> Answer:
-        results = [look(case.around) for look in looks]
+        results = [function(case.context) for function in functions]
         cause = next((result.cause for result in results if result.cause is not None), None)
         if cause is not None:
             return Answer(cause.statement, "bad")
-        ruled_out = results[-1].ruled_out
-        return Answer(sentence(ruled_out or results[-1].unseen), "ok" if ruled_out else "unknown", bool(ruled_out))
+        if results[-1].ruled_out:
+            return Answer(sentence(results[-1].ruled_out), "ok")
+        return Answer(sentence(results[-1].not_checked), "unknown", has_data=False)
 
     return answer
 
 
 def change(quantity: str, noun: str, *, rise: float = inf, fall: float = 0.0) -> Source:
-    """How a metric changed when the trouble began; bad where it rose or fell by these factors."""
+    """Answer with the change of a metric when the trouble began; bad if it rose or fell by these factors."""
 
     def answer(case: Case) -> Answer:
-        changes = [change for curve in case.around.of(quantity) if (change := change_of(case, curve)) is not None]
+        curves = case.context.curves(quantity)
+        changes = [change for curve in curves if (change := change_of(case, curve)) is not None]
         if not changes:
             return no_data(f"{noun} not logged")
         worst = max(changes, key=lambda change: change.extent(rise))
         bad = sum(change.is_bad(rise, fall) for change in changes)
         others = f" {bad - 1} more changed as much." if bad > 1 else ""
         place = "" if of_the_whole(worst.place) else f" of {worst.place}"
-        values = f"{shown(worst.before)} before, {shown(worst.at)} at step {worst.step}"
+        values = f"{worst.before:.3g} before, {worst.at:.3g} at step {worst.step}"
         return Answer(f"{capitalised(noun)}{place}: {values}.{others}", "bad" if bad else "ok")
 
     return answer
@@ -125,11 +191,11 @@ class Change:
     step: int
 
     def is_bad(self, rise: float, fall: float) -> bool:
-        """Whether it rose or fell by these factors, or is not finite."""
+        """Return whether it rose or fell by these factors, or is not finite."""
         return not isfinite(self.at) or self.at > self.before * rise or self.at < self.before * fall
 
     def extent(self, rise: float) -> float:
-        """How far it went in the direction that is asked for."""
+        """Return the factor of its rise, or of its fall if `rise` is infinite."""
         if not isfinite(self.at):
             return inf
         tiny = 1e-30
@@ -138,21 +204,20 @@ class Change:
 
 
 def change_of(case: Case, curve: Curve) -> Change | None:
-    """From what was usual to the point of the trouble farthest from it; without a finding, from start to end."""
-    episode, steps, values = case.around.episode, curve.steps, curve.values
+    """Return the change from the baseline to the farthest point of the trouble; without a finding, to the end."""
+    episode, steps, values = case.context.episode, curve.steps, curve.values
     if not len(values):
         return None
+    begin = end = len(values)
+    usual, at = values[: max(1, len(values) // 10)], len(values) - 1
     if case.has_finding:
-        begins = int(np.searchsorted(steps, episode.start, side="left"))
-        ends = max(int(np.searchsorted(steps, max(episode.peak, episode.start), side="right")), begins + 1)
-        usual, at = values[max(0, begins - LOOKBACK.just_before) : begins], min(begins, len(values) - 1)
-    else:
-        begins, ends, at = len(values), len(values), len(values) - 1
-        usual = values[: max(1, len(values) // 10)]
+        begin = int(np.searchsorted(steps, episode.start, side="left"))
+        end = max(int(np.searchsorted(steps, max(episode.peak, episode.start), side="right")), begin + 1)
+        usual, at = values[max(0, begin - LOOKBACK.just_before) : begin], min(begin, len(values) - 1)
     usual = usual[np.isfinite(usual)]
     before = float(np.median(usual)) if len(usual) else float(values[0])
-    trouble = values[begins:ends]
+    trouble = values[begin:end]
     if len(trouble) and len(usual):
         with np.errstate(all="ignore"):
-            at = begins + int(np.argmax(np.abs(np.nan_to_num(trouble, nan=inf, posinf=inf, neginf=inf) - before)))
+            at = begin + int(np.argmax(np.abs(np.nan_to_num(trouble, nan=inf, posinf=inf, neginf=inf) - before)))
     return Change(curve.place, before, float(values[at]), int(steps[at]))

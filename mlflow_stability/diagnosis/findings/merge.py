@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from mlflow_stability.diagnosis.causes.nan_origin import KIND as NAN_ORIGIN
-from mlflow_stability.diagnosis.causes.nan_origin import origin_of
+from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, origin_of
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
 from mlflow_stability.diagnosis.findings.notes import NanAfterInf, OriginNote, RepeatedNote, also_known, with_note
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseFacts

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
-from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
-from mlflow_stability.diagnosis.causes.nan_origin import origin_of
+from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, origin_of
 from mlflow_stability.diagnosis.findings.episodes import persists
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
 from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP
@@ -321,7 +320,7 @@ def _worst_of(bad: Sequence[Finding]) -> str:
 
 def _born(episodes: Sequence[Finding]) -> str:
     """Where the first number that is not finite was born, where that was found: nothing tells more."""
-    births = sorted((each for each in episodes if each.kind == BIRTH), key=lambda each: (each.attempt, each.start))
+    births = sorted((each for each in episodes if each.kind == NAN_ORIGIN), key=lambda each: (each.attempt, each.start))
     if not births:
         return ""
     return f" {births[0].unit.capitalize()} {births[0].start}: {origin_of(births[0]).statement}"

@@ -9,8 +9,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step, changed, over_steps
 
-from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
-from mlflow_stability.diagnosis.advice.remedies import one_of_each, remedies_of
+from mlflow_stability.diagnosis.advice import one_of_each_topic, remedies_of, with_fitting_remedies
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.parameters.half_precision import in_half_precision
 from mlflow_stability.kinds.catalog import documentation
@@ -278,8 +277,8 @@ def test_the_saved_batch_of_a_traced_nan_is_named_by_its_file() -> None:
 
 def test_the_batch_of_a_skipped_step_is_to_be_inspected_once() -> None:
     twice = (Remedy(Action.INSPECT_BATCH, step=301), Remedy(Action.INSPECT_FIRST_SKIPPED))
-    assert one_of_each(twice) == twice[:1]
-    assert one_of_each(twice[1:]) == twice[1:]
+    assert one_of_each_topic(twice) == twice[:1]
+    assert one_of_each_topic(twice[1:]) == twice[1:]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 from diagnosis.histories import run_of
 from findings import over_steps
 
-from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
-from mlflow_stability.diagnosis.advice.remedies import one_of_each
+from mlflow_stability.diagnosis.advice import one_of_each_topic, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import KINDS, documentation
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
@@ -30,18 +29,18 @@ EXACT = Remedy(Action.LOWER_LEARNING_RATE, target=0.002, baseline=0.09, factor=4
 
 def test_of_several_ways_to_lower_the_learning_rate_the_most_exact_stays_in_the_first_place() -> None:
     lower = Remedy(Action.LOWER_RATE_OR_LENGTHEN_WARM_UP)
-    assert one_of_each((lower, INSPECT, LOWER_RATE_2_TO_5, EXACT, LOWER_RATE_5_TO_10)) == (EXACT, INSPECT)
+    assert one_of_each_topic((lower, INSPECT, LOWER_RATE_2_TO_5, EXACT, LOWER_RATE_5_TO_10)) == (EXACT, INSPECT)
 
 
 def test_of_a_remedy_with_an_alternative_the_one_that_was_given_is_left_out() -> None:
     both = LOWER_RATE_2_TO_5_OR_CLIP
-    assert one_of_each([both, INSPECT]) == (both, INSPECT)
-    assert one_of_each([EXACT, both]) == (EXACT, CLIP_AT_1)
-    assert one_of_each([both, CLIP_AT_1]) == (LOWER_RATE_2_TO_5, CLIP_AT_1)
+    assert one_of_each_topic([both, INSPECT]) == (both, INSPECT)
+    assert one_of_each_topic([EXACT, both]) == (EXACT, CLIP_AT_1)
+    assert one_of_each_topic([both, CLIP_AT_1]) == (LOWER_RATE_2_TO_5, CLIP_AT_1)
 
 
 def test_a_warm_up_is_advised_once() -> None:
-    assert one_of_each([Remedy(Action.LENGTHEN_WARM_UP), WARM_UP_LEARNING_RATE]) == (WARM_UP_LEARNING_RATE,)
+    assert one_of_each_topic([Remedy(Action.LENGTHEN_WARM_UP), WARM_UP_LEARNING_RATE]) == (WARM_UP_LEARNING_RATE,)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +51,13 @@ def test_what_would_make_the_cause_worse_is_left_out(name: str) -> None:
     raises = RAISE_OR_LOWER_RATE
     opposite = LOWER_RATE if name == "learning_rate_too_low" else raises
     other = Remedy(Action.LOOK_FOR_FROZEN_AND_DEAD)
-    assert one_of_each(against, (opposite, other)) == (*against, other)
-    assert one_of_each((), (opposite, other)) == (opposite, other)
+    assert one_of_each_topic(against, (opposite, other)) == (*against, other)
+    assert one_of_each_topic((), (opposite, other)) == (opposite, other)
 
 
 def test_a_remedy_for_both_directions_contradicts_none() -> None:
     against = causes()["guessing"].remedies
-    assert one_of_each(against, (LOWER_RATE_2_TO_5,)) == (*against, LOWER_RATE_2_TO_5)
+    assert one_of_each_topic(against, (LOWER_RATE_2_TO_5,)) == (*against, LOWER_RATE_2_TO_5)
 
 
 def test_other_remedies_stay_as_they_are() -> None:
@@ -70,7 +69,7 @@ def test_other_remedies_stay_as_they_are() -> None:
         Remedy(Action.IN_WORDS, text="Cross your fingers."),
         Remedy(Action.IN_WORDS, text="Wait until Monday."),
     )
-    assert one_of_each(others) == others
+    assert one_of_each_topic(others) == others
 
 
 def test_nobody_is_told_to_raise_a_temperature_that_was_not_measured() -> None:
@@ -86,7 +85,7 @@ def test_nobody_is_told_to_raise_a_temperature_that_was_not_measured() -> None:
 def test_of_every_finding_and_cause_there_is_no_remedy_is_told_twice_in_one_report() -> None:
     every = [remedy for kind in KINDS for remedy in documentation(kind).remedies]
     every += [remedy for cause in causes().values() for remedy in cause.remedies]
-    kept = one_of_each((), every)
+    kept = one_of_each_topic((), every)
     assert len(set(kept)) == len(kept)
     topics = [remedy.topic for remedy in kept if remedy.topic is not None]
     assert len(set(topics)) == len(topics)
@@ -105,4 +104,4 @@ def test_of_every_finding_and_cause_there_is_no_remedy_is_told_twice_in_one_repo
     ],
 )
 def test_two_ways_of_saying_the_same_are_one_remedy(first: Action, second: Action) -> None:
-    assert one_of_each([Remedy(first), Remedy(second)]) == (Remedy(first),)
+    assert one_of_each_topic([Remedy(first), Remedy(second)]) == (Remedy(first),)

@@ -10,10 +10,9 @@ import pytest
 import mlflow_stability
 from mlflow_stability.cli.kit.finding_types import EXPLAINED
 from mlflow_stability.cli.main import run
-from mlflow_stability.diagnosis.causes.catalog import causes, checks_of, excluded, symptoms
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation
+from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.inside import SIGNS
-from mlflow_stability.diagnosis.causes.nan_origin import NAMES
+from mlflow_stability.diagnosis.causes.non_finite import CAUSE_BY_SOURCE
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, name_of
 from mlflow_stability.vocabulary.facts import classes_of_facts
@@ -30,11 +29,11 @@ def texts_in(node: ast.AST) -> set[str]:
 
 
 def named_in_code() -> set[str]:
-    """What the calls of `is_it` name outright."""
+    """What the calls of `cause_found` name outright."""
     found: set[str] = set()
     for file in (PACKAGE / "diagnosis").rglob("*.py"):
         calls = [each for each in ast.walk(ast.parse(file.read_text())) if isinstance(each, ast.Call)]
-        firsts = [each.args[0] for each in calls if isinstance(each.func, ast.Name) and each.func.id == "is_it"]
+        firsts = [each.args[0] for each in calls if isinstance(each.func, ast.Name) and each.func.id == "cause_found"]
         found |= {str(each.value) for each in firsts if isinstance(each, ast.Constant)}
     return found
 
@@ -43,7 +42,7 @@ def test_every_cause_that_is_named_in_the_code_is_in_the_catalog() -> None:
     named = named_in_code()
     assert len(named) > 15
     assert named <= set(causes())
-    tables = {each.name for each in SIGNS} | set(NAMES.values())
+    tables = {sign.cause for sign in SIGNS} | set(CAUSE_BY_SOURCE.values())
     tables |= {name for kind in symptoms() for check in checks_of(kind) for name in check.finds}
     assert tables <= set(causes())
 

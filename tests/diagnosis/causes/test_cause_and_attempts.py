@@ -12,8 +12,8 @@ from findings import at_step, over_steps
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.causes.catalog import causes, excluded
-from mlflow_stability.diagnosis.causes.causes import looks_at
-from mlflow_stability.diagnosis.causes.context import surroundings_of
+from mlflow_stability.diagnosis.causes.causes import check_results
+from mlflow_stability.diagnosis.causes.context import episode_context
 from mlflow_stability.diagnosis.checklist.checklist import checklist_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.attempt_span import attempts_of_run
@@ -65,13 +65,13 @@ def test_the_curves_that_a_cause_is_looked_for_in_end_with_the_attempt(told: boo
     history = rolled_back(told=told)
     for start, first, last in ((96, 0, ROLLED_BACK), (106, ROLLED_BACK + 1, COUNT - 1)):
         episode = over_steps("loss_spike", Severity.WARNING, start, start, start, "", metric="loss")
-        around = surroundings_of(episode, history, run_curves(history))
-        assert around.loss is not None
-        curves = (around.loss, *around.of("param_norm"))
+        context = episode_context(episode, history, run_curves(history))
+        assert context.loss is not None
+        curves = (context.loss, *context.curves("param_norm"))
         assert min(int(each.steps[0]) for each in curves) == first
         assert max(int(each.steps[-1]) for each in curves) == last
-        assert around.whole_loss is not None
-        assert len(around.whole_loss.steps) == COUNT
+        assert context.whole_loss is not None
+        assert len(context.whole_loss.steps) == COUNT
 
 
 def test_thinned_points_are_cut_where_the_rollback_says() -> None:
@@ -89,7 +89,7 @@ def test_a_spike_soon_after_a_rollback_is_no_missing_warm_up() -> None:
     rates = metric_of("learning_rate", np.full(COUNT, 3e-4), attempts=(np.arange(COUNT) > ROLLED_BACK).astype(int))
     with_rates = run_of(*history.metrics, rates, events=history.events)
     episode = over_steps("divergence", Severity.CRITICAL, 108, 108, 120, "", recovered=False, metric="loss")
-    looks = looks_at(episode, with_rates, run_curves(with_rates))
+    looks = check_results(episode, with_rates, run_curves(with_rates))
     assert all(each.cause is None or each.cause.name != "no_warm_up" for each in looks)
 
 
@@ -117,7 +117,7 @@ def test_weight_decay_is_named_only_where_there_is_any(params: dict[str, str], c
     events.append(at_step(205, "divergence", Severity.CRITICAL, "loss rose."))
     history = run_of(*shrinking(), events=events, params=params)
     episode = over_steps("divergence", Severity.CRITICAL, 205, 205, 399, "", recovered=False, metric="loss")
-    looks = looks_at(episode, history, run_curves(history))
+    looks = check_results(episode, history, run_curves(history))
     assert any(each.cause is not None and each.cause.name == "weight_decay" for each in looks) is named
     assert any(each.ruled_out == "weight decay: 0" for each in looks) is not named
 
@@ -128,7 +128,7 @@ def test_gradients_that_grew_later_than_the_loss_do_not_explain_it() -> None:
     norms[92:] *= np.exp((np.arange(92, COUNT) - 92) / 60)
     episode = over_steps("divergence", Severity.CRITICAL, 44, 300, COUNT - 1, "", recovered=False, metric="loss")
     history = run_of(metric_of("loss", losses), metric_of("grad_norm", norms))
-    for each in looks_at(episode, history, run_curves(history)):
+    for each in check_results(episode, history, run_curves(history)):
         assert each.cause is None or each.cause.since is None or each.cause.since <= 44, each.cause
 
 
@@ -186,7 +186,7 @@ def test_whatever_a_run_holds_causes_keep_to_the_attempt_the_order_of_time_and_t
         if cause is None:
             continue
         assert not excluded(cause.name, settings), cause
-        assert cause.since is None or span.first - 10 <= cause.since <= surroundings_of(episode, history, curves).latest
+        assert cause.since is None or span.first - 10 <= cause.since <= episode_context(episode, history, curves).latest
         said = " ".join((cause.statement, *cause.evidence))
         for step in map(int, re.findall(r"steps? (\d+)", said)):
             assert step in span, (cause, span)

@@ -10,8 +10,8 @@ from diagnosis.histories import falling, metric_of, run_named, run_of
 from findings import over_steps
 
 from mlflow_stability.curves.curves import curves_of, run_curves
-from mlflow_stability.diagnosis.causes.check import CheckResult
-from mlflow_stability.diagnosis.causes.context import surroundings_of
+from mlflow_stability.diagnosis.causes.catalog import CheckResult
+from mlflow_stability.diagnosis.causes.context import episode_context
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_check
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import named
@@ -40,7 +40,7 @@ def warm_restarts(period: int = 100, top: float = 1e-3) -> Rates:
 
 def looked(history: RunHistory, start: int, kind: str = "divergence") -> CheckResult:
     episode = over_steps(kind, Severity.CRITICAL, start, start, COUNT - 1, "", recovered=False, metric="loss")
-    return learning_rate_check(surroundings_of(episode, history, run_curves(history)))
+    return learning_rate_check(episode_context(episode, history, run_curves(history)))
 
 
 def test_a_rate_that_rises_until_the_training_breaks_is_the_cause() -> None:
@@ -105,7 +105,7 @@ def test_a_divergence_that_was_found_some_steps_late_does_not_hide_that_the_loss
     history = run_named(loss=losses, learning_rate=np.full(COUNT, 3e-4))
     facts = DivergenceFacts(float(losses[311]), 1.54, 9.0, 4.0, 12, 16)
     episode = over_steps("divergence", Severity.CRITICAL, 311, 311, COUNT - 1, metric="loss", facts=facts)
-    look = learning_rate_check(surroundings_of(episode, history, run_curves(history)))
+    look = learning_rate_check(episode_context(episode, history, run_curves(history)))
     assert look.ruled_out == "learning rate: constant at 0.0003; at this rate the loss fell from 4.44 to 1.54"
 
 
@@ -115,7 +115,7 @@ def test_a_constant_rate_at_which_the_loss_had_not_fallen_is_neither_the_cause_n
     look = looked(run_named(loss=losses, learning_rate=np.full(COUNT, 3e-4)), 300)
     assert look.cause is None
     assert not look.ruled_out
-    assert "a lower one may help" in look.unseen
+    assert "a lower one may help" in look.not_checked
 
 
 def test_a_warm_restart_is_no_jump_for_the_cause_as_it_is_none_for_the_detector() -> None:
@@ -128,7 +128,7 @@ def test_a_warm_restart_is_no_jump_for_the_cause_as_it_is_none_for_the_detector(
     assert jumps_in(rate) == []
     look = looked(history, 310)
     assert look.cause is None
-    assert "restarted from 1.02e-05 to 0.001 at step 300" in look.unseen
+    assert "restarted from 1.02e-05 to 0.001 at step 300" in look.not_checked
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,7 +8,7 @@ from diagnosis.histories import falling, metric_of, run_named, run_of
 from findings import at_step, over_steps
 
 from mlflow_stability.curves.curves import run_curves
-from mlflow_stability.diagnosis.causes.context import surroundings_of
+from mlflow_stability.diagnosis.causes.context import episode_context
 from mlflow_stability.diagnosis.causes.course import constant_output_check
 from mlflow_stability.diagnosis.causes.learning_rate import rate_too_low_check
 from mlflow_stability.diagnosis.causes.weights import setting_check
@@ -27,7 +27,7 @@ def flat() -> np.ndarray:
 def test_a_plateau_at_no_learning_rate_to_speak_of_is_put_down_to_it(rate: float, name: str | None) -> None:
     history = run_named(loss=flat(), learning_rate=np.full(COUNT, rate))
     episode = over_steps("plateau", Severity.WARNING, 0, 0, COUNT - 1, "", metric="loss")
-    look = rate_too_low_check(surroundings_of(episode, history, run_curves(history)))
+    look = rate_too_low_check(episode_context(episode, history, run_curves(history)))
     assert (look.cause and look.cause.name) == name
     assert bool(look.ruled_out) == (name is None)
     if name is not None:
@@ -50,7 +50,7 @@ def test_what_was_changed_just_before_is_a_possible_cause(message: str, name: st
     events = [at_step(200, "configuration_changed", Severity.INFO, message)]
     history = run_of(metric_of("loss", losses), events=events)
     episode = over_steps("divergence", Severity.CRITICAL, 200, 200, COUNT - 1, "", recovered=False, metric="loss")
-    cause = setting_check(surroundings_of(episode, history, run_curves(history))).cause
+    cause = setting_check(episode_context(episode, history, run_curves(history))).cause
     assert cause is not None
     assert (cause.name, cause.certainty) == (name, "possible")
     assert message in cause.statement
@@ -62,11 +62,11 @@ def test_a_loss_that_loses_its_noise_without_falling_may_not_depend_on_the_input
     history = run_named(loss=losses)
     curves = run_curves(history)
     episode = over_steps("repeated_data", Severity.WARNING, 316, 316, COUNT - 1, "", metric="loss")
-    cause = constant_output_check(surroundings_of(episode, history, curves)).cause
+    cause = constant_output_check(episode_context(episode, history, curves)).cause
     assert cause is not None
     assert (cause.name, cause.since) == ("constant_output", 316)
     other = over_steps("plateau", Severity.WARNING, 316, 316, COUNT - 1, "", metric="loss")
-    assert constant_output_check(surroundings_of(other, history, curves)).cause is None
+    assert constant_output_check(episode_context(other, history, curves)).cause is None
 
 
 CHANGED = "The weights of step 51 give a loss of 5 where they gave 1: the data or the loss function changed at about"

@@ -7,7 +7,7 @@ import pytest
 from diagnosis.histories import falling, run_named
 from findings import changed, over_steps
 
-from mlflow_stability.diagnosis.advice.remedies import remedies_of
+from mlflow_stability.diagnosis.advice import remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike

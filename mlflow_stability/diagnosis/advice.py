@@ -1,0 +1,233 @@
+"""Choose remedies that fit a run and its causes, most useful first.
+
+Guarantees: no remedy asks for what the run excludes, such as leaving fp16 where it is not used, or repeats what was
+done. Nothing that was found is to be looked for again. Smaller updates are not advised where they do not help. Each
+topic has one remedy, the most exact one, and none contradicts what goes against the cause. What the run does not show
+becomes a condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES, rules_out_rate
+from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, ORIGIN_LIMITS
+from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER, RunAttempts, attempts_of_run
+from mlflow_stability.diagnosis.findings.saved_batch import batches_of, file_of
+from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
+from mlflow_stability.diagnosis.verdict import deciding_of
+from mlflow_stability.kinds.catalog import OF_SETUP
+from mlflow_stability.vocabulary.result import (
+    CLIP_AT_1,
+    RATE_TOPICS,
+    SMALLER_UPDATE_TOPICS,
+    Action,
+    Cause,
+    Finding,
+    Need,
+    Remedy,
+    Severity,
+    Topic,
+    without_topics,
+)
+from mlflow_stability.vocabulary.run import RunHistory
+
+CHECKPOINTS_TAG = "stability.checkpoints"
+"""Tag with the folder in which a recording keeps checkpoints."""
+MIN_STEPS_BEFORE = 10
+"""Minimum number of steps before a trouble for a state worth restoring."""
+NON_FINITE = frozenset({"nan_detected", "inf_detected"})
+BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_skipped"}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What decides which remedies fit a run."""
+
+    settings: RecordedSettings
+    attempts: RunAttempts
+    batches: Mapping[tuple[int, int], Finding]
+    """The event about the batch of a step, by the start of the training and the step."""
+    has_temperature: bool
+    keeps_checkpoints: bool
+    unit: str
+    """What the log calls a step."""
+
+    def meets(self, need: Need | None) -> bool | None:
+        """Return whether the run has what an action needs; None if it does not show that."""
+        if need is Need.FP16:
+            return self.settings.half_precision
+        if need is Need.CHECKPOINT:
+            return self.keeps_checkpoints or None
+        return self.has_temperature if need is Need.TEMPERATURE else True
+
+
+def with_fitting_remedies(episodes: Sequence[Finding], history: RunHistory) -> tuple[Finding, ...]:
+    """Return the same episodes and causes, with remedies that fit this run."""
+    attempts = attempts_of_run(history)
+    situation = Situation(
+        settings_of(history),
+        attempts,
+        batches_of(history, attempts),
+        has_temperature=bool(history.of("sdr_temperature")),
+        keeps_checkpoints=CHECKPOINTS_TAG in history.tags,
+        unit=history.step_unit,
+    )
+    fitted = []
+    for episode in episodes:
+        remedies = _fitting(_useful_remedies(episode, episodes), episode, situation, episode.start)
+        cause = episode.cause
+        if cause is not None:
+            at = episode.start if cause.since is None else cause.since
+            cause = replace(cause, remedies=_fitting(_remedies_of_cause(cause), episode, situation, at))
+        fitted.append(replace(episode, remedies=remedies, cause=cause))
+    return tuple(fitted)
+
+
+def _remedies_of_cause(cause: Cause) -> tuple[Remedy, ...]:
+    return cause.remedies or causes()[cause.name].remedies
+
+
+def _fitting(remedies: Iterable[Remedy], episode: Finding, situation: Situation, at: int) -> tuple[Remedy, ...]:
+    """Return those that fit, with the numbers of this run; ``at``: the step that they are about."""
+    fitted = (_fitted(remedy, episode, situation, at) for remedy in remedies)
+    return tuple(dict.fromkeys(replace(remedy, unit=situation.unit) for remedy in fitted if remedy is not None))
+
+
+def _fitted(remedy: Remedy, episode: Finding, situation: Situation, at: int) -> Remedy | None:
+    """Return a remedy as it fits this run, or None."""
+    action = remedy.action
+    if action.topic is Topic.GO_BACK and "step" in action.parts:
+        return _restart(episode, situation)
+    is_met = situation.meets(action.need)
+    if is_met is False:
+        return None
+    remedy = replace(remedy, conditional=is_met is None)
+    if remedy.alternative is not None:
+        remedy = replace(remedy, alternative=_fitted(remedy.alternative, episode, situation, at))
+    limit = situation.settings.max_norm
+    if remedy == CLIP_AT_1 and limit is not None:
+        return replace(remedy, target=1.0 if limit > 1.0 else limit / 2, baseline=limit)
+    if action is Action.MATCH_SCHEDULE_LENGTH:
+        return replace(remedy, module=situation.settings.schedule)
+    if "saved" in action.parts:
+        at = _step_of_batch(episode, at)
+        remedy = replace(remedy, path=file_of(situation.batches.get((episode.attempt, at))))
+    return replace(remedy, step=int(at)) if "step" in action.parts else remedy
+
+
+def _step_of_batch(episode: Finding, at: int) -> int:
+    """Return the step whose batch is to be inspected: that of the cause if one batch is the cause."""
+    cause = episode.cause
+    if cause is None or cause.since is None:
+        return at
+    return cause.since if any("saved" in remedy.action.parts for remedy in _remedies_of_cause(cause)) else at
+
+
+def _restart(episode: Finding, situation: Situation) -> Remedy | None:
+    """Return from which state to restart; None if that was done, the trouble passed, or there is no such state."""
+    span = situation.attempts.around(episode.attempt, episode.start)
+    too_early = span.begins_training and episode.start - span.first < MIN_STEPS_BEFORE
+    if span.last < FOR_EVER or too_early or episode.recovered:
+        return None
+    step = int(_step_of_batch(episode, episode.start))
+    return Remedy(Action.RESTART_BEFORE_STEP, step=step, conditional=not situation.keeps_checkpoints)
+
+
+def _useful_remedies(episode: Finding, episodes: Sequence[Finding]) -> tuple[Remedy, ...]:
+    """Return an episode's remedies without those that do not help against its cause or look for what was found.
+
+    What goes against a certain cause comes first.
+    """
+    cause = _cause_near(episode, episodes)
+    certain = cause is not None and cause.certain
+    if episode.kind not in BREAKING and not certain:
+        return episode.remedies
+    own, against = episode.remedies, tuple[Remedy, ...]()
+    if cause is not None and not causes()[cause.name].helped_by_smaller_updates:
+        own = without_topics(own, SMALLER_UPDATE_TOPICS)
+        if cause.name != "gradient_non_finite":  # which another number format may well fix
+            own = tuple(remedy for remedy in own if remedy.action.need is not Need.FP16)
+        if certain:
+            against = _remedies_of_cause(cause)
+            if all(remedy.topic is not Topic.INSPECT_BATCH for remedy in against):
+                own = without_topics(own, {Topic.INSPECT_BATCH})
+    if against or _origin_was_found(episode, episodes) or _began_finite(episode):
+        own = tuple(remedy for remedy in own if not remedy.action.looks_for_origin)
+    return (*against, *own)
+
+
+def _cause_near(episode: Finding, episodes: Sequence[Finding]) -> Cause | None:
+    """Return its own cause; for a break without one, that of what broke at the same time."""
+    if episode.cause is not None or episode.kind not in BREAKING:
+        return episode.cause
+    near = (
+        other.cause
+        for other in episodes
+        if other.attempt == episode.attempt
+        and other.kind in BREAKING
+        and abs(other.start - episode.start) <= ORIGIN_LIMITS.near
+    )
+    return next(filter(None, near), None)
+
+
+def _began_finite(episode: Finding) -> bool:
+    """Return whether its likely cause began while all values were finite, so that no operation is to be looked for."""
+    cause = episode.cause
+    if cause is None or cause.certainty == "possible" or cause.since is None:
+        return False
+    return cause.since < episode.start
+
+
+def _origin_was_found(episode: Finding, episodes: Sequence[Finding]) -> bool:
+    """Return whether the origin of the non-finite value that the episode is about, or that led to it, is known."""
+    near = ORIGIN_LIMITS.near
+    same = [other for other in episodes if other.attempt == episode.attempt]
+    breaks = [other.start for other in same if other.kind in NON_FINITE and other.start <= episode.start + near]
+    begun = max(breaks, default=episode.start)
+    return any(other.kind == NAN_ORIGIN and other.start - near <= begun <= other.end + near for other in same)
+
+
+def remedies_of(episodes: Sequence[Finding], cause: Cause | None, outcome: str) -> tuple[Remedy, ...]:
+    """Return what to change: against the cause, against the finding that decides the outcome, then against others.
+
+    If the cause is a mistake in the set-up, further mistakes in it come before the deciding finding.
+    """
+    serious = [episode for episode in episodes if episode.severity >= Severity.WARNING]
+    deciding = deciding_of(outcome, serious)
+    is_of_setup = cause is not None and cause.name == "setup"
+
+    def rank(episode: Finding) -> tuple[bool, bool, int, int, int]:
+        is_mistake = is_of_setup and episode.kind in OF_SETUP
+        return not is_mistake, episode is not deciding, -episode.severity, episode.attempt, episode.start
+
+    against = cause.remedies if cause is not None else ()
+    others = tuple(remedy for episode in sorted(serious, key=rank) for remedy in episode.remedies)
+    if cause is not None and cause.name not in RATE_CAUSES and rules_out_rate(cause.ruled_out_causes):
+        against, others = without_topics(against, RATE_TOPICS) or against, without_topics(others, RATE_TOPICS)
+    return one_of_each_topic(against, others)
+
+
+def one_of_each_topic(against: Sequence[Remedy], others: Sequence[Remedy] = ()) -> tuple[Remedy, ...]:
+    """Return the remedies in their order, the most exact one of each topic; `against`: those of the cause."""
+    contradicted = {topic for remedy in against for topic in remedy.action.contradicts}
+    remedies = [remedy for remedy in dict.fromkeys((*against, *others)) if remedy.topic not in contradicted]
+    kept: dict[Topic | Remedy, Remedy] = {}
+    for remedy in remedies:
+        for part in _parts(remedy, remedies):
+            key = part.topic or part
+            if key not in kept or part.exactness > kept[key].exactness:
+                kept[key] = part
+    return tuple(kept.values())
+
+
+def _parts(remedy: Remedy, remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
+    """Return a remedy and its alternative apart if another remedy is about either of them."""
+    if remedy.alternative is None:
+        return (remedy,)
+    topics = (remedy.topic, remedy.alternative.topic)
+    if not any(other.topic in topics for other in remedies if other != remedy):
+        return (remedy,)
+    return replace(remedy, alternative=None), remedy.alternative
