@@ -187,7 +187,7 @@ def _heads(sources: Sequence[str], known: dict[str, RunHead], tracking_uri: str 
     if not ids:
         return {}
     from mlflow_stability.tracking.read.run_search import head_by
-    from mlflow_stability.tracking.store.reachable_client import answering_client
+    from mlflow_stability.tracking.store.client import answering_client
 
     found: dict[str, RunHead] = {}
     try:
@@ -209,7 +209,7 @@ def _heads(sources: Sequence[str], known: dict[str, RunHead], tracking_uri: str 
 
 def _answers(tracking_uri: str | None) -> bool:
     """Whether the store is still there; within seconds."""
-    from mlflow_stability.tracking.store.reachable_client import answering_client
+    from mlflow_stability.tracking.store.client import answering_client
 
     try:
         answering_client(tracking_uri)

@@ -36,7 +36,7 @@ def run_called(text: str, tracking_uri: str | None = None) -> str | None:
     elif _has_no_store(tracking_uri):
         return None
     else:
-        from mlflow_stability.tracking.read.named_runs import runs_called
+        from mlflow_stability.tracking.read.run_search import runs_called
 
         found = runs_called(text, tracking_uri)
     if len(found) > 1:
@@ -87,7 +87,7 @@ def _recent(count: int, tracking_uri: str | None) -> list[FoundRun]:
         return _runs_in(folder)[:count]
     if _has_no_store(tracking_uri):
         return []
-    from mlflow_stability.tracking.read.named_runs import newest_runs
+    from mlflow_stability.tracking.read.run_search import newest_runs
 
     return newest_runs(count, tracking_uri)
 
@@ -97,14 +97,14 @@ def _place(tracking_uri: str | None) -> str:
     folder = store_folder(tracking_uri)
     if folder is not None:
         return str(folder)
-    from mlflow_stability.tracking.store.reachable_client import store_address
+    from mlflow_stability.tracking.store.client import store_address
 
     return store_address(tracking_uri)
 
 
 def _has_no_store(tracking_uri: str | None) -> bool:
     """Whether MLflow would look into a database that there is not."""
-    from mlflow_stability.tracking.store.reachable_client import missing_database
+    from mlflow_stability.tracking.store.client import missing_database
 
     return missing_database(tracking_uri) is not None
 

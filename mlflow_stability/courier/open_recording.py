@@ -37,7 +37,8 @@ from mlflow_stability.courier.training_process import TrainingProcess, TrainingS
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.follower import size_of
 from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write import REPORT_FOLDER, SystemMetrics
+from mlflow_stability.tracking.write.run_files import REPORT_FOLDER
+from mlflow_stability.tracking.write.run_writer import SystemMetrics
 from mlflow_stability.vocabulary.run import Closing, Opening
 
 _logger = logging.getLogger("mlflow_stability.courier")

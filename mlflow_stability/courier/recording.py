@@ -25,8 +25,8 @@ from mlflow_stability.courier.training_process import TrainingProcess, TrainingS
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import is_deleted, opening_if_readable, opening_of, size_of
 from mlflow_stability.journal.last_words import read_last_words
-from mlflow_stability.tracking.store import tracking_uri_for
-from mlflow_stability.tracking.store.run_page import run_page
+from mlflow_stability.tracking.store.address import tracking_uri_for
+from mlflow_stability.tracking.store.client import run_page
 
 NO_OUTLETS = OutletPlan()
 

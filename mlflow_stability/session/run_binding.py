@@ -49,7 +49,7 @@ from mlflow_stability.tracking.in_process import (
     measures_machine,
     tracking_uri,
 )
-from mlflow_stability.tracking.store import absolute_uri, default_uri, strip_credentials
+from mlflow_stability.tracking.store.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.tag_names import last_step
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing, Opening

@@ -1,8 +1,7 @@
-"""Names of the tags of a run, and what they say.
+"""Names of the tags of a run, and what they hold, in this version and older ones.
 
-In: the tags of a run, of this version or an older one. Out: how its process ended, its last step, whether we recorded
-it. Guarantees: MLflow is not needed; what people read is in eight tags at most, and two more where settings changed or
-a condition stopped the training; tags for programs begin with `mlflow.`, which MLflow's pages do not show.
+What people read is in eight tags at most, and two more where settings changed or a condition stopped the training. Tags
+for programs begin with `mlflow.`, which MLflow's pages do not show. MLflow is not needed.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ from collections.abc import Mapping
 
 from mlflow_stability.vocabulary.run import RUN_STATUS
 
-OURS = "stability."
-VERDICT = f"{OURS}verdict"
+PREFIX = "stability."
+VERDICT = f"{PREFIX}verdict"
 """The outcome of the training in one word: ``healthy``, ``unstable``, ``recovered``, ``diverged``, ``broken``..."""
-OUTCOME = f"{OURS}outcome"
+OUTCOME = f"{PREFIX}outcome"
 """The same in a sentence with numbers. In runs of version 0.1 what `ENDED` is now."""
-ENDED = f"{OURS}ended"
+ENDED = f"{PREFIX}ended"
 """How the process ended: a word of `outcome.RUN_STATUS`."""
-CAUSE = f"{OURS}cause"
-FIRST_ISSUE_STEP = f"{OURS}first_issue_step"
-FINDINGS = f"{OURS}findings"
-ROLLBACKS = f"{OURS}rollbacks"
-SKIPPED_STEPS = f"{OURS}skipped_steps"
-CHANGED_SETTINGS = f"{OURS}changed_settings"
+CAUSE = f"{PREFIX}cause"
+FIRST_ISSUE_STEP = f"{PREFIX}first_issue_step"
+FINDINGS = f"{PREFIX}findings"
+ROLLBACKS = f"{PREFIX}rollbacks"
+SKIPPED_STEPS = f"{PREFIX}skipped_steps"
+CHANGED_SETTINGS = f"{PREFIX}changed_settings"
 """Of a run that was resumed with other settings: a line for each recording, ``recording 2: seed 2 (was 1)``."""
-EARLY_STOPPING_STEP = f"{OURS}early_stopping_step"
+EARLY_STOPPING_STEP = f"{PREFIX}early_stopping_step"
 """Only in runs that a condition of `stop_on` has ended."""
 READ_BY_PEOPLE = (
     VERDICT,
@@ -39,35 +38,32 @@ READ_BY_PEOPLE = (
     CHANGED_SETTINGS,
     EARLY_STOPPING_STEP,
 )
-
 RUNNING = "running"
-"""The verdict while it trains."""
-
-COMPARISON = f"{OURS}comparison"
+"""The verdict of a run that is training."""
+COMPARISON = f"{PREFIX}comparison"
 """Only in runs that hold a comparison of others, and no training."""
-
 FOR_PROGRAMS = "mlflow.stability."
 LAST_STEP = f"{FOR_PROGRAMS}last_step"
 JOB = f"{FOR_PROGRAMS}job"
-"""Of a launcher that starts its processes again: the name of the job, by which its next attempt finds the run."""
+"""Name of the job of a launcher that restarts its processes; the next attempt finds the run by it."""
 DESCRIPTION = "mlflow.note.content"
 """MLflow's own tag for the description of a run."""
 
 
 def is_recorded(tags: Mapping[str, str]) -> bool:
-    """Whether a run with these tags is one that we wrote into."""
-    return any(tag.startswith((OURS, FOR_PROGRAMS)) for tag in tags)
+    """Return whether this package recorded a run with these tags."""
+    return any(tag.startswith((PREFIX, FOR_PROGRAMS)) for tag in tags)
 
 
 def process_end(tags: Mapping[str, str]) -> tuple[str, str]:
-    """How the process ended, and the detail; empty where the run does not say."""
+    """Return how the process ended, and the detail; empty if the tags do not show it."""
     if ENDED in tags:
         return tags[ENDED], ""
-    before = tags.get(OUTCOME, "")
-    return (before, tags.get(f"{OURS}outcome_detail", "")) if before in RUN_STATUS else ("", "")
+    old = tags.get(OUTCOME, "")
+    return (old, tags.get(f"{PREFIX}outcome_detail", "")) if old in RUN_STATUS else ("", "")
 
 
 def last_step(tags: Mapping[str, str]) -> int:
-    """The last step that the run has, as far as its tags say it; 0 where they say nothing."""
-    said = tags.get(LAST_STEP, tags.get(f"{OURS}last_step", ""))
-    return int(said) if said.isdecimal() else 0
+    """Return the last step that the tags show; 0 if they do not."""
+    step = tags.get(LAST_STEP, tags.get(f"{PREFIX}last_step", ""))
+    return int(step) if step.isdecimal() else 0

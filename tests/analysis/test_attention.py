@@ -14,8 +14,7 @@ from mlflow.entities import Metric
 
 from mlflow_stability.analysis.attention import attention_entropy_plot, attention_heatmap, compare_attention
 from mlflow_stability.errors import RunNotFoundError, SettingsError
-from mlflow_stability.tracking.artifacts.attention_parts import AttentionPart, write_attention_part
-from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDER
+from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.vocabulary import Signal
 

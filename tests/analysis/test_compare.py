@@ -23,7 +23,7 @@ from mlflow_stability.analysis.cards.worker_pool import AHEAD
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
 from mlflow_stability.kinds.catalog import default_detectors, named
-from mlflow_stability.tracking.store import reachable_client as impatience
+from mlflow_stability.tracking.store import client as store_client
 
 NO_RUN = "0123456789abcdef" * 2
 
@@ -263,7 +263,7 @@ def test_a_store_that_goes_away_is_not_asked_about_each_run(
     troubled_server: TroubledServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(impatience, "REMEMBERED", 0.0)
+    monkeypatch.setattr(store_client, "REMEMBER_SECONDS", 0.0)
     write_log(Path("good.jsonl"), falling())
     runs = [f"{number:032x}" for number in range(9)]
     troubled_server.down_after = 1

@@ -7,9 +7,8 @@ from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
-from mlflow_stability.tracking.artifacts.folders import LAYER_TABLES_FOLDER, RECORD_FOLDER
-from mlflow_stability.tracking.artifacts.layer_parts import layer_part_name, write_layer_part
-from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
+from mlflow_stability.tracking.artifacts import LAYER_TABLES_FOLDER, RECORD_FOLDER
+from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, write_layer_part
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.tracking.write.thinning import Point
 from mlflow_stability.vocabulary import Signal, StepReading
@@ -104,7 +103,7 @@ def test_a_row_for_each_layer_and_step_has_signals_and_statistics(writer, sqlite
     norm, ratio = Signal("grad_norm", "blocks.0"), Signal("update_ratio", "head")
     readings = [StepReading(10, (LOSS, norm, ratio, RATE), (3.0, 0.5, 1e-3, 0.1), 0, 10.0)]
     write_part(writer, tmp_path, 0, 0, [*readings, StepReading(20, (LOSS, norm), (2.0, 0.25), 0, 20.0)])
-    file = tmp_path / layer_part_name(0, 20)
+    file = tmp_path / part_name(0, 20)
     tables = [table(20, ["blocks.0", "head"], [normal(), normal(3.0)], what) for what in ("gradient", "weight")]
     write_layer_part(file, tables, 0)
     writer.upload(file, LAYER_TABLES_FOLDER)

@@ -11,9 +11,8 @@ from mlflow import MlflowClient
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.compare_layers import compare_layers
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDER, RECORD_FOLDER
-from mlflow_stability.tracking.artifacts.record_events import events_name, line_of
-from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
+from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, RECORD_FOLDER, events_name, line_of
+from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.severity import Severity

@@ -328,7 +328,7 @@ def test_the_facts_of_a_detector_are_read_from_a_journal_and_from_an_artifact(pa
     code = (
         "from mlflow_stability.journal.record import decode\n"
         f"print(decode(['event', {event | {'severity': 20}!r}]).facts.sentence(7))\n"
-        "from mlflow_stability.tracking.artifacts.record_events import read_line\n"
+        "from mlflow_stability.tracking.artifacts import read_line\n"
         f"print(read_line({line!r}).facts.sentence(8, 'epoch'))\n"
     )
     sentences = ["loss is 13 at step 7 (unlucky number 13).", "loss is 13 at epoch 8 (unlucky number 13)."]
@@ -390,7 +390,7 @@ def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_lo
         "import sys\n"
         "from mlflow_stability.alerts.metrics.signal_names import BY_QUANTITY, KNOWN_QUANTITIES\n"
         "from mlflow_stability.tracking.keys import metric_key\n"
-        "from mlflow_stability.tracking.write.layer_metrics import chosen_signals\n"
+        "from mlflow_stability.tracking.write.thinning import chosen_signals\n"
         "from mlflow_stability.vocabulary import Signal\n"
         "names = BY_QUANTITY['toy_peak']\n"
         "print(metric_key(Signal('toy_peak')), names.prometheus, names.otel, names.meaning, names.unit)\n"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDER, RECORD_FOLDER
+from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, RECORD_FOLDER
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from servers.mlflow_server import mlflow_server
@@ -85,8 +85,8 @@ def run_of_ours(uri: str, points: int) -> str:
     """A run as the courier leaves it: parts of the record, events, tags."""
     from mlflow import MlflowClient
 
-    from mlflow_stability.tracking.artifacts.record_events import events_name, line_of
-    from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
+    from mlflow_stability.tracking.artifacts import events_name, line_of
+    from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name
     from mlflow_stability.vocabulary import Closing, Opening, Signal, StepReading
 
     client = MlflowClient(tracking_uri=uri)

@@ -35,8 +35,11 @@ from servers.object_store import BUCKET, object_store  # noqa: E402
 from servers.postgres import postgres  # noqa: E402
 from stores.trainings import must_have_arrived_once, run_trainings, runs_of  # noqa: E402
 
-from mlflow_stability.tracking.read.named_runs import newest_runs, runs_called  # noqa: E402
-from mlflow_stability.tracking.read.run_search import runs_of_experiment  # noqa: E402
+from mlflow_stability.tracking.read.run_search import (  # noqa: E402
+    newest_runs,
+    runs_called,
+    runs_of_experiment,
+)
 
 PATIENCE = 900.0
 """Seconds; starting many processes takes minutes where cores are few."""

@@ -125,7 +125,7 @@ def test_what_happened_beside_numbers_is_in_the_run(root, sqlite_uri):
     training.end(Closing("finished", "", 75))
     (run_id,) = deliver_session(training.folder).run_ids
     reader = RunReader(run_id, sqlite_uri)
-    assert [each for _, each in reader.said()][1:-1] == said
+    assert [each for _, each in reader.event_lines()][1:-1] == said
     assert reader.tags["stability.findings"] == "2 critical"  # and a loss that has risen all the time
     kept = bookkeeping(run_id, sqlite_uri)
     assert kept["last_finding"] == "inf_detected at step 55: grad_norm is inf"
@@ -274,7 +274,7 @@ def test_more_events_than_fit_into_one_file_all_arrive(root, sqlite_uri):
         training.journal.append(at_step(step, "loss_spike", Severity.WARNING, "spike"))
     training.end(Closing("finished", "", 12_000))
     (run_id,) = deliver_session(training.folder).run_ids
-    events = [said for _, said in RunReader(run_id, sqlite_uri).said() if isinstance(said, Finding)]
+    events = [said for _, said in RunReader(run_id, sqlite_uri).event_lines() if isinstance(said, Finding)]
     assert [event.step for event in events] == list(range(1, 12_001))
     assert RunReader(run_id, sqlite_uri).tags["stability.findings"] == "1 warning", "neighbours are one finding"
 

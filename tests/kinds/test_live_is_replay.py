@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.kinds.panel import Panel, replay
-from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, read_part
+from mlflow_stability.tracking.parquet_parts import PartBuffer, read_part
 from mlflow_stability.vocabulary import Finding, Opening, Reset, Signal, StepReading
 
 QUANTITIES = (

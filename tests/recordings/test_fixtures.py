@@ -12,8 +12,8 @@ from mlflow_stability.analysis.diagnose import diagnose, history_of
 from mlflow_stability.cli.main import run as run_command
 from mlflow_stability.kinds.catalog import built
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.tracking.artifacts.record_events import read_line
-from mlflow_stability.tracking.artifacts.record_parts import read_part
+from mlflow_stability.tracking.artifacts import read_line
+from mlflow_stability.tracking.parquet_parts import read_part
 from mlflow_stability.vocabulary.result import Source
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity

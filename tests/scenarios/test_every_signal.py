@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from torch import Tensor, nn
 
 import mlflow_stability
-from mlflow_stability.tracking.artifacts.layer_parts import read_layer_part
+from mlflow_stability.tracking.parquet_parts import read_layer_part
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary import Finding, Severity
 
@@ -161,7 +161,7 @@ def test_a_model_that_begins_at_zero_raises_no_alarm_about_nan(store: MlflowClie
         optimizer.zero_grad()
     run_id, record = record_of(store, session)
     assert "update_ratio" not in record.columns
-    said = [each for _, each in RunReader(run_id, mlflow.get_tracking_uri()).said() if isinstance(each, Finding)]
+    said = [each for _, each in RunReader(run_id, mlflow.get_tracking_uri()).event_lines() if isinstance(each, Finding)]
     assert [each for each in said if each.severity >= Severity.WARNING] == []
 
 

@@ -183,7 +183,9 @@ def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
     ]
     assert logged[0] == logged[1]
     reader, planned = RunReader(run.info.run_id, sqlite_uri), {1, *range(20, 201, 20)}
-    with_events = {said.step for _, said in reader.said() if isinstance(said, Finding)}  # a busy machine has slow steps
+    with_events = {
+        said.step for _, said in reader.event_lines() if isinstance(said, Finding)
+    }  # a busy machine has slow steps
     assert planned <= set(logged[0]) <= planned | with_events
     read = list(reader.record().readings())
     assert len(read) == 400

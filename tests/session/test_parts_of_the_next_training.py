@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import mlflow_stability
 from mlflow_stability.probes.parameters.adam_rms import AdamRms
 from mlflow_stability.probes.performance import progress
-from mlflow_stability.tracking.in_process.active_run import lightning_run
+from mlflow_stability.tracking.in_process import lightning_run
 
 
 @pytest.fixture(autouse=True)

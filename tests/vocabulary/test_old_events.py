@@ -21,7 +21,7 @@ from mlflow_stability.kinds.reported.batches import BatchFacts, BrokenBatchFacts
 from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource, TensorFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
-from mlflow_stability.tracking.artifacts.record_events import line_of, read_line
+from mlflow_stability.tracking.artifacts import line_of, read_line
 from mlflow_stability.vocabulary import Finding
 from mlflow_stability.vocabulary.facts import Facts, OtherFacts
 

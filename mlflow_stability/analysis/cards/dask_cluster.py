@@ -16,7 +16,7 @@ from pathlib import Path
 from mlflow_stability.analysis.cards.card_cache import rules_here
 from mlflow_stability.analysis.cards.one_card import texts_at
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.tracking.store import tracking_uri_for
+from mlflow_stability.tracking.store.address import tracking_uri_for
 from mlflow_stability.vocabulary.run import AskedCurves, RunCard, card_of
 
 DEADLINE = 20

@@ -24,8 +24,8 @@ from mlflow_stability.recovery.checkpoints import (
     read_meta,
     step_of_name,
 )
-from mlflow_stability.tracking.store.reachable_client import answering_client
-from mlflow_stability.tracking.write import RunCheckpoints
+from mlflow_stability.tracking.store.client import answering_client
+from mlflow_stability.tracking.write.run_files import RunCheckpoints
 
 DAMAGED = 1
 

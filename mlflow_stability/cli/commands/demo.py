@@ -20,8 +20,8 @@ from mlflow_stability.errors import TORCH_IS_MISSING, SettingsError, StabilityEr
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.tracking.store.run_page import run_page
-from mlflow_stability.tracking.write import log_report
+from mlflow_stability.tracking.store.client import run_page
+from mlflow_stability.tracking.write.run_files import log_report
 from mlflow_stability.vocabulary.result import Finding
 
 
@@ -68,7 +68,7 @@ def told(steps: int, notes: Console) -> DemoOutcome:
         diagnosis = diagnose(run_id)
         report = Report((diagnosis,))
         folder = log_report(run_id, None, {f"report.{form}": render(report, form) for form in ("html", "json")})
-        events = tuple(said for _, said in RunReader(run_id).said() if isinstance(said, Finding))
+        events = tuple(said for _, said in RunReader(run_id).event_lines() if isinstance(said, Finding))
         page = run_page(run_id)
     journal = journal_root()
     left = journal if journal.is_dir() else None

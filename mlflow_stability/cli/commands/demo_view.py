@@ -24,7 +24,7 @@ from mlflow_stability.kinds.reported.autopilot import SkippedStepFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.reports.run.terminal import show_gist
 from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
-from mlflow_stability.tracking.store.run_page import RunPage
+from mlflow_stability.tracking.store.client import RunPage
 from mlflow_stability.vocabulary.result import Diagnosis, Finding
 from mlflow_stability.vocabulary.text import counted, times
 

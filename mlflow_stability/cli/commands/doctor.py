@@ -29,7 +29,7 @@ from mlflow_stability.cli.commands.sync import sessions_in
 from mlflow_stability.cli.kit.options import journal_root, tracking_uri_option
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
 from mlflow_stability.errors import TORCH_IS_MISSING
-from mlflow_stability.tracking.store.reachable_client import check_store, mlflow_version
+from mlflow_stability.tracking.store.client import check_store, mlflow_version
 from mlflow_stability.vocabulary.result import Severity
 
 LITTLE_ROOM = 200e6  # bytes; a day of 20 signals at 10 steps a second is about 150 MB

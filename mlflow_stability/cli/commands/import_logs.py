@@ -15,7 +15,7 @@ from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.errors import StabilityError, UnreadableLogError
 from mlflow_stability.importers.decode import shown_text
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.tracking.imports import RunImport
+from mlflow_stability.tracking.run_import import RunImport
 from mlflow_stability.vocabulary.run import RunHistory
 
 

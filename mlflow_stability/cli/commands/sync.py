@@ -47,7 +47,7 @@ from mlflow_stability.journal.layout import (
     session_folders,
 )
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.store import is_sqlite, same_store, strip_credentials
+from mlflow_stability.tracking.store.address import is_sqlite, same_store, strip_credentials
 from mlflow_stability.vocabulary.run import Opening
 from mlflow_stability.vocabulary.settings import JOURNAL_FOLDER
 

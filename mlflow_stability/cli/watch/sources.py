@@ -93,7 +93,7 @@ class StoreSource:
             )
         for reading in record.readings():
             run.hear(reading)
-        for _, said in reader.said():
+        for _, said in reader.event_lines():
             run.hear(said)
         run.ended = "" if reader.status == "RUNNING" else run.ended or reader.status.lower()
         return run

@@ -32,7 +32,7 @@ from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import run_phrases
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_history import read_run_history
-from mlflow_stability.tracking.write import section_of
+from mlflow_stability.tracking.write.run_writer import description_section
 from mlflow_stability.vocabulary.result import Diagnosis
 from mlflow_stability.vocabulary.run import RunCard, RunHistory
 from mlflow_stability.vocabulary.text import capitalised, counted, process_ended
@@ -170,7 +170,7 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
     title = title_of(word, diagnosis.findings)
     # Two titles of verdicts are no outcomes: "Check the set-up" and "Stopped".
     headline = run_phrases.OUTCOMES.get(word, word) if title == word.capitalize() else title[0].lower() + title[1:]
-    return section_of(headline, paragraphs)
+    return description_section(headline, paragraphs)
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
@@ -196,7 +196,7 @@ def _end_of_process(history: RunHistory, diagnosis: Diagnosis) -> str:
 def _not_recorded(history: RunHistory) -> str:
     """Name missing steps, and parts that were switched off."""
     missing = [f"steps {gap.first_step} to {gap.last_step} ({gap.reason})" for gap in history.gaps]
-    off = history.tags.get(f"{tag_names.OURS}degraded")
+    off = history.tags.get(f"{tag_names.PREFIX}degraded")
     sentences = ([f"Not recorded: {', '.join(missing)}."] if missing else []) + (
         [f"Switched off: {off}."] if off else []
     )

@@ -18,7 +18,8 @@ from mlflow_stability.courier.sinks.sink import upload_file
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.artifacts import DATA_FOLDER, README, bookkeeping_name
-from mlflow_stability.tracking.write import RecordingTag, RunWriter, recordings_in, section_of, tag_name
+from mlflow_stability.tracking.write.recording_claim import RecordingTag, recordings_in, tag_name
+from mlflow_stability.tracking.write.run_writer import RunWriter, description_section
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Closing
 from mlflow_stability.vocabulary.text import times
@@ -37,7 +38,7 @@ def live_description(story: RunSummary, findings: Counter[str]) -> str:
     paragraphs += (
         [f"**What to do:** {markdown(str(event.remedies[0]))}"] if event is not None and event.remedies else []
     )
-    return section_of(f"running, step {story.last_step:,}{back}, {how}", [*paragraphs, figures(story)])
+    return description_section(f"running, step {story.last_step:,}{back}, {how}", [*paragraphs, figures(story)])
 
 
 def figures(story: RunSummary) -> str:

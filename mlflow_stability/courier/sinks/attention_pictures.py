@@ -22,7 +22,8 @@ from mlflow_stability.journal.layout import recording_folders
 from mlflow_stability.tracking.artifacts import ATTENTION_FOLDER, AttentionPart, picture_of_layer
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
-from mlflow_stability.tracking.write import RunImages, RunWriter, image_key
+from mlflow_stability.tracking.write.run_files import RunImages, image_key
+from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured import AttentionMap
 
 MOST_LAYERS = 12

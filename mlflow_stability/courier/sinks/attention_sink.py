@@ -20,7 +20,7 @@ from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, attention_map_files, read_attention_map
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
 from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write import RunWriter
+from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured import AttentionMap
 
 PAGE = "attention.json"

@@ -19,8 +19,8 @@ from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.kinds.reported.rollback import Rollback
-from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
-from mlflow_stability.tracking.write import RunWriter
+from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, EventLine, events_name, line_of
+from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Reset, Returned
@@ -276,7 +276,7 @@ class EventSink(RunSink):
             self.story.stalled = stall
             self._changed = True
 
-    def _write(self, line: Said) -> None:
+    def _write(self, line: EventLine) -> None:
         self._files[-1].append(line_of(line))
         if len(self._files[-1]) >= LINES_PER_FILE:
             self._files.append([])
@@ -305,7 +305,7 @@ class EventSink(RunSink):
             self._delivered.save()
 
 
-def _with_steps_of_run(record: Said, offset: int) -> Said:
+def _with_steps_of_run(record: EventLine, offset: int) -> EventLine:
     """Return the record with its steps as the run counts them."""
     if isinstance(record, Finding):
         return record.shifted(offset)

@@ -25,7 +25,7 @@ from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import picture_name
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write import RunWriter
+from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured import LayerTable, Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing

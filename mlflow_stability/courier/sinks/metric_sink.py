@@ -18,8 +18,14 @@ from typing import Any, Protocol
 from mlflow_stability.courier.sinks.sink import TimedSink
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.record import Record
-from mlflow_stability.tracking.store import is_sqlite
-from mlflow_stability.tracking.write import LayerMetrics, Point, SingleValues, Thinner, is_of_the_script
+from mlflow_stability.tracking.store.address import is_sqlite
+from mlflow_stability.tracking.write.thinning import (
+    LayerMetrics,
+    Point,
+    SingleValues,
+    Thinner,
+    is_of_the_script,
+)
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding
 

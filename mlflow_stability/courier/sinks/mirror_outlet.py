@@ -32,7 +32,7 @@ from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_fi
 from mlflow_stability.journal.layout import mirror_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.tracking.write import Point
+from mlflow_stability.tracking.write.thinning import Point
 from mlflow_stability.vocabulary.run import Opening
 
 RUN_SECONDS = 30.0

@@ -19,9 +19,9 @@ from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import LAYER_TABLES_FOLDER, RECORD_FOLDER
-from mlflow_stability.tracking.artifacts.layer_parts import layer_part_name, write_layer_part
-from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
-from mlflow_stability.tracking.write import LayerMetrics, Point, RunWriter, chosen_signals
+from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, write_layer_part
+from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.write.thinning import LayerMetrics, Point, chosen_signals
 from mlflow_stability.vocabulary.measured import STATISTICS, LayerTable, Signal, StepReading
 
 _SHORTEST_INTERVAL = 60.0
@@ -116,7 +116,7 @@ class LayerSink(TableSink):
     def _send(self, files: list[LayerTableFile]) -> None:
         tables = [(file, table) for file in files if (table := _read(file)) is not None]
         if tables:
-            name = layer_part_name(self._number, files[0].step + self._offset)
+            name = part_name(self._number, files[0].step + self._offset)
             content = [table for _, table in tables]
             write = partial(write_layer_part, tables=content, recording=self._number, offset=self._offset)
             self.upload(LAYER_TABLES_FOLDER, name, write)

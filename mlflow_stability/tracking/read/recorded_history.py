@@ -1,12 +1,8 @@
-"""Turns what was recorded of a run into a `RunHistory`: the full record, and what was judged while it trained.
-
-In: a `RunRecord` and what was said beside it; or the folder of a run in MLflow's file layout, wherever it was moved to.
-Guarantees: MLflow is not needed.
-"""
+"""Turn what was recorded of a run into a `RunHistory`, from MLflow's file layout or what was read; without MLflow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,195 +10,196 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDERS, RECORD_FOLDERS
-from mlflow_stability.tracking.artifacts.record_events import Said, events_order, lines_in, read_line
-from mlflow_stability.tracking.artifacts.record_parts import part_order, read_part
+from mlflow_stability.tracking.artifacts import (
+    EVENTS_FOLDERS,
+    RECORD_FOLDERS,
+    EventLine,
+    events_order,
+    lines_in,
+    read_line,
+)
 from mlflow_stability.tracking.keys import parse_key
+from mlflow_stability.tracking.parquet_parts import part_order, read_part
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
-from mlflow_stability.tracking.tag_names import OURS, process_end
+from mlflow_stability.tracking.tag_names import PREFIX, process_end
 from mlflow_stability.vocabulary.measured import Series
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import DAMAGED, Closing, Fact, Gap, Metric, Note, RunHistory
 from mlflow_stability.vocabulary.text import Meaning
 
+RecordedLine = tuple[int, EventLine]
+"""Number of the recording, and a line of its events."""
+_OUTCOMES = {"FINISHED": "finished", "FAILED": "crashed", "KILLED": "killed", "RUNNING": "running"}
+
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run says of itself."""
+    """What a run has beside metrics and artifacts."""
 
     source: str
     name: str
     status: str = ""
-    """MLflow's word for how it stands: ``RUNNING``, ``FINISHED``."""
+    """MLflow's word for its status: ``RUNNING``, ``FINISHED``."""
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-_ENDINGS = {"FINISHED": "finished", "FAILED": "crashed", "KILLED": "killed", "RUNNING": "running"}
-
-
-def recorded_history(facts: RunFacts, record: RunRecord, said: Sequence[tuple[int, Said]]) -> RunHistory:
-    """The history of a run whose full record is there."""
+def recorded_history(facts: RunFacts, record: RunRecord, lines: Sequence[RecordedLine]) -> RunHistory:
+    """Return the history of a run whose full record is there."""
     pairs, attempts = np.unique(np.stack([record.recording, record.attempt], axis=1), axis=0, return_inverse=True)
     attempts = attempts.reshape(-1).astype(np.int64)
     number_of = {(int(recording), int(attempt)): number for number, (recording, attempt) in enumerate(pairs)}
     steps = int(np.count_nonzero(np.diff(record.step)) + 1)
-    outcome, detail = ending(facts, said)
+    share = "the full record" if record.every == 1 else f"every {record.every:,}th value of the full record"
+    outcome, detail = ending(facts, lines)
     return RunHistory(
         source=facts.source,
         name=facts.name,
         format="recorded",
-        basis=f"{_share(record)} ({len(record):,} values of {steps:,} steps)",
+        basis=f"{share} ({len(record):,} values of {steps:,} steps)",
         metrics=tuple(_metrics(record, attempts)),
-        events=events_of(said, number_of),
-        gaps=gaps_of(said),
+        events=events_of(lines, number_of),
+        gaps=gaps_of(lines),
         outcome=outcome,
         outcome_detail=detail,
-        params={**settings_of(said), **facts.params},
-        tags={**notes_of(said), **facts.tags},
+        params={**settings_of(lines), **facts.params},
+        tags={**notes_of(lines), **facts.tags},
     )
 
 
-def _share(record: RunRecord) -> str:
-    return "the full record" if record.every == 1 else f"every {record.every:,}th value of the full record"
+def _metrics(record: RunRecord, attempts: NDArray[np.int64]) -> Iterator[Metric]:
+    rows = np.argsort(record.signal, kind="stable")
+    counts = np.bincount(record.signal, minlength=len(record.signals))
+    for signal, count, end in zip(record.signals, counts, np.cumsum(counts), strict=True):
+        own = rows[end - count : end]
+        series = Series(signal, record.step[own].astype(np.int64), record.value[own], attempts[own], record.time[own])
+        yield Metric(str(signal), Meaning(signal.quantity, signal.place, known=True), series)
 
 
 def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:
-    """The history of a run in MLflow's file layout; None where nothing of ours lies in its artifacts."""
+    """Return the history of a run in MLflow's file layout; None if it has no record."""
     artifacts = folder / "artifacts"
-    parts = [each for folder in RECORD_FOLDERS for each in _sorted(artifacts / folder, part_order)]
+    parts = _sorted_files(artifacts, RECORD_FOLDERS, part_order)
     if not parts:
         return None
-    said: list[tuple[int, Said]] = []
+    lines: list[RecordedLine] = []
     left_out: list[str] = []
-    events = [each for folder in EVENTS_FOLDERS for each in _sorted(artifacts / folder, events_order)]
-    for (recording, _), file in events:
-        for number, line in enumerate(lines_in(file.read_bytes().decode("utf-8", "replace")), start=1):
+    for (recording, _), file in _sorted_files(artifacts, EVENTS_FOLDERS, events_order):
+        for number, text in enumerate(lines_in(file.read_bytes().decode("utf-8", "replace")), start=1):
             try:
-                each = read_line(line)
-            except ValueError:  # of a run that is still being written, the last one
+                line = read_line(text)
+            except ValueError:  # the last line of a run that is still being written
                 left_out.append(f"line {number} of {file.relative_to(artifacts)}")
                 continue
-            if each is not None:
-                said.append((recording, each))
+            if line is not None:
+                lines.append((recording, line))
     record = []
     for _, file in parts:
         try:
             record.append(read_part(file))
         except (pa.ArrowException, ValueError, KeyError, TypeError):
             left_out.append(f"{file.relative_to(artifacts)}")
-    return with_gaps_told(recorded_history(facts, joined(record), said), left_out) if record else None
+    return with_left_out(recorded_history(facts, joined(record), lines), left_out) if record else None
 
 
-def with_gaps_told(history: RunHistory, left_out: Sequence[str]) -> RunHistory:
-    """The history with a remark on what could not be read of it."""
+def _sorted_files(
+    artifacts: Path, folders: Sequence[str], order: Callable[[str], tuple[int, int] | None]
+) -> list[tuple[tuple[int, int], Path]]:
+    files = []
+    for folder in folders:
+        paths = (artifacts / folder).iterdir() if (artifacts / folder).is_dir() else ()
+        files += sorted((place, file) for file in paths if (place := order(file.name)) is not None)
+    return files
+
+
+def with_left_out(history: RunHistory, left_out: Sequence[str]) -> RunHistory:
+    """Add a note on what could not be read."""
     if not left_out:
         return history
     more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-    note = f"{DAMAGED}: {left_out[0]}{more}."
-    return replace(history, notes=(*history.notes, note))
+    return replace(history, notes=(*history.notes, f"{DAMAGED}: {left_out[0]}{more}."))
 
 
 def with_metrics_of_the_script(history: RunHistory, metrics: Iterable[Metric]) -> RunHistory:
-    """The history with what the script logged itself; a metric that we measured or heard too is marked as the same."""
-    ours = {metric.series.signal: metric.name for metric in history.metrics}
-    numbers, begins = _begins(history.metrics)
-    theirs = []
-    for each in metrics:
-        if parse_key(each.name) is None:
-            same = ours.get(each.series.signal) or _heard_as(each, history.of("val_loss"))
-            series = _in_attempts(each.series, numbers, begins)
-            meaning = replace(each.meaning, duplicate_of=same)
-            theirs.append(replace(each, meaning=meaning, series=series, of_the_script=True))
-    return replace(history, metrics=(*history.metrics, *theirs))
+    """Add what the script logged itself; a metric that was recorded too is marked as a duplicate."""
+    recorded = {metric.series.signal: metric.name for metric in history.metrics}
+    numbers, starts = _starts_of_attempts(history.metrics)
+    added = []
+    for metric in metrics:
+        if parse_key(metric.name) is None:
+            same = recorded.get(metric.series.signal) or _recorded_as(metric, history.of("val_loss"))
+            series = _in_attempts(metric.series, numbers, starts)
+            meaning = replace(metric.meaning, duplicate_of=same)
+            added.append(replace(metric, meaning=meaning, series=series, of_the_script=True))
+    return replace(history, metrics=(*history.metrics, *added))
 
 
-def _begins(metrics: Iterable[Metric]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The attempts of a record, and when the first value of each was measured."""
+def _starts_of_attempts(metrics: Iterable[Metric]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the attempts of a record, and the time of the first value of each."""
     first: dict[int, float] = {}
     for series in (metric.series for metric in metrics if len(metric.series)):
         for at in (0, *(np.flatnonzero(np.diff(series.attempts)) + 1).tolist()):
             number, time = int(series.attempts[at]), float(series.times[at])
             first[number] = min(time, first.get(number, time))
     numbers = sorted(first)
-    return np.array(numbers, np.int64), np.array([first[each] for each in numbers], np.float64)
+    return np.array(numbers, np.int64), np.array([first[number] for number in numbers], np.float64)
 
 
-def _in_attempts(series: Series, numbers: NDArray[np.int64], begins: NDArray[np.float64]) -> Series:
-    """What the script logged, by the attempts of the record: of a rollback a script that only counts on knows nothing.
+def _in_attempts(series: Series, numbers: NDArray[np.int64], starts: NDArray[np.float64]) -> Series:
+    """Assign what the script logged to the attempts of the record.
 
-    All in one attempt, its values would reach across every rollback, which would look like a restart.
+    A script that counts on through a rollback has one attempt, whose values would look like a restart.
     """
-    if len(numbers) < 2 or series.attempts.any() or not (np.diff(begins) > 0).all():
+    if len(numbers) < 2 or series.attempts.any() or not (np.diff(starts) > 0).all():
         return series
-    at = np.searchsorted(begins, series.times, side="right") - 1
+    at = np.searchsorted(starts, series.times, side="right") - 1
     return replace(series, attempts=np.maximum.accumulate(numbers[np.maximum(at, 0)]))
 
 
-def _heard_as(metric: Metric, heard: Sequence[Metric]) -> str:
-    """Which validation loss of ours is this very one: beside names that came later it may go by another place by now.
+def _recorded_as(metric: Metric, recorded: Sequence[Metric]) -> str:
+    """Return the recorded validation loss with the same values, whose place differs if other names were logged later.
 
-    What was logged before the first step that we recorded was not heard.
+    What was logged before the first recorded step is not in the record.
     """
     values = metric.series.values
-    for each in heard if metric.meaning.quantity == "val_loss" else ():
-        known = each.series.values
-        if 0 < len(known) <= len(values) and np.array_equal(values[len(values) - len(known) :], known, equal_nan=True):
-            return each.name
+    for other in recorded if metric.meaning.quantity == "val_loss" else ():
+        own = other.series.values
+        if 0 < len(own) <= len(values) and np.array_equal(values[len(values) - len(own) :], own, equal_nan=True):
+            return other.name
     return ""
 
 
-def ending(facts: RunFacts, said: Sequence[tuple[int, Said]]) -> tuple[str, str]:
-    """How the last of its recordings ended, and the detail."""
-    closings = [each for _, each in said if isinstance(each, Closing)]
-    if closings:
-        return closings[-1].outcome, closings[-1].detail
-    said_by_tags = process_end(facts.tags)
-    return said_by_tags if said_by_tags[0] else (_ENDINGS.get(facts.status, ""), "")
+def ending(facts: RunFacts, lines: Sequence[RecordedLine]) -> tuple[str, str]:
+    """Return how the last recording ended, and the detail."""
+    closing = next((line for _, line in reversed(lines) if isinstance(line, Closing)), None)
+    if closing is not None:
+        return closing.outcome, closing.detail
+    outcome, detail = process_end(facts.tags)
+    return (outcome, detail) if outcome else (_OUTCOMES.get(facts.status, ""), "")
 
 
 def events_of(
-    said: Sequence[tuple[int, Said]], number_of: Mapping[tuple[int, int], int] | None = None
+    lines: Sequence[RecordedLine], number_of: Mapping[tuple[int, int], int] | None = None
 ) -> tuple[Finding, ...]:
-    """What was judged live, under the attempts of the history."""
-    found = []
-    for recording, each in said:
-        if isinstance(each, Finding):
-            attempt = each.attempt if number_of is None else number_of.get((recording, each.attempt), each.attempt)
-            found.append(replace(each, where=replace(each.where, attempt=attempt)))
-    return tuple(found)
+    """Return the recorded findings, under the attempts of the history."""
+    events = []
+    for recording, line in lines:
+        if isinstance(line, Finding):
+            attempt = line.attempt if number_of is None else number_of.get((recording, line.attempt), line.attempt)
+            events.append(replace(line, where=replace(line.where, attempt=attempt)))
+    return tuple(events)
 
 
-def notes_of(said: Sequence[tuple[int, Said]]) -> dict[str, str]:
-    """What was noted while it trained, as tags: in version 0.1 they were tags of the run."""
-    return {f"{OURS}{each.key}": each.value for _, each in said if isinstance(each, Note)}
+def notes_of(lines: Sequence[RecordedLine]) -> dict[str, str]:
+    """Return notes as tags, which they were in version 0.1."""
+    return {f"{PREFIX}{line.key}": line.value for _, line in lines if isinstance(line, Note)}
 
 
-def settings_of(said: Sequence[tuple[int, Said]]) -> dict[str, str]:
-    """What was set when it began, as parameters: of these a run of ours has only those that people choose."""
-    facts = [each for _, each in said if isinstance(each, Fact)]
-    return {f"{OURS}{each.key}": each.value for each in reversed(facts)}
+def settings_of(lines: Sequence[RecordedLine]) -> dict[str, str]:
+    """Return settings as parameters; of those, a run itself has only what people choose. The first recording counts."""
+    return {f"{PREFIX}{line.key}": line.value for _, line in reversed(lines) if isinstance(line, Fact)}
 
 
-def gaps_of(said: Sequence[tuple[int, Said]]) -> tuple[Gap, ...]:
-    """The steps that could not be recorded."""
-    return tuple(each for _, each in said if isinstance(each, Gap))
-
-
-def _metrics(record: RunRecord, attempts: NDArray[np.int64]) -> Iterable[Metric]:
-    rows = np.argsort(record.signal, kind="stable")
-    ends = np.cumsum(np.bincount(record.signal, minlength=len(record.signals)))
-    begin = 0
-    for signal, end in zip(record.signals, ends.tolist(), strict=True):
-        mine = rows[begin:end]
-        begin = end
-        series = Series(
-            signal, record.step[mine].astype(np.int64), record.value[mine], attempts[mine], record.time[mine]
-        )
-        yield Metric(str(signal), Meaning(signal.quantity, signal.place, known=True), series)
-
-
-def _sorted(folder: Path, order: Callable[[str], tuple[int, int] | None]) -> list[tuple[tuple[int, int], Path]]:
-    if not folder.is_dir():
-        return []
-    return sorted((place, file) for file in folder.iterdir() if (place := order(file.name)) is not None)
+def gaps_of(lines: Sequence[RecordedLine]) -> tuple[Gap, ...]:
+    """Return the steps that could not be recorded."""
+    return tuple(line for _, line in lines if isinstance(line, Gap))

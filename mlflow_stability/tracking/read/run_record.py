@@ -1,18 +1,24 @@
-"""The record of a run as columns: one row per observation, in the order of measurement.
-
-Integers that SQLite returns as eight bytes are decoded: a script that logs ``step=numpy.int64(5)`` into a SQLite
-store gets a blob for a step, and MLflow returns it as bytes.
-"""
+"""The record of a run as columns: one row per value, in the order of measurement; a long one can be thinned."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Finding
+
+STEPS_AROUND = 100
+"""Number of steps before and after an event, and at both ends of the record, that are kept whole."""
+EVENTS_OF_A_KIND = 5
+"""Number of events of each kind whose surroundings are kept."""
+MIN_VALUES = 2000
+"""A signal with fewer values than this in a part is kept whole."""
+_MAX_EVERY = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,13 +26,13 @@ class RunRecord:
     """Arrays of equal length."""
 
     signals: tuple[Signal, ...]
-    """The signals there are, in the order in which they were first seen."""
+    """In the order in which they first appeared."""
     recording: NDArray[np.int32]
     attempt: NDArray[np.int32]
     step: NDArray[np.int64]
     time: NDArray[np.float64]
     signal: NDArray[np.int32]
-    """Which of `signals`."""
+    """Index into `signals`."""
     value: NDArray[np.float64]
     complete: bool = True
     """Whether this is every value that was measured; False: only the points of MLflow's metric tables are left."""
@@ -36,18 +42,23 @@ class RunRecord:
     def __len__(self) -> int:
         return len(self.value)
 
+    def rows(self, rows: NDArray[np.bool_]) -> RunRecord:
+        """Return some of the rows."""
+        names = ("recording", "attempt", "step", "time", "signal", "value")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+
     def readings(self, recording: int | None = None) -> Iterator[StepReading]:
-        """The rows as they were journalled, of one recording or of all: line by line, for trainings side by side have
-        several in a step, each with a time of its own.
+        """Yield the rows as they were journalled, of one recording or of all.
+
+        Trainings side by side have several readings in a step, each with a time of its own.
         """
         rows = np.arange(len(self)) if recording is None else np.flatnonzero(self.recording == recording)
         if not len(rows):
             return
-        where = np.stack([self.recording[rows], self.attempt[rows], self.step[rows]])
-        is_new = np.any(np.diff(where, axis=1) != 0, axis=0) | (np.diff(self.time[rows]) != 0)
-        starts = np.flatnonzero(is_new) + 1
+        place = np.stack([self.recording[rows], self.attempt[rows], self.step[rows]])
+        is_new = np.any(np.diff(place, axis=1) != 0, axis=0) | (np.diff(self.time[rows]) != 0)
         layouts: dict[bytes, tuple[Signal, ...]] = {}
-        for block in np.split(rows, starts):
+        for block in np.split(rows, np.flatnonzero(is_new) + 1):
             codes = self.signal[block]
             layout = layouts.get(codes.tobytes())
             if layout is None:
@@ -63,26 +74,80 @@ class RunRecord:
 
 
 def joined(records: list[RunRecord]) -> RunRecord:
-    """Several records as one, their signals numbered anew."""
+    """Return several records as one, with one numbering of signals."""
     numbers: dict[Signal, int] = {}
     codes = []
     for record in records:
-        known = np.array([numbers.setdefault(signal, len(numbers)) for signal in record.signals], np.int32)
-        codes.append(known[record.signal])
+        number_of = np.array([numbers.setdefault(signal, len(numbers)) for signal in record.signals], np.int32)
+        codes.append(number_of[record.signal])
     return RunRecord(
         tuple(numbers),
-        np.concatenate([each.recording for each in records]),
-        np.concatenate([each.attempt for each in records]),
-        np.concatenate([each.step for each in records]),
-        np.concatenate([each.time for each in records]),
+        np.concatenate([record.recording for record in records]),
+        np.concatenate([record.attempt for record in records]),
+        np.concatenate([record.step for record in records]),
+        np.concatenate([record.time for record in records]),
         np.concatenate(codes),
-        np.concatenate([each.value for each in records]),
-        all(each.complete for each in records),
+        np.concatenate([record.value for record in records]),
+        all(record.complete for record in records),
     )
 
 
 def whole_number(stored: int | float | bytes) -> int:
-    """A step or a time of a metric's point, as the script meant it."""
+    """Return a step or time of a metric's point as an integer.
+
+    A script that logs ``step=numpy.int64(5)`` into a SQLite store writes a blob, which MLflow returns as bytes.
+    """
     if isinstance(stored, bytes):
         return int.from_bytes(stored, "little", signed=True)
     return int(stored)
+
+
+class RecordThinner:
+    """Reads a record of any length, part by part, into bounded memory.
+
+    Of signals with many values, every second, fourth, ... is kept, until about `max_values` are left. Guarantees:
+    values around events, the first and the last ones are all kept; the same parts give the same record.
+    """
+
+    def __init__(self, max_values: int, events: Iterable[Finding]) -> None:
+        self._max_values = max_values
+        self._every = 1
+        self._parts: list[RunRecord] = []
+        counts: Counter[str] = Counter()
+        steps = []
+        for event in events:
+            counts[event.kind] += 1
+            if counts[event.kind] <= EVENTS_OF_A_KIND:
+                steps.append(event.step)
+        self._event_steps = np.unique(np.asarray(steps, np.int64))
+
+    def add(self, part: RunRecord) -> None:
+        """Add the next part."""
+        self._parts.append(self._thinned(part, self._every))
+        while sum(map(len, self._parts)) > self._max_values and self._every < _MAX_EVERY:
+            self._every *= 2
+            self._parts = [self._thinned(kept, 2) for kept in self._parts]
+
+    def record(self) -> RunRecord | None:
+        """Return the whole record; None if there was no part."""
+        return replace(joined(self._parts), every=self._every) if self._parts else None
+
+    def _thinned(self, part: RunRecord, every: int) -> RunRecord:
+        if every == 1 or not len(part):
+            return part
+        rows = np.argsort(part.signal, kind="stable")
+        counts = np.bincount(part.signal, minlength=len(part.signals))
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        ordinal = np.empty(len(part), np.int64)
+        ordinal[rows] = np.arange(len(part)) - starts
+        return part.rows((ordinal % every == 0) | (counts[part.signal] < MIN_VALUES) | self._is_near(part.step))
+
+    def _is_near(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which steps are around an event, or at an end of their part."""
+        near: NDArray[np.bool_] = (steps < steps[0] + STEPS_AROUND) | (steps > steps[-1] - STEPS_AROUND)
+        if len(self._event_steps):
+            place = np.searchsorted(self._event_steps, steps)
+            after = self._event_steps[np.minimum(place, len(self._event_steps) - 1)]
+            before = self._event_steps[np.maximum(place - 1, 0)]
+            near |= (np.abs(after - steps) <= STEPS_AROUND) | (np.abs(steps - before) <= STEPS_AROUND)
+        return near

@@ -1,14 +1,14 @@
-"""Finds the runs of an experiment, and looks at runs without reading their metrics.
+"""Find runs: those of an experiment, or by name, id or time, without reading their metrics.
 
-In: the name or id of an experiment, a filter in MLflow's syntax, and how many runs are wanted; or run ids. Out: a
-`RunHead` each, the newest first. Guarantees: as many as are wanted, however many pages the store gives them in, and no
-page more; what cannot be found is told in one sentence; reports that we put into an experiment are no runs of it.
+Guarantees: runs come newest first, and no page is fetched that is not needed; deleted runs and runs that hold a
+comparison are left out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -17,93 +17,133 @@ from mlflow.entities import Experiment, Run, ViewType
 
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.store.address import strip_credentials
-from mlflow_stability.tracking.store.reachable_client import answering_client, experiment_by_id
+from mlflow_stability.tracking.store.client import answering_client, experiment_by_id
 from mlflow_stability.tracking.store.store_errors import store_trouble
 from mlflow_stability.tracking.tag_names import COMPARISON
-from mlflow_stability.vocabulary.run import RunHead
+from mlflow_stability.vocabulary.run import FoundRun, RunHead
 
-PAGE, LARGEST_PAGE = 50, 1000
-"""Runs that are asked for at first and at most: each comes with all of its parameters, tags and last values."""
-QUICK_PAGE = 3.0
-"""Seconds; after a page that took less, twice as many runs are asked for: for each page a server sorts all runs."""
-LARGEST_STORE = 1 << 62
-"""More runs than any store has."""
-_OVER = frozenset({"FINISHED", "FAILED", "KILLED"})
+PAGE, MAX_PAGE = 50, 1000
+"""Number of runs of the first page and of later ones at most: each comes with all its parameters, tags and values."""
+QUICK_SECONDS = 3.0
+"""After a page that took less, twice as many runs are asked for: a server sorts all runs for each page."""
+MAX_NAMED, MAX_ALIKE = 50, 1000
+"""Number of runs of one name, and of runs whose names are like it, at most."""
+_ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
+_ID_PREFIX = re.compile(r"[0-9a-fA-F]{1,32}")
 
 
 def runs_of_experiment(
     experiment: str, condition: str = "", tracking_uri: str | None = None, most: int | None = None
 ) -> list[RunHead]:
-    """The newest `most` runs of an experiment, or all, that meet a condition such as ``params.lr = '0.1'``."""
+    """Return the newest `most` runs of an experiment, or all, that meet a condition such as ``params.lr = '0.1'``."""
     client = answering_client(tracking_uri)
-    found = _experiment(client, experiment)
-    runs = searched_runs(client, [found.experiment_id], condition, f"search the runs of experiment {experiment}", most)
+    experiment_id = _experiment(client, experiment).experiment_id
+    runs = _search(client, [experiment_id], condition, f"search the runs of experiment {experiment}", most)
     return [_head(run, client) for run in runs]
 
 
-def searched_runs(
-    client: MlflowClient, experiments: Sequence[str], condition: str, what: str, most: int | None = None
+def head_of(run_id: str, tracking_uri: str | None = None) -> RunHead:
+    """Return one run by its id."""
+    return head_by(answering_client(tracking_uri), run_id)
+
+
+def head_by(client: MlflowClient, run_id: str) -> RunHead:
+    """Return one run by its id, with a given client."""
+    with store_trouble(f"read run {run_id}"):
+        return _head(client.get_run(run_id), client)
+
+
+def runs_called(text: str, tracking_uri: str | None = None) -> list[FoundRun]:
+    """Return the runs of this name in all experiments; without any, those whose id begins so."""
+    client = answering_client(tracking_uri)
+    quote = '"' if "'" in text else "'"
+    if quote not in text:
+        runs = _search_all(client, f"attributes.run_name = {quote}{text}{quote}")
+    else:
+        # MLflow's filters have no escapes; `_` matches any character, so other names are found as well.
+        pattern = text.replace("'", "_").replace('"', "_")
+        alike = _search_all(client, f"attributes.run_name LIKE '{pattern}'", MAX_ALIKE)
+        runs = [run for run in alike if run.name == text][:MAX_NAMED]
+    if not runs and _ID_PREFIX.fullmatch(text):
+        runs = _search_all(client, f"attributes.run_id LIKE '{text.lower()}%'")
+    return runs
+
+
+def newest_runs(count: int, tracking_uri: str | None = None) -> list[FoundRun]:
+    """Return the runs of all experiments that were started last."""
+    return _search_all(answering_client(tracking_uri), "", count)
+
+
+def _search_all(client: MlflowClient, condition: str, most: int = MAX_NAMED) -> list[FoundRun]:
+    """Search the runs of all experiments."""
+    experiments: dict[str, str] = {}
+    token: str | None = ""
+    while token is not None:
+        with store_trouble("list the experiments"):
+            page = client.search_experiments(ViewType.ACTIVE_ONLY, page_token=token or None)
+        experiments |= {str(experiment.experiment_id): str(experiment.name) for experiment in page}
+        token = page.token or None
+    if not experiments:
+        return []
+    return [
+        FoundRun(
+            str(run.info.run_id),
+            str(run.info.run_name or ""),
+            experiments.get(str(run.info.experiment_id), str(run.info.experiment_id)),
+            str(run.info.status),
+            (run.info.start_time or 0) / 1000,
+        )
+        for run in _search(client, list(experiments), condition, "search the runs of all experiments", most)
+    ]
+
+
+def _search(
+    client: MlflowClient, experiments: Sequence[str], condition: str, doing: str, most: int | None = None
 ) -> Iterator[Run]:
-    """Runs that are asked for page by page, the newest first; no page is asked for that is not needed."""
+    """Yield runs page by page, newest first."""
     token: str | None = None
-    size, left = PAGE, LARGEST_STORE if most is None else most
-    while left > 0:
+    size, count = PAGE, 0
+    while most is None or count < most:
         began = time.monotonic()
-        with store_trouble(what):
-            page = client.search_runs(
-                list(experiments),
-                condition,
-                ViewType.ACTIVE_ONLY,
-                min(size, left + 1),  # one may be a report of ours
-                ["attributes.start_time DESC"],
-                token,
-            )
-        if time.monotonic() - began < QUICK_PAGE:
-            size = min(2 * size, LARGEST_PAGE)
+        limit = size if most is None else min(size, most - count + 1)  # one may be a comparison
+        order = ["attributes.start_time DESC"]
+        with store_trouble(doing):
+            page = client.search_runs(list(experiments), condition, ViewType.ACTIVE_ONLY, limit, order, token)
+        if time.monotonic() - began < QUICK_SECONDS:
+            size = min(2 * size, MAX_PAGE)
         for run in page:
-            if left > 0 and COMPARISON not in run.data.tags:
-                left -= 1
+            if COMPARISON not in run.data.tags and (most is None or count < most):
+                count += 1
                 yield run
         token = page.token
         if not token:
             return
 
 
-def head_of(run_id: str, tracking_uri: str | None = None) -> RunHead:
-    """One run, by its id."""
-    return head_by(answering_client(tracking_uri), run_id)
-
-
-def head_by(client: MlflowClient, run_id: str) -> RunHead:
-    """One run, by its id, for those who have a client."""
-    with store_trouble(f"read run {run_id}"):
-        return _head(client.get_run(run_id), client)
-
-
-def _experiment(client: MlflowClient, asked: str) -> Experiment:
-    """By name; else by id, which are digits."""
-    with store_trouble(f"look for experiment {asked}"):
-        found = client.get_experiment_by_name(asked) or experiment_by_id(client, asked)
-        if found is None:
-            names = [each.name for each in client.search_experiments(ViewType.ACTIVE_ONLY, max_results=6)]
-            there = f" Available: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}." if names else ""
-            raise RunNotFoundError(f"No experiment {asked!r}.{there}")
-    if found.lifecycle_stage == "deleted":
+def _experiment(client: MlflowClient, name: str) -> Experiment:
+    """Return an experiment by its name, else by its id."""
+    with store_trouble(f"look for experiment {name}"):
+        experiment = client.get_experiment_by_name(name) or experiment_by_id(client, name)
+        if experiment is None:
+            names = [other.name for other in client.search_experiments(ViewType.ACTIVE_ONLY, max_results=6)]
+            available = f" Available: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}." if names else ""
+            raise RunNotFoundError(f"No experiment {name!r}.{available}")
+    if experiment.lifecycle_stage == "deleted":
         raise RunNotFoundError(
-            f"Experiment {asked!r} was deleted. Restore it with `mlflow experiments restore -x "
-            f"{found.experiment_id}` before MLflow's garbage collection."
+            f"Experiment {name!r} was deleted. Restore it with `mlflow experiments restore -x "
+            f"{experiment.experiment_id}` before MLflow's garbage collection."
         )
-    return found
+    return experiment
 
 
 def _head(run: Run, client: MlflowClient) -> RunHead:
-    """With the last point of each metric, whose step grows also where the value stays."""
+    """Return a run with a hash of its state; the last step of a metric grows even where its value stays."""
     info, data = run.info, run.data
-    known = [strip_credentials(client.tracking_uri), info.status, info.end_time, info.lifecycle_stage, info.run_name]
+    status = [strip_credentials(client.tracking_uri), info.status, info.end_time, info.lifecycle_stage, info.run_name]
     try:
-        last = sorted((each.key, each.step, each.timestamp, each.value) for each in data.to_proto().metrics)
-    except TypeError:  # NumPy's integers, of which SQLite makes blobs that no message of MLflow holds
+        last = sorted((metric.key, metric.step, metric.timestamp, metric.value) for metric in data.to_proto().metrics)
+    except TypeError:  # NumPy integers, which SQLite returns as bytes, do not fit into MLflow's messages
         last = sorted((key, 0, 0, value) for key, value in data.metrics.items())
-    said = [last, *(sorted(each.items()) for each in (data.params, data.tags))]
-    state = hashlib.sha256(json.dumps([known, said], default=str).encode()).hexdigest()
-    return RunHead(str(info.run_id), str(info.run_name or info.run_id), info.status in _OVER, state)
+    content = [last, sorted(data.params.items()), sorted(data.tags.items())]
+    state = hashlib.sha256(json.dumps([status, content], default=str).encode()).hexdigest()
+    return RunHead(str(info.run_id), str(info.run_name or info.run_id), info.status in _ENDED, state)

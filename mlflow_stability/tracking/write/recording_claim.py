@@ -1,8 +1,8 @@
-"""Reserves the number and section of a recording in a run.
+"""Reserve the number, section and step offset of a recording in a run.
 
-In: the run's writer and the recording. Out: its number, its section, its step offset. Guarantees: the same recording
-always gets the same place; two recordings never share one, however many come at once; a process that counts from 1
-again writes no step twice; a process that records again into the same run continues, it is no second process.
+Guarantees: the same recording always gets the same place; two recordings never share one, however many come at once; a
+process that counts from 1 again writes no step twice; a process that records again into the same run continues in its
+section.
 
 The tag `mlflow.stability.recording.<id>` holds a JSON object: number, progress, time. Each recording writes its own tag
 only. A tracking store can only set and read tags, so numbers are given out by Lamport's bakery algorithm:
@@ -25,6 +25,9 @@ from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Opening
 
 LIVE_SECONDS = 30.0
+CHOOSING_SECONDS = 20.0  # a recording that chooses for longer was killed
+POLL_SECONDS = 0.1
+MAX_ATTEMPTS = 50
 CHOOSING = -1
 _NAME = re.compile(r"(?:mlflow\.)?stability\.recording\.[\w\-]+")  # without `mlflow.` in runs of version 0.1
 
@@ -39,7 +42,7 @@ class RecordingTag:
     host: str = ""
     pid: int = 0
     settled: bool = False
-    """Nobody else can have the same number any more."""
+    """Whether no other recording can get the same number any more."""
     state: str = "live"
     """`live` or `ended`."""
     first_step: int = 0
@@ -51,86 +54,81 @@ class RecordingTag:
     offset: int = 0
     """What was added to its steps, because the run had those already."""
     events: dict[str, int] = field(default_factory=dict)
-    """How many events of which severity."""
+    """Number of events by severity."""
     rollbacks: int = 0
     skipped: int = 0
     job: str = ""
     """The launcher's job that it is an attempt of."""
     restarts: int = 0
-    """How many attempts of the job there were before."""
+    """Number of attempts of the job before it."""
 
     @property
     def key(self) -> str:
-        """The key of the tag, by which the run of the recording is found again."""
+        """The key of the tag, by which the run of a recording is found again."""
         return tag_name(self.id)
 
     def lives(self, now: float) -> bool:
-        """Whether its process is still at work, as far as one can tell from here."""
+        """Return whether its process seems to be running."""
         return self.state == "live" and now - self.time < LIVE_SECONDS
 
     def text(self) -> str:
-        """The value of the tag."""
+        """Return the value of the tag."""
         return json.dumps(asdict(self))
 
 
 def tag_name(recording: str) -> str:
-    """The key of the tag of a recording."""
+    """Return the key of the tag of a recording."""
     return f"{FOR_PROGRAMS}recording.{recording}"
 
 
 def tags_of_recordings(tags: Mapping[str, str]) -> list[RecordingTag]:
-    """What a run knows of its recordings; a tag that somebody else has written over is passed over."""
-    known = {each.name for each in fields(RecordingTag)}
-    found = []
-    for key, value in tags.items():
+    """Return the tags of all recordings in a run; one that was overwritten by other code is left out."""
+    names = {field.name for field in fields(RecordingTag)}
+    recordings = []
+    for key, text in tags.items():
         if _NAME.fullmatch(key) is None:
             continue
         try:
-            said = json.loads(value)
-            found.append(RecordingTag(**{key: said[key] for key in said if key in known}))
+            values = json.loads(text)
+            recordings.append(RecordingTag(**{name: values[name] for name in values if name in names}))
         except (ValueError, TypeError):
             continue
-    return sorted(found, key=lambda tag: (tag.number, tag.id))
+    return sorted(recordings, key=lambda tag: (tag.number, tag.id))
 
 
 def recordings_in(tags: Mapping[str, str]) -> dict[int, RecordingTag]:
-    """The recordings of a run, by number."""
+    """Return the recordings of a run by number."""
     return {tag.number: tag for tag in tags_of_recordings(tags) if tag.number != CHOOSING}
 
 
-_ATTEMPTS = 50
-_POLL_SECONDS = 0.1
-_CHOOSING_SECONDS = 20.0  # who chooses for longer has died over it
-
-
 def claim_place(writer: RunWriter, opening: Opening) -> RecordingTag:
-    """The place of this recording in its run, as its tag says it."""
-    mine = next((tag for tag in tags_of_recordings(writer.tags()) if tag.id == opening.recording), None)
-    if mine is not None and mine.number != CHOOSING and mine.settled:
-        return mine
+    """Return the place of this recording in its run."""
+    own = next((tag for tag in tags_of_recordings(writer.tags()) if tag.id == opening.recording), None)
+    if own is not None and own.number != CHOOSING and own.settled:
+        return own
     if opening.restarts:
-        await_attempts_before(writer, opening)
-    for _ in range(_ATTEMPTS):
-        _say(writer, RecordingTag(opening.recording, CHOOSING, opening.host, opening.pid, time=time.time()))
+        _await_attempts_before(writer, opening)
+    for _ in range(MAX_ATTEMPTS):
+        _set(writer, RecordingTag(opening.recording, CHOOSING, opening.host, opening.pid, time=time.time()))
         others = _others(writer, opening)
         number = max((tag.number for tag in others), default=-1) + 1
-        mine = place_among([tag for tag in others if tag.number != CHOOSING], number, opening, time.time())
-        _say(writer, mine)
-        if not _lost(writer, opening, number):
-            mine = replace(mine, settled=True)
-            _say(writer, mine)
-            return mine
-    raise TrackingError(f"Run {writer.run_id}: could not reserve a recording number in {_ATTEMPTS} attempts.")
+        own = place_among([tag for tag in others if tag.number != CHOOSING], number, opening, time.time())
+        _set(writer, own)
+        if not _is_lost(writer, opening, number):
+            own = replace(own, settled=True)
+            _set(writer, own)
+            return own
+    raise TrackingError(f"Run {writer.run_id}: could not reserve a recording number in {MAX_ATTEMPTS} attempts.")
 
 
-def place_among(known: list[RecordingTag], number: int, opening: Opening, now: float) -> RecordingTag:
-    """The tag of a newcomer: beside recordings that are still being written, behind those that have ended.
+def place_among(others: list[RecordingTag], number: int, opening: Opening, now: float) -> RecordingTag:
+    """Return the tag of a new recording: beside recordings that are being written, after those that have ended.
 
     An earlier recording of the same process has ended, though its courier may still deliver it.
     """
-    living = [tag for tag in known if tag.lives(now) and not _goes_before(tag, opening)]
-    beside_others = bool(living)
-    ended_at = max((tag.last_step for tag in known if tag not in living), default=0)
+    living = [tag for tag in others if tag.lives(now) and tag.id not in opening.earlier]
+    living = [tag for tag in living if not _is_attempt_before(tag, opening)]
+    ended_at = max((tag.last_step for tag in others if tag not in living), default=0)
     return RecordingTag(
         id=opening.recording,
         number=number,
@@ -138,55 +136,51 @@ def place_among(known: list[RecordingTag], number: int, opening: Opening, now: f
         pid=opening.pid,
         first_step=opening.first_step,
         time=now,
-        section=section_of(number + 1) if beside_others else section_of(1),
+        section=section_of(number + 1) if living else section_of(1),
         offset=ended_at if opening.first_step <= ended_at else 0,
         job=opening.job,
         restarts=opening.restarts,
     )
 
 
-def _goes_before(tag: RecordingTag, opening: Opening) -> bool:
-    return tag.id in opening.earlier or is_attempt_before(tag, opening)
-
-
 def earlier_left(tags: Mapping[str, str], opening: Opening, now: float) -> int:
-    """How many earlier recordings of the same process have not arrived in the run, for which this one should wait.
+    """Return the number of earlier recordings of the same process that this one should wait for.
 
-    One that has no place yet would get a number behind this one; the findings of one that is still being delivered
-    would be missing from the outcome.
+    One without a place would get a number after this one; the findings of one that is being delivered would be missing
+    from the outcome.
     """
-    there = {tag.id: tag for tag in tags_of_recordings(tags)}
-    return sum(each not in there or there[each].lives(now) for each in opening.earlier)
+    recordings = {tag.id: tag for tag in tags_of_recordings(tags)}
+    return sum(earlier not in recordings or recordings[earlier].lives(now) for earlier in opening.earlier)
 
 
-def is_attempt_before(tag: RecordingTag, opening: Opening) -> bool:
-    """Whether its processes are gone: the launcher ends them before it begins the next attempt."""
+def _is_attempt_before(tag: RecordingTag, opening: Opening) -> bool:
+    """Return whether the launcher ended its processes before it began this attempt."""
     return bool(opening.job) and tag.job == opening.job and tag.restarts < opening.restarts
 
 
-def await_attempts_before(writer: RunWriter, opening: Opening) -> None:
-    """Wait until attempts before are delivered, for their steps come before ours; not for ever, if nobody delivers."""
+def _await_attempts_before(writer: RunWriter, opening: Opening) -> None:
+    """Wait until attempts before are delivered, because their steps come first; give up if no courier delivers them."""
     until = time.monotonic() + LIVE_SECONDS
     while time.monotonic() < until:
-        tags = [tag for tag in tags_of_recordings(writer.tags()) if is_attempt_before(tag, opening)]
+        tags = [tag for tag in tags_of_recordings(writer.tags()) if _is_attempt_before(tag, opening)]
         if not any(tag.lives(time.time()) for tag in tags):
             return
-        time.sleep(5 * _POLL_SECONDS)
+        time.sleep(5 * POLL_SECONDS)
 
 
-def _lost(writer: RunWriter, opening: Opening, number: int) -> bool:
-    """Whether somebody whose name comes first has chosen the same number, once all have chosen."""
+def _is_lost(writer: RunWriter, opening: Opening, number: int) -> bool:
+    """Return whether a recording whose name comes first has the same number, once all have chosen."""
     while True:
         others = _others(writer, opening)
         now = time.time()
-        if not any(tag.number == CHOOSING and now - tag.time < _CHOOSING_SECONDS for tag in others):
+        if not any(tag.number == CHOOSING and now - tag.time < CHOOSING_SECONDS for tag in others):
             return any(tag.number == number and (tag.settled or tag.id < opening.recording) for tag in others)
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _others(writer: RunWriter, opening: Opening) -> list[RecordingTag]:
     return [tag for tag in tags_of_recordings(writer.tags()) if tag.id != opening.recording]
 
 
-def _say(writer: RunWriter, tag: RecordingTag) -> None:
+def _set(writer: RunWriter, tag: RecordingTag) -> None:
     writer.set_tags({tag.key: tag.text()})

@@ -1,85 +1,93 @@
-"""Writes points, tags and files into one MLflow run, and starts its system metrics.
+"""Create runs and write points, tags, descriptions and files into one MLflow run.
 
-In: points, tags, files. Out: the same in the run; metrics ``system/…`` as `mlflow.enable_system_metrics_logging`
-gives them. Guarantees: sending the same points again changes nothing, because each keeps its time; one refused metric
-does not block the others; no method waits longer than one request; every failure is a `StabilityError` without
-credentials.
+Guarantees: sending the same points again changes nothing, because each keeps its time; one refused metric does not
+block the others; no method waits longer than one request; every failure is a `StabilityError` without credentials.
+After a kill between asking the server for a run and its answer, `find_run` returns that run. A kill while MLflow
+creates a new database leaves none behind.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, RunTag
+from mlflow.entities import Metric, Run, RunTag
 from mlflow.system_metrics import system_metrics_monitor
+from mlflow.tracking.default_experiment.registry import get_experiment_id
 
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.keys import metric_key
+from mlflow_stability.tracking.store.address import sqlite_file
 from mlflow_stability.tracking.store.store_errors import RefusedError, store_trouble
 from mlflow_stability.tracking.tag_names import DESCRIPTION
-from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
-from mlflow_stability.tracking.write.run_description import with_section
-from mlflow_stability.tracking.write.run_images import RunImages
+from mlflow_stability.tracking.write.run_files import RunCheckpoints, RunImages
 from mlflow_stability.tracking.write.run_params import RunParams
 from mlflow_stability.tracking.write.thinning import Point
 from mlflow_stability.vocabulary.measured import Signal
 
-_LONGEST_TAG = 5000  # the least that MLflow's stores take without cutting
-_GIVE_UP_AFTER = 3  # refusals of one key, after which it is not offered again
+HEADING = "### Training stability: "
+"""Start of the section in a run's description; one or a few words follow."""
+END = "*Kept up to date by mlflow-stability.*"
+"""End of the section."""
+LONGEST_DESCRIPTION = 8000
+"""What MLflow's stores keep of a description."""
+LONGEST_TAG = 5000  # what every store of MLflow takes without cutting
+MAX_REFUSALS = 3  # of one key, after which it is not sent again
+_SECTION = re.compile(rf"^{re.escape(HEADING)}.*?^{re.escape(END)}$", re.DOTALL | re.MULTILINE)
 
 
 class RunWriter:
-    """The way into one run."""
+    """Writer of one run."""
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self.run_id = run_id
         self.refused: dict[str, str] = {}
-        """What the store would not take, and why."""
+        """What the store refused, and why."""
         self._client = client
         self._keys: dict[tuple[str, Signal], str] = {}
         self._refusals: dict[str, int] = {}
 
     def log(self, points: Sequence[Point], section: str) -> None:
         """Send points as metrics."""
-        metrics = [
-            Metric(self._key(section, point.signal), float(point.value), round(point.time * 1000), point.step)
-            for point in points
-        ]
-        self._log([each for each in metrics if self._refusals.get(each.key, 0) < _GIVE_UP_AFTER])
+        metrics = []
+        for point in points:
+            key = self._keys.get((section, point.signal))
+            if key is None:
+                key = self._keys[section, point.signal] = metric_key(point.signal, section)
+            if self._refusals.get(key, 0) < MAX_REFUSALS:
+                metrics.append(Metric(key, float(point.value), round(point.time * 1000), point.step))
+        self._log(metrics)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags; one that is refused does not hold up the others."""
-        found = [RunTag(key, value[:_LONGEST_TAG]) for key, value in tags.items()]
+        run_tags = [RunTag(key, value[:LONGEST_TAG]) for key, value in tags.items()]
         try:
-            self._send_tags(found)
+            self._send_tags(run_tags)
         except RefusedError:
             self._check_run()
-            for tag in found:
-                self._send_tag(tag)
+            for tag in run_tags:
+                self._try_tag(tag)
 
     def tags(self) -> dict[str, str]:
-        """All tags of the run, the user's too."""
-        with store_trouble(f"read run {self.run_id}"):
-            return dict(self._client.get_run(self.run_id).data.tags)
+        """Return all tags of the run, the user's too."""
+        return dict(self._run().data.tags)
 
     def describe(self, section: str) -> None:
         """Put a section into the description of the run, in place of the one before."""
-        with store_trouble(f"read run {self.run_id}"):
-            before = self._client.get_run(self.run_id).data.tags.get(DESCRIPTION, "")
+        before = self.tags().get(DESCRIPTION, "")
         after = with_section(before, section)
         if after != before:
-            try:
-                self._send_tags([RunTag(DESCRIPTION, after)])
-            except RefusedError as error:  # an older store takes less
-                self.refused[DESCRIPTION] = str(error)
+            self._try_tag(RunTag(DESCRIPTION, after))  # an older store takes less
 
     def page(self) -> str:
-        """The page of the run in MLflow's UI, behind the address of whatever server shows it."""
-        with store_trouble(f"read run {self.run_id}"):
-            return f"#/experiments/{self._client.get_run(self.run_id).info.experiment_id}/runs/{self.run_id}"
+        """Return the path of the run in MLflow's UI, behind the address of any server."""
+        return f"#/experiments/{self._run().info.experiment_id}/runs/{self.run_id}"
 
     def upload(self, file: Path, folder: str) -> None:
         """Put a file into the run's artifacts, over an older one of its name."""
@@ -87,40 +95,38 @@ class RunWriter:
             self._client.log_artifact(self.run_id, str(file), folder)
 
     def checkpoints(self) -> RunCheckpoints:
-        """The way of checkpoints into the same run."""
+        """Return the checkpoints of the run."""
         return RunCheckpoints(self._client, self.run_id)
 
     def images(self) -> RunImages:
-        """The way of pictures into the charts of the same run."""
+        """Return the pictures in the charts of the run."""
         return RunImages(self._client, self.run_id)
 
     def params(self, number: int) -> RunParams:
-        """The way of facts into the same run, for its n-th recording."""
+        """Return the parameters of the run, as its n-th recording writes them."""
         return RunParams(self._client, self.run_id, number)
 
     def status(self) -> str:
-        """RUNNING, FINISHED, FAILED, KILLED or SCHEDULED."""
+        """Return RUNNING, FINISHED, FAILED, KILLED or SCHEDULED."""
         with store_trouble(f"read the status of run {self.run_id}"):
             return str(self._client.get_run(self.run_id).info.status)
 
     def resume(self) -> None:
-        """Say that the run goes on, as MLflow's own `start_run` does with one that had ended."""
+        """Set the run to running again, as MLflow's own `start_run` does."""
         with store_trouble(f"resume run {self.run_id}"):
             self._client.update_run(self.run_id, status="RUNNING")
 
     def end(self, status: str, time: float) -> None:
-        """Give the run the status with which it ended, and when."""
+        """End the run with a status; ``time``: 0 for now."""
         with store_trouble(f"set the status of run {self.run_id}"):
             self._client.set_terminated(self.run_id, status, end_time=round(time * 1000) if time else None)
 
-    def _key(self, section: str, signal: Signal) -> str:
-        key = self._keys.get((section, signal))
-        if key is None:
-            key = self._keys[section, signal] = metric_key(signal, section)
-        return key
+    def _run(self) -> Run:
+        with store_trouble(f"read run {self.run_id}"):
+            return self._client.get_run(self.run_id)
 
     def _log(self, metrics: list[Metric]) -> None:
-        """Send metrics; of a batch that is refused, halves, until the one stands alone that nobody wants."""
+        """Send metrics; halve a batch that is refused until the refused metric is alone."""
         if not metrics:
             return
         try:
@@ -141,31 +147,112 @@ class RunWriter:
         with store_trouble(f"set {len(tags)} tags"):
             self._client.log_batch(self.run_id, tags=tags, synchronous=True)
 
-    def _send_tag(self, tag: RunTag) -> None:
+    def _try_tag(self, tag: RunTag) -> None:
         try:
             self._send_tags([tag])
         except RefusedError as error:
             self.refused[tag.key] = str(error)
 
     def _check_run(self) -> None:
-        """A deleted run refuses everything: that is not the metric's fault."""
-        with store_trouble(f"read run {self.run_id}"):
-            stage = self._client.get_run(self.run_id).info.lifecycle_stage
-        if stage != "active":
+        """Raise an error for a deleted run, which refuses everything."""
+        if self._run().info.lifecycle_stage != "active":
             raise RunNotFoundError(f"Run {self.run_id} was deleted; restore it to deliver the rest.")
 
 
-_monitors: Any = system_metrics_monitor  # it carries no types
+def description_section(headline: str, paragraphs: list[str]) -> str:
+    """Return a section for the description of a run."""
+    return "\n\n".join([HEADING + headline, *filter(None, paragraphs), END])
+
+
+def with_section(description: str, section: str) -> str:
+    """Return the description with the section; what the user wrote stays, and the section is shortened to fit."""
+    paragraphs = section.split("\n\n")
+    old = _SECTION.search(description)
+    while True:
+        text = "\n\n".join(paragraphs)
+        if old is not None:
+            text = description[: old.start()] + text + description[old.end() :]
+        elif description.strip():
+            text = f"{description.rstrip()}\n\n{text}"
+        if len(text) <= LONGEST_DESCRIPTION:
+            return text
+        if len(paragraphs) <= 2:
+            return description
+        del paragraphs[-2]
 
 
 class SystemMetrics:
-    """MLflow's monitor of one run."""
+    """MLflow's monitor of one run: metrics ``system/…`` as `mlflow.enable_system_metrics_logging` gives them."""
 
     def __init__(self, run_id: str, tracking_uri: str) -> None:
-        # A run that goes on has points already: theirs are followed, not written over.
-        self._monitor = _monitors.SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=tracking_uri)
+        module: Any = system_metrics_monitor  # has no types
+        # A run that goes on has points already, which are continued.
+        self._monitor = module.SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=tracking_uri)
         self._monitor.start()
 
     def finish(self) -> None:
-        """End the measurements and send what is left of them."""
+        """Stop measuring and send what is left."""
         self._monitor.finish()
+
+
+class TrackingStore:
+    """A store in which runs are created."""
+
+    def __init__(self, uri: str) -> None:
+        file = sqlite_file(uri)
+        with store_trouble("open the tracking store"):
+            if file is not None and not file.exists():
+                _create_database(file)
+            self._client = MlflowClient(tracking_uri=uri)
+
+    def writer(self, run_id: str) -> RunWriter:
+        """Return the writer of a run."""
+        return RunWriter(self._client, run_id)
+
+    def experiment(self, experiment_id: str | None) -> str:
+        """Return the given experiment, else the one that MLflow itself would use."""
+        experiment_id = experiment_id or os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if experiment_id:
+            return experiment_id
+        with store_trouble("find the experiment"):
+            if name := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
+                experiment = self._client.get_experiment_by_name(name)
+                return str(experiment.experiment_id) if experiment else self._client.create_experiment(name)
+            return get_experiment_id() or "0"
+
+    def create_run(self, experiment_id: str, tags: Mapping[str, str], started: float) -> str:
+        """Create a run and return its id; ``started``: 0 for now."""
+        start = round((started or time.time()) * 1000)
+        with store_trouble("create a run"):
+            run = self._client.create_run(experiment_id, start_time=start, tags=dict(tags))
+        return str(run.info.run_id)
+
+    def find_run(self, experiment_id: str, tag: str, holding: str) -> str | None:
+        """Return the run whose tag contains this text, or None."""
+        condition = f"tags.`{tag}` LIKE '%{holding}%'"
+        with store_trouble("look for the run"):
+            runs = self._client.search_runs([experiment_id], filter_string=condition, max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+
+
+@lru_cache(maxsize=16)
+def tracking_store(uri: str) -> TrackingStore:
+    """Return the store of a tracking URI, opened once."""
+    return TrackingStore(uri)
+
+
+def _create_database(file: Path) -> None:
+    """Create MLflow's database beside its place and link it there when complete.
+
+    MLflow itself takes seconds to fill a new file, table by table, and never opens an incomplete one again.
+    """
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{draft}").search_experiments(max_results=1)
+        file.hardlink_to(draft)
+    except FileExistsError:
+        return  # another process was faster
+    finally:
+        for part in file.parent.glob(f"{draft.name}*"):
+            part.unlink(missing_ok=True)

@@ -121,7 +121,7 @@ def test_a_killed_process_does_not_hide_what_became_of_its_training(root: Path, 
     tags = RunReader(run_id, sqlite_uri).tags
     assert (tags["stability.ended"], tags["stability.verdict"]) == ("killed", "broken")
     assert "The process was killed" in tags["mlflow.note.content"]
-    said = [each for _, each in RunReader(run_id, sqlite_uri).said() if isinstance(each, Closing)]
+    said = [each for _, each in RunReader(run_id, sqlite_uri).event_lines() if isinstance(each, Closing)]
     assert [each.outcome for each in said] == ["killed"]
 
 

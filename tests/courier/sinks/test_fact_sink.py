@@ -44,7 +44,7 @@ def told(root: Path, uri: str, facts: dict[str, str], **opening: Any) -> Run:
 def test_facts_of_the_training_are_parameters_of_its_run(root: Path, sqlite_uri: str) -> None:
     run = told(root, sqlite_uri, {"learning_rate": "0.1", "model": "GPT"})
     assert run.data.params == {"stability.learning_rate": "0.1", "stability.model": "GPT"}
-    said = [each for _, each in RunReader(run.info.run_id, sqlite_uri).said() if isinstance(each, Fact)]
+    said = [each for _, each in RunReader(run.info.run_id, sqlite_uri).event_lines() if isinstance(each, Fact)]
     assert [(each.key, each.value) for each in said] == [("learning_rate", "0.1"), ("model", "GPT")]
 
 
@@ -123,7 +123,10 @@ def test_code_is_not_asked_for_long_after_the_training(root: Path, sqlite_uri: s
     training.end(Closing("finished", "", 3, time.time()))
     report = deliver_session(training.folder)
     asked = [
-        any(isinstance(each, Fact) and each.key == "git.commit" for _, each in RunReader(run_id, sqlite_uri).said())
+        any(
+            isinstance(each, Fact) and each.key == "git.commit"
+            for _, each in RunReader(run_id, sqlite_uri).event_lines()
+        )
         for run_id in report.run_ids
     ]
     assert sorted(asked) == [False, True]

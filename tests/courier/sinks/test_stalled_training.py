@@ -24,7 +24,7 @@ def train_until(training: Training, ended: float, first: int = 1) -> None:
 
 
 def stalls(run_id: str, uri: str) -> list[Finding]:
-    said = [each for _, each in RunReader(run_id, uri).said()]
+    said = [each for _, each in RunReader(run_id, uri).event_lines()]
     return [each for each in said if isinstance(each, Finding) and each.kind == "stall"]
 
 

@@ -29,7 +29,7 @@ from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetrics
-from mlflow_stability.tracking.in_process.user_metrics import LoggedMetric
+from mlflow_stability.tracking.in_process import LoggedMetric
 from mlflow_stability.vocabulary import Closing, Finding, Opening, Signal, StepReading
 
 VAL, THEIR_STEP = Signal("val_loss"), Signal("val_loss_step")

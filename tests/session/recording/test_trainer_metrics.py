@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from mlflow_stability.session.recording.script_metrics import LISTENED, MOST_REMEMBERED, ScriptMetrics, TrainerMetrics
-from mlflow_stability.tracking.in_process.user_metrics import LoggedMetric
+from mlflow_stability.tracking.in_process import LoggedMetric
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]

@@ -8,7 +8,7 @@ from figures.attention import attention, same
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.tracking.artifacts.attention_parts import (
+from mlflow_stability.tracking.artifacts import (
     AttentionPart,
     attention_part,
     picture_of_layer,

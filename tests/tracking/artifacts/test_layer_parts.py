@@ -7,11 +7,7 @@ import pandas as pd
 from figures.layers import gpt_layers, normal, not_finite, table
 from journal.test_layer_tables import bare, equal
 
-from mlflow_stability.tracking.artifacts.layer_parts import (
-    layer_part_name,
-    read_layer_part,
-    write_layer_part,
-)
+from mlflow_stability.tracking.parquet_parts import part_name, read_layer_part, write_layer_part
 
 
 def test_tables_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -42,6 +38,6 @@ def test_anybody_can_read_a_part_with_pandas_and_steps_are_the_runs(tmp_path: Pa
 
 def test_names_of_parts_sort_by_recording_and_step() -> None:
     places = [(0, 9), (0, 1500), (2, 0), (2, 1500), (2, 10**11)]
-    names = [layer_part_name(*each) for each in places]
+    names = [part_name(*each) for each in places]
     assert names == sorted(names)
     assert len(set(names)) == len(places)

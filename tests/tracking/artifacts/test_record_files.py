@@ -5,14 +5,14 @@ from findings import at_step, changed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.tracking.artifacts.record_events import (
+from mlflow_stability.tracking.artifacts import (
     events_name,
     events_order,
     line_of,
     lines_in,
     read_line,
 )
-from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name, part_order, read_part
+from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, part_order, read_part
 from mlflow_stability.tracking.read.run_record import joined
 from mlflow_stability.vocabulary import Closing, Gap, Note, Opening, Reset, Severity, Signal, StepReading
 from mlflow_stability.vocabulary.result import Action, Remedy, Source

@@ -11,9 +11,9 @@ from mlflow import MlflowClient
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.tracking.imports.run_import import RunImport, content_hash
 from mlflow_stability.tracking.keys import fitting_keys
 from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.run_import import RunImport, content_hash
 from mlflow_stability.vocabulary.measured.observation import Series
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import meanings_of

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import lightning.pytorch  # noqa: F401 - without it no trainer is looked for
 import pytest
 
-from mlflow_stability.tracking.in_process.active_run import RunInProgress, lightning_run
+from mlflow_stability.tracking.in_process import RunInProgress, lightning_run
 
 
 class MLFlowLogger:

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
-from mlflow_stability.tracking.in_process.user_metrics import LoggedMetric, UserMetrics
+from mlflow_stability.tracking.in_process import LoggedMetric, UserMetrics
 
 
 @pytest.fixture

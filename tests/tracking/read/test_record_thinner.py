@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 from findings import at_step
 
-from mlflow_stability.tracking.read.record_thinner import AROUND, RARE, RecordThinner
-from mlflow_stability.tracking.read.run_record import RunRecord, joined
+from mlflow_stability.tracking.read.run_record import MIN_VALUES, STEPS_AROUND, RecordThinner, RunRecord, joined
 from mlflow_stability.vocabulary import Finding, Severity, Signal
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm", "block.0"))
@@ -53,15 +52,15 @@ def test_a_long_record_is_bounded_and_says_how_much_of_it_is_there() -> None:
 
 
 def test_what_is_measured_rarely_is_kept_whole() -> None:
-    assert RARE > 20_000 // 100
+    assert MIN_VALUES > 20_000 // 100
     assert steps_of(thinned(50_000), 2) == list(range(100, 200_001, 100))
 
 
 def test_both_ends_and_the_surroundings_of_events_are_kept_whole() -> None:
     record = thinned(50_000, at_step(123_456, "loss_spike", Severity.WARNING, "It rose."))
     kept = set(steps_of(record, 0))
-    for first in (1, 123_456 - AROUND, 200_001 - AROUND):
-        assert set(range(first, first + AROUND)) <= kept
+    for first in (1, 123_456 - STEPS_AROUND, 200_001 - STEPS_AROUND):
+        assert set(range(first, first + STEPS_AROUND)) <= kept
 
 
 def test_a_storm_of_events_does_not_undo_it() -> None:

@@ -22,14 +22,13 @@ from servers.troubled_server import TroubledServer
 from waiting import wait_until
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDER, RECORD_FOLDER
-from mlflow_stability.tracking.artifacts.record_events import events_name, line_of
-from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
-from mlflow_stability.tracking.imports.run_import import RunImport
+from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, RECORD_FOLDER, events_name, line_of
+from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name
 from mlflow_stability.tracking.read.recorded_history import RunFacts, recorded_folder
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.tracking.write.run_report import log_report
+from mlflow_stability.tracking.run_import import RunImport
+from mlflow_stability.tracking.write.run_files import log_report
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.severity import Severity

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from mlflow_stability.tracking.write.layer_metrics import block_of, chosen_signals
-from mlflow_stability.tracking.write.thinning import Thinner
+from mlflow_stability.tracking.write.thinning import Thinner, block_of, chosen_signals
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 import math
 
-from mlflow_stability.tracking.write.single_values import SingleValues
-from mlflow_stability.tracking.write.thinning import Point
+from mlflow_stability.tracking.write.thinning import Point, SingleValues
 from mlflow_stability.vocabulary.measured.signal import Signal
 
 

@@ -1,0 +1,263 @@
+"""Clients of tracking stores: one that answers or an error within seconds, run pages, quiet downloads.
+
+Guarantees: a result before the deadline, whatever the store does (MLflow itself retries for four minutes); nothing is
+created, not even a missing SQLite file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Experiment
+from mlflow.exceptions import MlflowException
+
+from mlflow_stability.errors import RunNotFoundError, TrackingError
+from mlflow_stability.tracking.store.address import absolute_uri, default_uri, is_sqlite, sqlite_file, strip_credentials
+from mlflow_stability.tracking.store.store_errors import answered, sentence, store_trouble
+
+DEADLINE_SECONDS = 10.0
+"""Time for the first answer of a server."""
+RETRY_SECONDS = 2.0
+"""A request that fails faster than this is tried once more."""
+REMEMBER_SECONDS = 3.0
+"""A server that answered is not checked again for this long: reading a thousand runs would ask a thousand times."""
+LOCAL_UI = "http://127.0.0.1:5000"
+_EXPERIMENT_ID = re.compile(r"[0-9]{1,18}")
+_KINDS = {
+    "http": "tracking server",
+    "https": "tracking server",
+    "postgresql": "database",
+    "mysql": "database",
+    "mssql": "database",
+    "file": "folder of files",
+    "databricks": "Databricks",
+    "uc": "Databricks",
+}
+_answered_at: dict[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCheck:
+    """Whether a store answers."""
+
+    uri: str
+    """Without credentials."""
+    kind: str
+    """`SQLite file`, `tracking server`, `database`, `folder of files`, `Databricks` or `plugin`."""
+    answers: bool
+    seconds: float = 0.0
+    """How long the answer took."""
+    trouble: str = ""
+    """Why it does not answer."""
+    answered: str = ""
+    """What it answered instead, as the rest of a sentence."""
+    exists: bool = True
+    """False if MLflow creates it at the first run."""
+
+
+def mlflow_version() -> str:
+    """Return the version of the installed MLflow."""
+    return str(mlflow.__version__)
+
+
+def check_store(uri: str | None = None, deadline: float = 5.0) -> StoreCheck:
+    """Check the store at `uri`, or the one that MLflow would use in this directory."""
+    here = str(Path.cwd())
+    uri = absolute_uri(uri or os.environ.get("MLFLOW_TRACKING_URI") or default_uri(here), here)
+    shown = strip_credentials(uri)
+    kind = "SQLite file" if is_sqlite(uri) else _KINDS.get(uri.partition(":")[0].partition("+")[0], "plugin")
+    folder = _folder_of_missing_file(uri)
+    if folder is not None:
+        writable = os.access(folder, os.W_OK)
+        return StoreCheck(shown, kind, writable, exists=False, trouble="" if writable else f"{folder} is not writable")
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+        except Exception as error:  # of the store, the driver or the network: whatever it is, it is the answer
+            errors.append(error)
+
+    began = time.monotonic()
+    with _single_try(deadline):
+        thread = threading.Thread(target=ask, daemon=True)  # a name server that hangs has no timeout
+        thread.start()
+        thread.join(deadline)
+    trouble = _root_cause(errors[0]) if errors else ""
+    if thread.is_alive():
+        trouble = f"no answer within {deadline:.0f} s"
+    instead = answered(errors[0]) if errors else ""
+    return StoreCheck(shown, kind, not trouble, time.monotonic() - began, trouble, instead)
+
+
+@contextmanager
+def _single_try(deadline: float) -> Iterator[None]:
+    """Let MLflow try once, not seven times in four minutes; it takes this from the environment only."""
+    settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(max(1, int(deadline)))}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            _set_environment(name, value)
+
+
+def _set_environment(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _folder_of_missing_file(uri: str) -> Path | None:
+    """Return the existing folder in which MLflow would create this SQLite file; None if it exists, or is no file."""
+    path = Path(uri.partition("///")[2].partition("?")[0])
+    if not is_sqlite(uri) or not path.name or path.exists():
+        return None
+    return next(folder for folder in path.parents if folder.exists())
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return the innermost error: three libraries wrap a refused connection into a paragraph each."""
+    innermost: BaseException = error
+    while (cause := innermost.__cause__ or innermost.__context__) is not None:
+        innermost = cause
+    if isinstance(innermost, OSError) and innermost.strerror:
+        return innermost.strerror
+    return sentence(error).partition(" [SQL:")[0]
+
+
+def answering_client(tracking_uri: str | None = None) -> MlflowClient:
+    """Return a client of the store at `tracking_uri`, or of MLflow's default. Raises TrackingError if it is silent."""
+    uri = absolute_uri(tracking_uri or mlflow.get_tracking_uri(), str(Path.cwd()))
+    recently = uri in _answered_at and time.monotonic() - _answered_at[uri] < REMEMBER_SECONDS
+    if uri.startswith(("http://", "https://")) and not recently:
+        check = check_store(uri, DEADLINE_SECONDS)
+        if not check.answers and not check.answered and check.seconds < RETRY_SECONDS:
+            check = check_store(uri, DEADLINE_SECONDS)  # servers close connections that were idle for seconds
+        if check.answered:
+            end = "" if check.answered.endswith(("?", ".")) else "."
+            raise TrackingError(f"The tracking server at {strip_credentials(uri)} {check.answered}{end}")
+        if not check.answers:
+            raise TrackingError(
+                f"The tracking server at {strip_credentials(uri)} does not answer ({check.trouble}). Check "
+                "that it runs and that the address is right; `mlflow-stability doctor` tests the connection."
+            )
+        _answered_at[uri] = time.monotonic()
+    file = missing_database(uri)
+    if file is not None:
+        # MLflow would create it, which takes seven seconds and leaves an empty database behind.
+        raise RunNotFoundError(
+            f"No MLflow database at {file}. Pass --tracking-uri (tracking_uri=) or set MLFLOW_TRACKING_URI."
+        )
+    with store_trouble("open the tracking store"):
+        return MlflowClient(tracking_uri=uri)
+
+
+def store_address(tracking_uri: str | None = None) -> str:
+    """Return where MLflow looks for runs, without credentials."""
+    return strip_credentials(tracking_uri or mlflow.get_tracking_uri())
+
+
+def missing_database(tracking_uri: str | None = None) -> Path | None:
+    """Return the SQLite file that MLflow would have to create first; None if it exists, or for other stores."""
+    file = sqlite_file(absolute_uri(tracking_uri or mlflow.get_tracking_uri(), str(Path.cwd())))
+    return None if file is None or file.exists() else file
+
+
+def experiment_by_id(client: MlflowClient, experiment_id: str) -> Experiment | None:
+    """Return the experiment of this id, or None."""
+    if _EXPERIMENT_ID.fullmatch(experiment_id) is None:
+        return None
+    try:
+        return client.get_experiment(experiment_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """The page of a run in MLflow's UI."""
+
+    name: str
+    status: str
+    path: str
+    """Path on the server; opens the overview in the layout for training."""
+    command: str
+    """Command that starts a UI on this store; empty if it is a server."""
+    server: str
+    """The address before `path`."""
+
+    @property
+    def url(self) -> str:
+        """The whole address."""
+        return self.server + self.path
+
+
+def run_page(run_id: str, tracking_uri: str | None = None) -> RunPage:
+    """Return the page of a run. Raises RunNotFoundError if there is no such run."""
+    uri = tracking_uri or mlflow.get_tracking_uri()
+    with store_trouble(f"read run {run_id}"):
+        info = MlflowClient(tracking_uri=uri).get_run(run_id).info
+    # New experiments open in the layout for language model applications unless the address has another one.
+    path = f"/#/experiments/{info.experiment_id}/runs/{run_id}?workflowType=machine_learning"
+    name, shown = info.run_name or run_id, strip_credentials(uri)
+    if shown.startswith(("http://", "https://")):
+        return RunPage(name, info.status, path, "", shown.rstrip("/"))
+    scheme, _, file = shown.partition(":///")
+    if is_sqlite(shown) and Path(file).parent == Path.cwd():
+        shown = f"{scheme}:///{Path(file).name}"
+    return RunPage(name, info.status, path, f"mlflow ui --backend-store-uri {shown}", LOCAL_UI)
+
+
+class _ProgressBars:
+    """How many downloads want no progress bar, and the environment before the first of them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.hidden_by = 0
+        self.before: str | None = None
+
+
+_bars = _ProgressBars()
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Hide MLflow's progress bars, which only the environment can do; several threads may be in here at once."""
+    name = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+    with _bars.lock:
+        if not _bars.hidden_by:
+            _bars.before = os.environ.get(name)
+            os.environ[name] = "false"
+        _bars.hidden_by += 1
+    try:
+        yield
+    finally:
+        with _bars.lock:
+            _bars.hidden_by -= 1
+            if not _bars.hidden_by:
+                _set_environment(name, _bars.before)
+
+
+@contextmanager
+def bars_on_a_terminal() -> Iterator[None]:
+    """Show MLflow's progress bars on a terminal only."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        yield
+        return
+    with no_progress_bar():
+        yield
