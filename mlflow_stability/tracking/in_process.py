@@ -1,7 +1,7 @@
 """MLflow inside the training process: the script's active run, the metrics it logs, and the run recorded last.
 
 Guarantees: MLflow is not imported here, because without it there is no active run and importing it costs seconds. No
-server is asked: what is known of a run is what the script's own `start_run` fetched. After `remove`, MLflow's functions
+server is asked: tags of a run are those that the script's own `start_run` fetched. After `remove`, MLflow's functions
 are those that it had before.
 """
 

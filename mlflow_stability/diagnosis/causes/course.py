@@ -178,17 +178,13 @@ def repeated_data_check(context: EpisodeContext) -> CheckResult:
     smooth, earlier = values[low:][np.isfinite(values[low:])], values[:low][np.isfinite(values[:low])]
     if len(smooth) < 2 or len(earlier) < 2:
         return not_checked("repeated data: too few losses before it")
-    first, last, earlier = (
-        int(loss.steps[_first_smooth(values, low, usual)]),
-        float(smooth[-1]),
-        earlier[-LOSSES_BEFORE:],
-    )
+    last, earlier = float(smooth[-1]), earlier[-LOSSES_BEFORE:]
     if last >= float(earlier.min()):
         return ruled_out(
             f"repeated data: the loss lost its noise and did not fall, {earlier[-1]:.3g} before and {last:.3g} after "
             f"{count} {unit}s"
         )
-    first = min(start - count + 1, first)
+    first = min(start - count + 1, int(loss.steps[_first_smooth(values, low, usual)]))
     return cause_found(
         "repeated_data",
         f"The same batch was repeated from about {unit} {first} on: the loss lost its noise and fell to {last:.3g}, "

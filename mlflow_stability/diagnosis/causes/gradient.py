@@ -112,9 +112,8 @@ def growth_check(context: EpisodeContext) -> CheckResult:
     """Check whether the gradient norm had grown for long, too slowly to be an explosion."""
     if context.norm is None:
         return not_checked("gradient norm: not logged")
-    findings = (
-        GradientRiseRule().find(RunCurves((context.loss,), (), (context.norm,), ())) if context.loss is not None else []
-    )
+    losses = () if context.loss is None else (context.loss,)
+    findings = GradientRiseRule().find(RunCurves(losses, (), (context.norm,), ())) if losses else []
     growth = next((finding for finding in findings if finding.start <= context.latest), None)
     facts = None if growth is None else growth.known(GradientRiseFacts)
     if growth is None or facts is None:

@@ -170,7 +170,7 @@ def block_of(place: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Layout:
-    """What is kept and watched of one layout; a journal gives the same tuple again for the same signals."""
+    """The kept and the watched signals of one layout; a journal gives the same tuple again for the same signals."""
 
     signals: tuple[Signal, ...]
     chosen: tuple[Chosen, ...]
@@ -185,7 +185,7 @@ def is_of_the_script(reading: StepReading) -> bool:
 
 
 class Thinner:
-    """Decides, reading by reading, what is kept."""
+    """Chooses the points to keep, reading by reading."""
 
     def __init__(self, every: int, layers: LayerMetrics = "") -> None:
         self.every = every
@@ -201,7 +201,7 @@ class Thinner:
         """Last values that were not kept, as far as they were collected."""
 
     def points(self, reading: StepReading, marked: bool = False) -> list[Point]:
-        """Return what is kept of a reading; all of it if it is marked, because of an event."""
+        """Return the points to keep of a reading; all of them if it is marked, because of an event."""
         layout = self._layouts.get(id(reading.signals)) or self._new_layout(reading.signals)
         layout.newest = reading
         self._watch(layout, reading)
@@ -323,7 +323,7 @@ class SingleValues:
         state = saved or {}
         held = ((Point.of_saved(first), Point.of_saved(last)) for first, last in state.get("held", ()))
         self._held = {first.signal: (first, last) for first, last in held}
-        """First and last point of what has had one value."""
+        """First and last point of each signal that has had one value."""
         # Versions without this class sent everything that was chosen.
         self._curves = {Signal(quantity, place) for quantity, place, *_ in state.get("curves", state.get("kept", ()))}
 
