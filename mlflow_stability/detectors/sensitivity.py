@@ -2,7 +2,7 @@
 
 In: a detector or a rule, and a factor. Out: the same one with stricter (factor above 1) or looser thresholds. A class
 declares which of its thresholds move, and how, in ``by_sensitivity``; what is no matter of degree, such as a NaN, has
-none. What each sensitivity finds and how often it is wrong is measured by ``tests/benchmarks/rule_recall.py``.
+none. What each sensitivity finds and how often it is wrong is measured by ``python -m tests.benchmarks rule_recall``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How often each finding was made of trainings in which nothing is wrong, as it was measured.
 
-In: `false_alarms.json`, which `tests/benchmarks/false_alarms.py` writes. Out: one sentence for each finding.
+In: `false_alarms.json`, which `python -m tests.benchmarks false_alarms` writes. Out: one sentence for each finding.
 Guarantees: a finding that needs more than a loss curve is given no figure from loss curves.
 """
 

@@ -1,39 +1,31 @@
-"""Whether the cause that is named is the true one: every failure of the zoo is trained, recorded and diagnosed.
-
-    python tests/benchmarks/causes.py [--seeds 1] [--only NAME ...] [--modes watch rollback] [--workers 1] [--twins no]
-
-Each training runs in a process of its own under `autolog()`, or `autolog(rollback=True)`, and is delivered to a store
-as any other; what is diagnosed is the run in that store. Printed are the true cause, the one that is named, how certain
-that is said to be, and whether it is right; then how many are right at the first place, how many are named wrong with
-certainty, and whether a healthy twin was given a cause. A cause that was not named is not right.
-"""
+"""Whether the cause that a diagnosis names is the true one, for failures of the zoo and for simulations."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.table import Table, table_of
+from mlflow import MlflowClient
 from zoo.catalog import ZOO, failure_named
 
-from mlflow_stability.analysis.diagnose import diagnose
+from mlflow_stability import Diagnosis, diagnose, simulate
+from mlflow_stability.demo.failures.catalog import SIMULATIONS
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.loop import Notes
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.demo.training import failure_of
 
 MODES: dict[str, dict[str, Any]] = {"watch": {}, "rollback": {"rollback": True}}
 BATCH = frozenset({"bad_batch"})
 IN_THE_LOSS = frozenset({"bad_batch", "loss_function"})
-"""The loss function cannot stand what this batch holds: either is what an engineer has to look at."""
+"""The loss function fails on what this batch holds: an engineer has to inspect either."""
 TRUE_CAUSES: dict[str, frozenset[str]] = {
     "corrupted targets": BATCH,
     "NaN inputs": BATCH,
@@ -47,8 +39,9 @@ TRUE_CAUSES: dict[str, frozenset[str]] = {
     "log(0) loss": IN_THE_LOSS,
     "division by zero": IN_THE_LOSS,
     "GPT: lr 1.0 at 200": frozenset({"learning_rate_jump"}),
-} | {each.name: frozenset(each.causes) for each in ZOO if each.causes}
-"""What each failure is, from what was done to it; more than one word where one thing has two sides."""
+} | {failure.name: frozenset(failure.causes) for failure in ZOO if failure.causes}
+"""What each failure is, from what was done to it; several where one thing has two sides."""
+TRAIN = "import sys; from benchmarks.causes import train; train(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,102 +54,122 @@ class Trial:
     mode: str
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["--train"]:
-        train(Trial(sys.argv[2], sys.argv[3] == "ill", int(sys.argv[4]), sys.argv[5]), Path(sys.argv[6]))
-        return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=[], help="failures whose name contains one of these")
-    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--twins", default="yes", choices=("yes", "no"), help="whether healthy twins are trained, too")
-    options = parser.parse_args()
-    zoo = [each for each in ZOO if not options.only or any(part in each.name for part in options.only)]
-    began = time.perf_counter()
-    trials = trials_of(zoo, range(options.seeds), options.modes, twins=options.twins == "yes")
-    with ThreadPoolExecutor(options.workers) as pool:
-        found = dict(zip(trials, pool.map(diagnosed, trials), strict=True))
-    print(table(found))
-    print(verdict(found))
-    print(f"\n{len(found)} trainings in {time.perf_counter() - began:.0f} s")
+def causes(
+    seeds: int = 1,
+    only: tuple[str, ...] = (),
+    modes: tuple[str, ...] = tuple(MODES),
+    workers: int = 1,
+    twins: bool = True,
+) -> Iterator[Table]:
+    """Train every failure in a process of its own, deliver it to a store, and diagnose that run.
+
+    A cause that was not named is not right. Healthy twins should be given no cause.
+    """
+    zoo = [failure for failure in ZOO if not only or any(part in failure.name for part in only)]
+    trials = trials_of(zoo, range(seeds), modes, twins=twins)
+    with ThreadPoolExecutor(workers) as pool:
+        diagnoses = dict(zip(trials, pool.map(diagnosed, trials), strict=True))
+    rows = [
+        {
+            "failure": trial.failure,
+            "mode": trial.mode,
+            "seed": trial.seed,
+            "true cause": " | ".join(sorted(TRUE_CAUSES[trial.failure])),
+            "named cause": _named(diagnosis),
+            "right": "yes" if is_right(trial, diagnosis) else "-" if diagnosis.cause is None else "NO",
+        }
+        for trial, diagnosis in diagnoses.items()
+        if trial.ill
+    ]
+    yield table_of("Named causes", rows)
+    yield table_of("Summary", [summary_of(mode, diagnoses) for mode in modes], [twins_line(diagnoses)])
 
 
 def trials_of(zoo: Sequence[Failure], seeds: Sequence[int], modes: Sequence[str], *, twins: bool) -> list[Trial]:
     """Every failure in every mode, and every twin."""
-    wanted = [Trial(each.name, True, seed, mode) for mode in modes for each in zoo for seed in seeds]
-    healthy = {each.twin: each for each in reversed(zoo)}.values() if twins else ()
-    return wanted + [Trial(each.name, False, seed, mode) for mode in modes for each in healthy for seed in seeds]
+    wanted = [Trial(failure.name, True, seed, mode) for mode in modes for failure in zoo for seed in seeds]
+    healthy = {failure.twin: failure for failure in reversed(zoo)}.values() if twins else ()
+    return wanted + [Trial(failure.name, False, seed, mode) for mode in modes for failure in healthy for seed in seeds]
 
 
-def train(trial: Trial, folder: Path) -> None:
+def train(failure: str, health: str, seed: str, mode: str) -> None:
     """Train in this process, as a script of a user does; at its end everything is delivered."""
     import torch
 
     import mlflow_stability
 
-    os.chdir(folder)
     torch.set_num_threads(1)
-    settings = MODES[trial.mode]
-    options = mlflow_stability.Options(journal_dir=folder / "journals", exit_wait=120.0)
-    mlflow_stability.autolog(silent=True, options=options, **settings)
-    failure_named(trial.failure).train(trial.seed, ill=trial.ill, notes=Notes())
+    options = mlflow_stability.Options(journal_dir=Path.cwd() / "journals", exit_wait=120.0)
+    mlflow_stability.autolog(silent=True, options=options, **MODES[mode])
+    failure_named(failure).train(int(seed), ill=health == "ill", notes=Notes())
 
 
 def diagnosed(trial: Trial) -> Diagnosis:
-    """The diagnosis of what was recorded."""
-    with tempfile.TemporaryDirectory(prefix="causes-", ignore_cleanup_errors=True) as place:
-        store = f"sqlite:///{place}/mlflow.db"
+    """Train and return the diagnosis of the run in its store."""
+    with tempfile.TemporaryDirectory(prefix="causes-", ignore_cleanup_errors=True) as folder:
+        store = f"sqlite:///{folder}/mlflow.db"
         health = "ill" if trial.ill else "well"
         subprocess.run(
-            [sys.executable, __file__, "--train", trial.failure, health, str(trial.seed), trial.mode, place],
+            [sys.executable, "-c", TRAIN, trial.failure, health, str(trial.seed), trial.mode],
+            cwd=folder,
             env={**os.environ, "MLFLOW_TRACKING_URI": store},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=False,  # some end in an exception, and that is recorded
         )
-        from mlflow import MlflowClient
-
         client = MlflowClient(store)
-        experiments = [each.experiment_id for each in client.search_experiments()]
-        (run,) = client.search_runs(experiments)
-        found = diagnose(run.info.run_id, store)
-        which = f"{trial.failure}, {health}, seed {trial.seed}, {trial.mode}"
-        print(f"{which}: {_named(found)}", file=sys.stderr, flush=True)
-        return found
+        (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+        diagnosis = diagnose(run.info.run_id, tracking_uri=store)
+    print(f"{trial.failure}, {health}, seed {trial.seed}, {trial.mode}: {_named(diagnosis)}", file=sys.stderr)
+    return diagnosis
 
 
-def right(trial: Trial, diagnosis: Diagnosis) -> bool:
+def is_right(trial: Trial, diagnosis: Diagnosis) -> bool:
     return diagnosis.cause is not None and diagnosis.cause.name in TRUE_CAUSES[trial.failure]
 
 
-def table(found: dict[Trial, Diagnosis]) -> str:
-    lines = [f"{'failure':<25}{'mode':<10}{'seed':<6}{'true cause':<40}{'named cause':<40}{'right'}"]
-    for trial, diagnosis in found.items():
-        if trial.ill:
-            true = " | ".join(sorted(TRUE_CAUSES[trial.failure]))
-            said = "yes" if right(trial, diagnosis) else "-" if diagnosis.cause is None else "NO"
-            lines.append(f"{trial.failure:<25}{trial.mode:<10}{trial.seed:<6}{true:<40}{_named(diagnosis):<40}{said}")
-    return "\n".join(lines)
+def summary_of(mode: str, diagnoses: dict[Trial, Diagnosis]) -> dict[str, str | int]:
+    ill = {trial: diagnosis for trial, diagnosis in diagnoses.items() if trial.ill and trial.mode == mode}
+    wrong = [(trial, it.cause) for trial, it in ill.items() if it.cause is not None and not is_right(trial, it)]
+    certain = [trial.failure for trial, cause in wrong if cause.certain]
+    return {
+        "mode": mode,
+        "trainings": len(ill),
+        "right": sum(is_right(*pair) for pair in ill.items()),
+        "not named": sum(diagnosis.cause is None for diagnosis in ill.values()),
+        "wrong": len(wrong),
+        "wrong and certain": ", ".join(certain) or "none",
+    }
 
 
-def verdict(found: dict[Trial, Diagnosis]) -> str:
-    ill = {trial: diagnosis for trial, diagnosis in found.items() if trial.ill}
-    lines = [""]
-    for mode in dict.fromkeys(trial.mode for trial in ill):
-        mine = {trial: diagnosis for trial, diagnosis in ill.items() if trial.mode == mode}
-        hits = sum(right(*each) for each in mine.items())
-        silent = sum(diagnosis.cause is None for diagnosis in mine.values())
-        wrong = [trial for trial, diagnosis in mine.items() if diagnosis.cause and not right(trial, diagnosis)]
-        sure = [trial.failure for trial in wrong if (cause := mine[trial].cause) is not None and cause.certain]
-        lines.append(
-            f"{mode}: {hits} of {len(mine)} right at the first place ({hits / len(mine):.0%}), {silent} not named, "
-            f"{len(wrong)} wrong, of these certain: {len(sure)}{_listed(sure)}"
-        )
-    healthy = {trial: diagnosis for trial, diagnosis in found.items() if not trial.ill}
+def twins_line(diagnoses: dict[Trial, Diagnosis]) -> str:
+    healthy = {trial: diagnosis for trial, diagnosis in diagnoses.items() if not trial.ill}
     blamed = [f"{trial.failure}: {_named(it)}" for trial, it in healthy.items() if it.cause is not None]
-    lines.append(f"healthy twins: {len(healthy)}, given a cause: {len(blamed)}{_listed(blamed)}")
-    return "\n".join(lines)
+    return f"{len(healthy)} healthy twins, given a cause: {', '.join(blamed) or 'none'}"
+
+
+def simulations(only: tuple[str, ...] = (), seed: int = 0) -> Iterator[Table]:
+    """Train every simulation of `mlflow-stability simulate` beside its healthy twin and diagnose both."""
+    rows = []
+    for name in only or SIMULATIONS:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tempfile.mkdtemp(dir=Path.cwd())}/mlflow.db"
+        done = simulate(name, seed=seed)
+        twin = diagnose(done.healthy_run_id)
+        rows.append(
+            {
+                "simulation": name,
+                "result": "right" if done.found else "WRONG",
+                "named cause": str(done.cause),
+                "right causes": ", ".join(failure_of(name, None).causes),
+                "findings": _kinds(done.diagnosis),
+                "twin": f"{twin.outcome} ({_kinds(twin) or 'no finding'})",
+            }
+        )
+    yield table_of("", rows, [f"{sum(row['result'] == 'right' for row in rows)} of {len(rows)} named a right cause"])
+
+
+def _kinds(diagnosis: Diagnosis) -> str:
+    return ", ".join(dict.fromkeys(finding.kind for finding in diagnosis.findings))
 
 
 def _named(diagnosis: Diagnosis) -> str:
@@ -164,11 +177,3 @@ def _named(diagnosis: Diagnosis) -> str:
     if cause is None:
         return "none"
     return f"{cause.name}{f' in {cause.place}' if cause.place else ''} ({cause.certainty})"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f" ({', '.join(names)})" if names else ""
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,11 @@
-"""Whether delivery keeps up, and what it costs the script's own `mlflow.log_metric` beside it.
-
-    python tests/benchmarks/delivery.py [--seconds 60] [--signals 200] [--rate 50] [--store sqlite|rest|both]
-
-A recording of many signals is journalled at a steady rate while a courier delivers it and the script logs a metric of
-its own ten times a second. Printed: how much waits undelivered, second by second in quarters of the time; how long
-the last of it took after the end; and the script's own calls without and with the courier, in turns.
-"""
+"""The journal and its delivery: whether it keeps up, what a record costs, and a slow file system."""
 
 from __future__ import annotations
 
-import argparse
+import ctypes
 import math
 import os
-import signal
+import random
 import socket
 import statistics
 import subprocess
@@ -20,44 +13,22 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 import uuid
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
 import orjson
 import psutil
+from benchmarks.table import Cell, Table, table_of
+from servers.mlflow_server import mlflow_server
 
 import mlflow_stability
+from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import STATUS, new_session_folder
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.session.process.courier_link import CourierLink, DeliveryWait
 from mlflow_stability.vocabulary import Closing, Opening, Signal, StepReading
-
-
-@contextmanager
-def rest_server(folder: Path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder / 'server.db'}"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    url = f"http://127.0.0.1:{port}"
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=1).read()
-            break
-        except OSError:
-            time.sleep(0.2)
-    try:
-        yield url
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
 
 
 class OwnMetrics(threading.Thread):
@@ -79,19 +50,30 @@ class OwnMetrics(threading.Thread):
             step += 1
 
 
-def p95(values: list[float]) -> float:
-    return statistics.quantiles(values, n=20)[-1] if len(values) >= 2 else math.nan
+def delivery(
+    seconds: float = 60.0, signals: int = 200, rate: int = 50, stores: tuple[str, ...] = ("sqlite", "rest")
+) -> Iterator[Table]:
+    """Journal many signals at a steady rate while a courier delivers them and the script logs ten metrics a second."""
+    folder = Path.cwd()
+    rows = []
+    if "sqlite" in stores:
+        rows.append({"store": "SQLite", **deliver(f"sqlite:///{folder / 'mlflow.db'}", seconds, signals, rate)})
+    if "rest" in stores:
+        with mlflow_server(folder, f"sqlite:///{folder / 'server.db'}") as url:
+            rows.append({"store": "REST", **deliver(url, seconds, signals, rate)})
+    measures = [name for name in rows[0] if name != "store"]
+    yield table_of("", [{"": name, **{str(row["store"]): str(row[name]) for row in rows}} for name in measures])
 
 
-def deliver(uri: str, options: argparse.Namespace) -> None:
+def deliver(uri: str, seconds: float, signal_count: int, rate: int) -> dict[str, Cell]:
     client = mlflow.MlflowClient(tracking_uri=uri)
     run_id = client.create_run("0").info.run_id
     own = OwnMetrics(uri, run_id)
     own.start()
-    time.sleep(options.seconds / 3)
+    time.sleep(seconds / 3)
     alone = [took for _, took in own.took]
 
-    folder = new_session_folder(Path(tempfile.mkdtemp(prefix="delivery-")) / ".mlflow-stability")
+    folder = new_session_folder(Path(tempfile.mkdtemp(prefix="delivery-", dir=Path.cwd())) / ".mlflow-stability")
     process = psutil.Process()
     opening = Opening(
         uuid.uuid4().hex, process.pid, process.create_time(), socket.gethostname(), time.time(), uri, "/", run_id
@@ -99,19 +81,18 @@ def deliver(uri: str, options: argparse.Namespace) -> None:
     journal = JournalWriter(folder / "000-benchmark", opening)
     link = CourierLink(folder, uri, lambda *words, **how: None)
     link.start()
-    signals = tuple(Signal(f"signal_{number:03d}") for number in range(options.signals))
+    signals = tuple(Signal(f"signal_{number:03d}") for number in range(signal_count))
     waiting: list[int] = []
-    began = time.monotonic()
-    from_when = time.time()
-    steps = int(options.seconds * options.rate)
+    began, from_when = time.monotonic(), time.time()
+    steps = int(seconds * rate)
     writing = 0.0
     for step in range(1, steps + 1):
-        time.sleep(max(0.0, began + step / options.rate - time.monotonic()))
-        values = tuple(math.sin(step / 10 + number) for number in range(options.signals))
+        time.sleep(max(0.0, began + step / rate - time.monotonic()))
+        values = tuple(math.sin(step / 10 + number) for number in range(signal_count))
         before = time.thread_time()
         journal.append(StepReading(step, signals, values, 0, time.time()))
         writing += time.thread_time() - before
-        if step % options.rate == 0:
+        if step % rate == 0:
             page = folder / STATUS
             waiting.append(orjson.loads(page.read_bytes()).get("waiting_records", -1) if page.exists() else -1)
     beside = [took for when, took in own.took if when > from_when]
@@ -121,38 +102,156 @@ def deliver(uri: str, options: argparse.Namespace) -> None:
     link.release()
     ended = time.monotonic()
     done = link.wait(DeliveryWait(120), lambda left: None)
-    print(f"  {steps} steps of {options.signals} signals in {options.seconds:.0f} s")
-    print(f"  journal: {writing / steps * 1e6:.0f} us CPU a step, in the training")
+    last = time.monotonic() - ended
     quarters = [waiting[number * len(waiting) // 4 : (number + 1) * len(waiting) // 4] for number in range(4)]
-    print(f"  waiting, MB, median of each quarter: {[round(statistics.median(q) / 1e6, 2) for q in quarters if q]}")
-    print(f"  last of it arrived {time.monotonic() - ended:.1f} s after the end: {'all' if done else 'NOT ALL'}")
     points = client.get_metric_history(run_id, "stability/other/signal_000")
-    print(f"  points of each signal in the metric tables: {len(points)}")
     frame = mlflow_stability.load_run(run_id, tracking_uri=uri)
-    print(f"  rows in the full record: {len(frame)}, values: {int(frame.filter(like='signal_').count().sum())}")
-    print(f"  the script's own log_metric: p95 {p95(alone) * 1000:.0f} ms alone, {p95(beside) * 1000:.0f} ms beside")
-    medians = statistics.median(beside) / statistics.median(alone)
-    print(f"  ratio of p95: {p95(beside) / p95(alone):.2f}; of medians: {medians:.2f}")
+    return {
+        "steps": f"{steps} of {signal_count} signals in {seconds:.0f} s",
+        "journal, us CPU a step, in the training": round(writing / steps * 1e6),
+        "records waiting, median of each quarter": ", ".join(f"{statistics.median(q):g}" for q in quarters if q),
+        "last of it after the end, s": f"{last:.1f}{'' if done else ', NOT ALL'}",
+        "points of each signal in the metric tables": len(points),
+        "values in the full record": int(frame.filter(like="signal_").count().sum()),
+        "own log_metric alone, p95 ms": round(1e3 * p95(alone)),
+        "own log_metric beside, p95 ms": round(1e3 * p95(beside)),
+        "ratio of medians": f"{statistics.median(beside) / statistics.median(alone):.2f}",
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--signals", type=int, default=200)
-    parser.add_argument("--rate", type=int, default=50)
-    parser.add_argument("--store", choices=["sqlite", "rest", "both"], default="both")
-    options = parser.parse_args()
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    folder = Path(tempfile.mkdtemp(prefix="stores-"))
-    os.chdir(folder)
-    if options.store in ("sqlite", "both"):
-        print("SQLite")
-        deliver(f"sqlite:///{folder / 'mlflow.db'}", options)
-    if options.store in ("rest", "both"):
-        print("REST")
-        with rest_server(folder) as url:
-            deliver(url, options)
+def p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1] if len(values) >= 2 else math.nan
 
 
-if __name__ == "__main__":
-    main()
+def journal(values: int = 1_000_000) -> Iterator[Table]:
+    """Write values to a journal and read them back."""
+    rows = []
+    for signals in (200, 20, 1):
+        folder = Path(tempfile.mkdtemp(prefix="journal-", dir=Path.cwd())) / "000-benchmark"
+        writer = JournalWriter(folder, Opening("benchmark", 1, 1.0, "here", 1.0))
+        names = tuple(Signal(f"signal_{number}") for number in range(signals))
+        numbers = tuple(random.random() for _ in names)
+        steps = values // signals
+        began = time.perf_counter()
+        for step in range(steps):
+            writer.append(StepReading(step, names, numbers, 0, time.time()))
+        wrote = time.perf_counter() - began
+        writer.close()
+        began = time.perf_counter()
+        read_journal(folder / "journal")
+        rows.append(
+            {
+                "signals a step": signals,
+                "write, s": wrote,
+                "us a step": wrote / steps * 1e6,
+                "read, s": time.perf_counter() - began,
+                "MB": writer.bytes_written / 1e6,
+            }
+        )
+    yield table_of(f"{values:,} values", rows)
+
+
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static char below[65536];
+static long all, first;
+long slow_all(void) { return all; }
+long slow_first(void) { return first; }
+static void wait_for(void) {
+  __atomic_add_fetch(&all, 1, __ATOMIC_RELAXED);
+  if (syscall(SYS_gettid) == getpid()) first++;
+  usleep(atoi(getenv("SLOW_MICROSECONDS")));
+}
+static int is_slow(const char *path) {
+  const char *root = getenv("SLOW_DIRECTORY");
+  return root && path && strncmp(path, root, strlen(root)) == 0;
+}
+#define REAL(name) static __typeof__(name) *real; if (!real) real = dlsym(RTLD_NEXT, #name)
+static int opened(int fd, const char *path) {
+  if (fd >= 0 && fd < 65536) below[fd] = is_slow(path);
+  return fd;
+}
+#define OPEN(name) int name(const char *path, int flags, ...) { \
+  va_list more; va_start(more, flags); mode_t mode = va_arg(more, mode_t); va_end(more); \
+  REAL(name); if (is_slow(path)) wait_for(); return opened(real(path, flags, mode), path); }
+OPEN(open) OPEN(open64)
+ssize_t write(int fd, const void *data, size_t count) {
+  REAL(write); if (fd >= 0 && fd < 65536 && below[fd]) wait_for(); return real(fd, data, count); }
+int rename(const char *from, const char *to) { REAL(rename); if (is_slow(to)) wait_for(); return real(from, to); }
+int link(const char *from, const char *to) { REAL(link); if (is_slow(to)) wait_for(); return real(from, to); }
+int unlink(const char *path) { REAL(unlink); if (is_slow(path)) wait_for(); return real(path); }
+int mkdir(const char *path, mode_t mode) { REAL(mkdir); if (is_slow(path)) wait_for(); return real(path, mode); }
+int stat(const char *path, struct stat *into) { REAL(stat); if (is_slow(path)) wait_for(); return real(path, into); }
+int stat64(const char *path, struct stat64 *into) {
+  REAL(stat64); if (is_slow(path)) wait_for(); return real(path, into); }
+"""
+"""A library loaded before libc, which makes every operation on files below a directory wait.
+
+NFS answers most writes from its cache, so this is slower than NFS. Needs Linux and a C compiler.
+"""
+SLOW_WARM_UP_STEPS = 20
+DEVICE_SECONDS = 0.01
+TRAIN = "import sys; from benchmarks.delivery import train; train(int(sys.argv[1]))"
+
+
+def slow_directory(steps: int = 300, milliseconds: tuple[float, ...] = (0.0, 1.0, 5.0, 20.0)) -> Iterator[Table]:
+    """Train with a journal whose open, write, rename, link, unlink, mkdir and stat take these milliseconds."""
+    source, library = Path("slow.c").resolve(), Path("slow.so").resolve()
+    source.write_text(SHIM)
+    subprocess.run(["cc", "-w", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    rows = []
+    for number, latency in enumerate(milliseconds):
+        place = Path(str(number), "journals").resolve()
+        place.parent.mkdir()
+        environment = {
+            "LD_PRELOAD": str(library),
+            "SLOW_DIRECTORY": str(place),
+            "SLOW_MICROSECONDS": str(int(1000 * latency)),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-c", TRAIN, str(steps)]
+        done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True)
+        operations, own, median, mean, longest = map(float, done.stdout.split()[-5:])
+        rows.append(
+            {
+                "ms an operation": latency,
+                "operations a step": operations,
+                "of the training thread": own,
+                "step, median ms": 1e3 * median,
+                "mean ms": 1e3 * mean,
+                "longest ms": 1e3 * longest,
+            }
+        )
+    yield table_of("", rows)
+
+
+def train(steps: int) -> None:
+    """Take steps that wait ten milliseconds for their device; print file operations and the time of the rest."""
+    import torch
+
+    options = mlflow_stability.Options(journal_dir=os.environ["SLOW_DIRECTORY"])
+    mlflow_stability.autolog(offline=True, silent=True, options=options)
+    libc = ctypes.CDLL(None)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    took, before = [], (0, 0)
+    for step in range(steps + SLOW_WARM_UP_STEPS):
+        if step == SLOW_WARM_UP_STEPS:
+            before = libc.slow_all(), libc.slow_first()
+        began = time.perf_counter()
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        took.append(time.perf_counter() - began)
+        time.sleep(DEVICE_SECONDS)
+    took = took[SLOW_WARM_UP_STEPS:]
+    operations = (libc.slow_all() - before[0]) / steps, (libc.slow_first() - before[1]) / steps
+    print(*operations, statistics.median(took), statistics.fmean(took), max(took))

@@ -1,26 +1,19 @@
-"""What a watched step costs where several gloo ranks train together.
-
-    python tests/benchmarks/parallel_step.py [--ranks 4] [--blocks 12] [--only fsdp2 fsdp2_clip ddp]
-
-Each rank trains bare and watched in turns, A B A B, in blocks of twenty steps each, all ranks at the same time. Printed
-are the median step of both, and the median of the differences between neighbouring blocks with its quartiles, as rank 0
-sees them: its wall-clock time, and the CPU time of its training thread. On fewer cores than ranks, wall-clock times are
-those of a crowded machine.
-"""
+"""Cost of a watched step where several gloo ranks train together."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import statistics
-import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from benchmarks.table import Table, table_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -29,26 +22,58 @@ from torch.nn.parallel import DistributedDataParallel
 import mlflow_stability
 
 WAYS = ("ddp", "fsdp2", "fsdp2_clip", "fsdp2_rollback")
-STEPS, WARM = 20, 20
+STEPS, WARM_UP_STEPS = 20, 20
+Pair = tuple[tuple[float, float], tuple[float, float]]
+"""Milliseconds of a bare and a watched step: wall-clock time, and CPU time of the training thread."""
 
 
-def rank_of_many(rank: int, arguments: argparse.Namespace, port: str, folder: str) -> None:
+def parallel_step(ranks: int = 4, blocks: int = 12, only: tuple[str, ...] = WAYS) -> Iterator[Table]:
+    """Train bare and watched in turns, in blocks of twenty steps, all ranks at the same time; rank 0 is measured.
+
+    On fewer cores than ranks, wall-clock times are those of a crowded machine.
+    """
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = str(listening.getsockname()[1])
+    results = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(train_rank, (ranks, blocks, only, port, str(Path.cwd()), results), ranks)  # type: ignore[no-untyped-call]
+    rows = []
+    for way in only:
+        pairs = results.get()
+        for at, clock in enumerate(("wall", "CPU of the thread")):
+            low, middle, high = statistics.quantiles((watched[at] - bare[at] for bare, watched in pairs), n=4)
+            bare_ms, watched_ms = (statistics.median(pair[side][at] for pair in pairs) for side in (0, 1))
+            rows.append(
+                {
+                    "way": way,
+                    "clock": clock,
+                    "bare, ms": bare_ms,
+                    "watched, ms": watched_ms,
+                    "difference, ms": middle,
+                    "quartiles": f"{low:+.2f}..{high:+.2f}",
+                }
+            )
+    yield table_of(f"{ranks} ranks", rows)
+
+
+def train_rank(rank: int, ranks: int, blocks: int, only: tuple[str, ...], port: str, folder: str, results: Any) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=arguments.ranks)
-    for way in arguments.only:
-        measure(way, rank, arguments, Path(folder) / way)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    for way in only:
+        pairs = measure(way, ranks, blocks, Path(folder) / way)
+        if rank == 0:
+            results.put(pairs)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measure(way: str, rank: int, arguments: argparse.Namespace, folder: Path) -> None:
+def measure(way: str, ranks: int, blocks: int, folder: Path) -> list[Pair]:
     torch.manual_seed(0)
     plain = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.Tanh())), nn.Linear(128, 1))
     model: nn.Module = DistributedDataParallel(plain) if way == "ddp" else plain
     if way != "ddp":
-        mesh = init_device_mesh("cpu", (arguments.ranks,))
-        fully_shard(plain, mesh=mesh)
+        fully_shard(plain, mesh=init_device_mesh("cpu", (ranks,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     inputs = torch.randn(64, 128)
 
@@ -64,35 +89,13 @@ def measure(way: str, rank: int, arguments: argparse.Namespace, folder: Path) ->
         return (time.perf_counter() - began) / steps * 1e3, (time.thread_time() - thread) / steps * 1e3
 
     pairs = []
-    block(WARM)
-    for _ in range(arguments.blocks):
+    block(WARM_UP_STEPS)
+    for _ in range(blocks):
         bare = block(STEPS)
         options = mlflow_stability.Options(journal_dir=folder)
         mlflow_stability.autolog(offline=True, silent=True, rollback=way == "fsdp2_rollback", options=options)
-        block(WARM)
+        block(WARM_UP_STEPS)
         watched = block(STEPS)
         mlflow_stability.autolog(disable=True)
         pairs.append((bare, watched))
-    if rank == 0:
-        for at, what in enumerate(("wall", "CPU of the thread")):
-            differences = sorted(watched[at] - bare[at] for bare, watched in pairs)
-            low, middle, high = statistics.quantiles(differences, n=4)
-            bare_ms, watched_ms = (statistics.median(each[side][at] for each in pairs) for side in (0, 1))
-            print(
-                f"{way:14} {what:18} bare {bare_ms:7.2f} ms, watched {watched_ms:7.2f} ms, "
-                f"difference {middle:+.2f} ms [{low:+.2f}, {high:+.2f}]",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--only", nargs="+", default=WAYS, choices=WAYS)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        free = str(listening.getsockname()[1])
-    with tempfile.TemporaryDirectory() as temporary:
-        given = parser.parse_args()
-        mp.spawn(rank_of_many, (given, free, temporary), given.ranks)  # type: ignore[no-untyped-call]
+    return pairs

@@ -1,35 +1,28 @@
 """Recall, precision and false alarms of the diagnosis on real training records with labels.
 
-python tests/benchmarks/real_records.py FOLDER                     every labelled record of a folder
-python tests/benchmarks/real_records.py FOLDER --sets b,c          of these sets alone
-python tests/benchmarks/real_records.py FOLDER --index MINE.csv    of the records that another index names
-python tests/benchmarks/real_records.py FOLDER --worked-on MINE.csv --misses
-                                                                   those worked on beside all others; what was missed
-
-FOLDER holds the records in `data/` and `index.csv` with the columns `file`, `source_repo` (the project), `label`
+A folder holds the records in `data/` and `index.csv` with the columns `file`, `source_repo` (the project), `label`
 (healthy, nan, inf, divergence, spike, plateau, overfit; others are read and not scored), `label_steps` ("8,18;145-152",
 empty where there is no place) and, if there are any, `set`, `loss` and `val_loss` (the names of the main curves).
 
-Every record is diagnosed once; what was found is kept until the rules or the record change. Halves are drawn by
-project, many times: the gap between them is what chance alone makes of such records. Rules were fitted to what they
-were worked on if the gap between that and the others is wider. Misses are named of the records worked on alone.
+Every record is diagnosed once; findings are kept until the rules or the record change. Halves are drawn by project,
+many times: the gap between them is what chance alone makes of such records. Rules were fitted to the records they were
+developed on if the gap between those and the others is wider. Misses are listed for the former alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import hashlib
 import json
 import re
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from benchmarks.table import Cell, Table, share, table_of
 
 from mlflow_stability.analysis.cards.card_cache import fingerprint_of_rules
 from mlflow_stability.analysis.diagnose import diagnose_all
@@ -227,10 +220,6 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-def shown(good: int, all_: int) -> str:
-    return f"{good:3d}/{all_:<3d} {good / all_:6.1%}" if all_ else f"{'-':>14}"
-
-
 def gaps(records: Sequence[Record], splits: int, seed: int = 0) -> dict[str, list[float]]:
     """Of each measure the difference between two halves, for many splits by project."""
     rng = np.random.default_rng(seed)
@@ -246,46 +235,46 @@ def gaps(records: Sequence[Record], splits: int, seed: int = 0) -> dict[str, lis
     return found
 
 
-def table(parts: dict[str, Sequence[Record]], by_chance: dict[str, list[float]]) -> None:
-    print(f"{'':26}" + "".join(f"{f'{name} ({len(of)})':>20}" for name, of in parts.items()), end="")
-    print(f"{'gap of random halves':>26}")
+def measures_of(parts: dict[str, Sequence[Record]], by_chance: dict[str, list[float]]) -> Iterator[dict[str, Cell]]:
     for name, measure in MEASURES.items():
-        cells = [measure(of) for of in parts.values()]
-        if not any(all_ for _, all_ in cells):
-            continue
-        line = f"{name:26}" + "".join(f"{shown(*cell):>20}" for cell in cells)
-        usual = np.abs(by_chance[name])
-        if len(usual):
-            line += f"{f'mean {usual.mean():.1%}, 95 % below {np.quantile(usual, 0.95):.1%}':>36}"
-        print(line)
+        cells = {f"{part} ({len(records)})": measure(records) for part, records in parts.items()}
+        if any(whole for _, whole in cells.values()):
+            gaps_by_chance = np.abs(by_chance[name])
+            usual = ""
+            if len(gaps_by_chance):
+                usual = f"mean {gaps_by_chance.mean():.1%}, 95 % below {np.quantile(gaps_by_chance, 0.95):.1%}"
+            columns = {part: share(*cell) for part, cell in cells.items()}
+            yield {"measure": name, **columns, "gap of random halves": usual}
 
 
-def pooled_gap(worked_on: Sequence[Record], others: Sequence[Record]) -> None:
-    """How far apart the halves are over all kinds, of which single ones have few records."""
+def pooled_gap(worked_on: Sequence[Record], others: Sequence[Record]) -> str:
+    """Return how far apart both are over all kinds, of which single ones have few records."""
     recall = recall_of(*NAMED_BY)
-    (seen, of_seen), (unseen, of_unseen) = recall(worked_on), recall(others)
-    if of_seen and of_unseen:
-        gap = 100 * (unseen / of_unseen - seen / of_seen)
-        print(f"\nRecall of all kinds together: {gap:+.1f} points where nobody looked")
+    (right, whole), (right_others, whole_others) = recall(worked_on), recall(others)
+    if not whole or not whole_others:
+        return "Recall of all kinds together: no records"
+    gap = 100 * (right_others / whole_others - right / whole)
+    return f"Recall of all kinds together: {gap:+.1f} points on records the rules were not developed on"
 
 
-def flagged(records: Sequence[Record]) -> None:
-    """Which share of the healthy has a finding of which kind."""
-    healthy = [each for each in records if each.label == HEALTHY]
-    found = Counter(kind for each in healthy for kind in {one.kind for one in each.findings})
-    print("\nHealthy records flagged, by kind")
-    for kind, count in found.most_common():
-        print(f"  {kind:24} {shown(count, len(healthy))}")
-    if not found:
-        print(f"  none of {len(healthy)}")
+def flagged(records: Sequence[Record]) -> Table:
+    """Share of the healthy records that have a finding, by kind."""
+    healthy = [record for record in records if record.label == HEALTHY]
+    kinds = Counter(kind for record in healthy for kind in {finding.kind for finding in record.findings})
+    rows = [{"kind": kind, "flagged": share(count, len(healthy))} for kind, count in kinds.most_common()]
+    return table_of("Healthy records flagged, by kind", rows, [] if rows else [f"none of {len(healthy)}"])
 
 
-def misses(records: Sequence[Record]) -> None:
-    print("\nWrong, of the records worked on")
-    for each in records:
-        if each.label not in UNSURE and not (each.right and each.read):
-            got = sorted({(one.kind, "CRITICAL" if one.critical else "WARNING", one.step) for one in each.findings})
-            print(f"  {each.label:10} {each.file} {list(each.places)}: {got[:6]}{'' if each.read else ', not read'}")
+def missed(records: Sequence[Record]) -> Iterator[dict[str, Cell]]:
+    for record in records:
+        if record.label not in UNSURE and not (record.right and record.read):
+            kinds = sorted({(it.kind, "CRITICAL" if it.critical else "WARNING", it.step) for it in record.findings})
+            yield {
+                "label": record.label,
+                "file": record.file,
+                "places": str(list(record.places)),
+                "findings": str(kinds[:6]) if record.read else "not read",
+            }
 
 
 def rows_of(index: Path, sets: Collection[str]) -> list[dict[str, str]]:
@@ -293,39 +282,32 @@ def rows_of(index: Path, sets: Collection[str]) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if not sets or row.get("set", "") in sets]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--index", type=Path, help="instead of FOLDER/index.csv")
-    parser.add_argument("--data", type=Path, help="instead of FOLDER/data")
-    parser.add_argument("--sets", default="")
-    parser.add_argument("--worked-on", type=Path, metavar="CSV", help="an index of the records that were looked at")
-    parser.add_argument("--misses", action="store_true", help="name what is wrong among the records worked on")
-    parser.add_argument("--splits", type=int, default=300)
-    parser.add_argument("--kept", type=Path, metavar="FILE", help="where findings are kept  [a temporary folder]")
-    options = parser.parse_args()
-    began = time.perf_counter()
-    data = (options.data or options.folder / "data").resolve()
+def real_records(
+    folder: Path,
+    index: Path | None = None,
+    sets: tuple[str, ...] = (),
+    worked_on: Path | None = None,
+    misses: bool = False,
+    splits: int = 300,
+    kept: Path | None = None,
+) -> Iterator[Table]:
+    """Diagnose the records of a folder (`--set folder=FOLDER`) and compare with their labels.
+
+    `sets` takes these sets alone; `index` the records that another index names; `worked_on` is an index of the records
+    that the rules were developed on, which `misses` lists where they are wrong; `kept` is the file of the findings.
+    """
+    data = (folder / "data").resolve()
     name = hashlib.sha256(f"{data}".encode()).hexdigest()[:16]
-    kept = options.kept or Path(tempfile.gettempdir()) / f"real_records_{name}_{fingerprint_of_rules()[:16]}.json"
-    rows = rows_of(options.index or options.folder / "index.csv", {each for each in options.sets.split(",") if each})
-    records = records_of(rows, Findings(data, kept))
+    kept = kept or Path(tempfile.gettempdir()) / f"real_records_{name}_{fingerprint_of_rules()[:16]}.json"
+    records = records_of(rows_of(index or folder / "index.csv", sets), Findings(data, kept))
     parts: dict[str, Sequence[Record]] = {"all": records}
-    seen: Sequence[Record] = ()
-    if options.worked_on:
-        own = {row["file"] for row in rows_of(options.worked_on, ())}
-        seen = [each for each in records if each.file in own]
-        parts = {**parts, "worked on": seen, "others": [each for each in records if each.file not in own]}
-    table(parts, gaps(records, options.splits))
-    if options.worked_on:
-        pooled_gap(parts["worked on"], parts["others"])
-    flagged(records)
-    if options.misses:
-        misses(seen)
-    print(
-        f"\n{len(records)} records of {len({e.project for e in records})} projects, {time.perf_counter() - began:.0f} s"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    notes = [f"{len(records)} records of {len({record.project for record in records})} projects"]
+    if worked_on:
+        own = {row["file"] for row in rows_of(worked_on, ())}
+        parts["worked on"] = [record for record in records if record.file in own]
+        parts["others"] = [record for record in records if record.file not in own]
+        notes.append(pooled_gap(parts["worked on"], parts["others"]))
+    yield table_of("", measures_of(parts, gaps(records, splits)), notes)
+    yield flagged(records)
+    if misses:
+        yield table_of("Wrong, of the records worked on", missed(parts.get("worked on", ())))

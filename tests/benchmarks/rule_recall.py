@@ -1,38 +1,22 @@
 """How often a diagnosis finds what was put into drawn training curves, and how often it finds what is not there.
 
-python tests/benchmarks/rule_recall.py                        every kind of finding, 400 runs of each form
-python tests/benchmarks/rule_recall.py --quick                a quarter of that, and no long curves
-python tests/benchmarks/rule_recall.py --kind spike           one kind: spike, divergence, overfitting, plateau, nan
-python tests/benchmarks/rule_recall.py --kind none            the healthy runs alone
-python tests/benchmarks/rule_recall.py --rules                the rules of whole curves without the detectors' replay
-python tests/benchmarks/rule_recall.py --sensitivity high     at another sensitivity
-python tests/benchmarks/rule_recall.py --classic              by the classic rules
-python tests/benchmarks/rule_recall.py --threshold 3          with a threshold of one's own for spikes and explosions
-python tests/benchmarks/rule_recall.py --operating-points     recall beside false alarms for stricter and looser ones
-python tests/benchmarks/rule_recall.py --misses               and which runs were missed, to look at them by seed
-
 A run counts as found if a finding of its kind, WARNING or CRITICAL, begins at the event; a divergence also serves for
-a spike. A spike that recovered at once is INFO, so that of spikes INFO counts as well, but not as a false alarm. Runs
-are drawn by `zoo.curves`: points, logging, noise and shapes as real logs have them, sizes log-uniform. Sizes are in
-nats (how far the logarithm of the loss moves) and in σ, the noise of one point at that place.
+a spike. A spike that recovered at once is INFO: of spikes INFO counts as well, but not as a false alarm. Runs are drawn
+by `zoo.curves`: points, logging, noise and shapes as real logs have them, sizes log-uniform. Sizes are in nats (how far
+the logarithm of the loss moves) and in σ, the noise of one point at that place.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
+from operator import attrgetter
 
-if __name__ == "__main__":  # as pytest's pythonpath does
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from benchmarks.table import Cell, Table, share, table_of
 from zoo.curves.drawn import DrawnRun, PlacedEvent, Setting
 from zoo.curves.healthy import PLAIN, TRAPS, healthy_run
 from zoo.curves.ill import FORMS, NON_FINITE, ill_run
@@ -59,7 +43,7 @@ ACCEPTED = {
 }
 """What else names an event of a kind; for the others their own name alone."""
 PLACED = {"loss_spike", "divergence", "nan_detected", "inf_detected"}
-LONGEST_QUICK = 3000
+QUICK_LONGEST = 3000
 EDGES = {
     "σ": (3.0, 5.0, 8.0, 12.0, 20.0, 50.0),
     "nats": (0.1, 0.14, 0.26, 0.4, 0.7, 1.2),
@@ -71,7 +55,7 @@ EDGES = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a diagnosis said of one drawn run."""
+    """Diagnosis of one drawn run."""
 
     form: str
     seed: int
@@ -133,30 +117,29 @@ def judge(form: str, seed: int, how: How) -> Judged | None:
 def judge_run(run: DrawnRun, how: How) -> Judged:
     """Diagnose a run."""
     findings = findings_of(run, how)
-    serious = [each for each in findings if each.severity >= Severity.WARNING]
-    found = False
+    serious = [finding for finding in findings if finding.severity >= Severity.WARNING]
+    is_found = False
     if run.event is not None:
         accepted = ACCEPTED.get(run.event.kind, {run.event.kind})
         placed = run.event.kind in PLACED
-        found = any(
-            each.kind in accepted and (not placed or near(each.start, run.event, run.setting))
-            for each in findings
-            if each.severity >= Severity.WARNING or each.kind == run.event.kind == "loss_spike"
+        is_found = any(
+            finding.kind in accepted and (not placed or near(finding.start, run.event, run.setting))
+            for finding in findings
+            if finding.severity >= Severity.WARNING or finding.kind == run.event.kind == "loss_spike"
         )
-    kinds = tuple(sorted({each.kind for each in serious}))
-    return Judged(
-        run.name, run.seed, run.setting, run.event, found, kinds, any(e.severity >= Severity.CRITICAL for e in serious)
-    )
+    kinds = tuple(sorted({finding.kind for finding in serious}))
+    critical = any(finding.severity >= Severity.CRITICAL for finding in serious)
+    return Judged(run.name, run.seed, run.setting, run.event, is_found, kinds, critical)
 
 
 def judged(forms: Iterable[str], seeds: range, how: How, processes: int = 1) -> list[Judged]:
     """All of them, in order."""
     asked = [(form, seed) for form in forms for seed in seeds]
-    one = functools.partial(_judge, how=how)
+    judge_asked = functools.partial(_judge, how=how)
     if processes == 1:
-        return [each for each in map(one, asked) if each is not None]
+        return [run for run in map(judge_asked, asked) if run is not None]
     with ProcessPoolExecutor(processes) as pool:
-        return [each for each in pool.map(one, asked, chunksize=20) if each is not None]
+        return [run for run in pool.map(judge_asked, asked, chunksize=20) if run is not None]
 
 
 def judged_healthy(seeds: range, how: How, processes: int = 1) -> list[Judged]:
@@ -170,157 +153,136 @@ def _judge(asked: tuple[str, int], how: How) -> Judged | None:
     return judge(*asked, how)
 
 
-def table(title: str, columns: Sequence[str], rows: dict[str, dict[str, str]]) -> None:
-    print(f"\n{title}\n" + "-" * len(title))
-    print(" " * 26 + "".join(f"{column:>13}" for column in columns))
-    for name, cells in rows.items():
-        print(f"{name:26}" + "".join(f"{cells.get(column, ''):>13}" for column in columns))
+def rule_recall(
+    kinds: tuple[str, ...] = (*KINDS, "nan"),
+    runs: int = 400,
+    seed: int = 0,
+    longest: int = 100_000,
+    processes: int = 1,
+    rules_alone: bool = False,
+    sensitivity: str = "normal",
+    classic: bool = False,
+    threshold: float | None = None,
+    misses: bool = False,
+) -> Iterator[Table]:
+    """Diagnose this number of runs of each form; `kinds` is empty for the healthy runs alone.
+
+    `rules_alone` leaves out the replay of the detectors; `threshold` is one for spikes and explosions, in σ; `misses`
+    lists what was missed, by seed.
+    """
+    how = How(rules_alone, longest, FACTORS[sensitivity], classic, threshold)
+    seeds = range(seed, seed + runs)
+    everything = judged_healthy(seeds, how, processes)
+    yield false_alarms(everything)
+    for kind in kinds:
+        ill = judged(forms_of(kind), seeds, how, processes)
+        yield from recall(kind, ill)
+        everything += ill
+    if misses:
+        yield table_of("Missed runs and false alarms", _wrong(everything))
 
 
-def share(runs: Sequence[Judged]) -> str:
-    return f"{sum(each.found for each in runs) / len(runs):4.0%} ({len(runs)})" if runs else ""
+def operating_points(
+    runs: int = 400, seed: int = 0, longest: int = 100_000, processes: int = 1, rules_alone: bool = False
+) -> Iterator[Table]:
+    """Compare stricter and looser thresholds: what they find, and how many healthy runs they flag."""
+    seeds = range(seed, seed + runs)
+    names = {factor: name for name, factor in FACTORS.items()}
+    rows = []
+    for factor in sorted({*FACTORS.values(), 0.5, 0.85, 1.2, 2.0}, reverse=True):
+        how = How(rules_alone, longest, factor)
+        healthy = judged_healthy(seeds, how, processes)
+        row: dict[str, Cell] = {"thresholds": f"x {factor:g} {names.get(factor, '')}"}
+        row |= {kind: _recall(judged(forms_of(kind), seeds, how, processes)) for kind in KINDS}
+        row["healthy flagged"] = share(sum(bool(run.serious) for run in healthy), len(healthy))
+        plain = [run for run in healthy if run.form == PLAIN]
+        row["plain flagged"] = share(sum(bool(run.serious) for run in plain), len(plain))
+        row["CRITICAL"] = share(sum(run.critical for run in healthy), len(healthy))
+        rows.append(row)
+    yield table_of("Recall beside healthy runs flagged, by how strict the thresholds are", rows)
 
 
-def false_alarms(runs: Sequence[Judged]) -> None:
-    """Of the healthy: which share has a WARNING of which kind; half plain ones, half traps."""
-    kinds = [kind for kind, _ in Counter(kind for each in runs for kind in each.serious).most_common(7)]
-    rows: dict[str, dict[str, str]] = {}
-
-    def row(name: str, of: Sequence[Judged]) -> None:
-        if of:
-            cells = {kind: f"{sum(kind in each.serious for each in of) / len(of):.1%}" for kind in kinds}
-            any_of = {"any": f"{sum(bool(each.serious) for each in of) / len(of):.1%}"}
-            rows[f"{name} ({len(of)})"] = {
-                **cells,
-                **any_of,
-                "critical": f"{sum(e.critical for e in of) / len(of):.1%}",
-            }
-
-    row("all healthy", runs)
-    for name in (PLAIN, *TRAPS):
-        row(name, [each for each in runs if each.form == name])
-    table("Healthy runs with a WARNING, by kind", ["any", "critical", *kinds], rows)
+def false_alarms(runs: Sequence[Judged]) -> Table:
+    """Share of the healthy runs that have a WARNING, by kind; half of them plain, half traps."""
+    kinds = [kind for kind, _ in Counter(kind for run in runs for kind in run.serious).most_common(7)]
+    rows: list[dict[str, Cell]] = []
+    for name in ("all healthy", PLAIN, *TRAPS):
+        group = [run for run in runs if name in (run.form, "all healthy")]
+        if group:
+            rows.append(
+                {
+                    "runs": name,
+                    "count": len(group),
+                    "any": f"{sum(bool(run.serious) for run in group) / len(group):.1%}",
+                    "critical": f"{sum(run.critical for run in group) / len(group):.1%}",
+                    **{kind: f"{sum(kind in run.serious for run in group) / len(group):.1%}" for kind in kinds},
+                }
+            )
+    return table_of("Healthy runs with a WARNING, by kind", rows)
 
 
-def axes(event: PlacedEvent, setting: Setting) -> dict[str, float]:
-    known = {"nats": event.size, "σ": event.strength, "points": float(setting.points)}
-    known["length"] = event.points / (setting.validations if "validation" in event.form else setting.points)
-    if event.kind == "overfitting":
-        known["validations"] = float(setting.validations)
-        known["length"] = event.points / max(1, setting.validations)
-    return known
-
-
-def binned(runs: Sequence[Judged], axis: str) -> dict[str, str]:
-    edges = EDGES[axis]
-    names = [f"<{edges[0]:g}", *(f"{low:g}-{high:g}" for low, high in pairwise(edges))]
-    names.append(f">{edges[-1]:g}")
-    cells: dict[str, list[Judged]] = {name: [] for name in names}
-    for each in runs:
-        if each.event is not None:
-            value = axes(each.event, each.setting)[axis]
-            cells[names[sum(value >= edge for edge in edges)]].append(each)
-    return {name: share(of) for name, of in cells.items()}
-
-
-def recall(kind: str, runs: Sequence[Judged]) -> None:
-    """By size, noise, points and length, each form in a row."""
-    forms = list(dict.fromkeys(each.form for each in runs))
-    by_form = {form: [each for each in runs if each.form == form] for form in forms}
+def recall(kind: str, runs: Sequence[Judged]) -> Iterator[Table]:
+    """Recall by size, noise, points and length, each form in a row."""
+    by_form = {form: [run for run in runs if run.form == form] for form in dict.fromkeys(run.form for run in runs)}
     wanted = ["σ", "nats", "points", "length", *(["validations"] if kind == "overfitting" else [])]
     if kind in ("plateau", "nan"):
         wanted = ["points"]
     for axis in wanted:
-        rows = {form: binned(of, axis) for form, of in by_form.items()}
-        table(f"Recall of {kind}, by {axis}", list(next(iter(rows.values()))), rows)
-    for name, key in (("noise", _noise), ("logging", _logging), ("family", _family)):
-        columns = sorted({key(each) for each in runs})
-        rows = {
-            form: {"all": share(of), **{c: share([e for e in of if key(e) == c]) for c in columns}}
-            for form, of in by_form.items()
-        }
-        table(f"Recall of {kind}, by {name}", ["all", *columns], rows)
+        yield table_of(
+            f"Recall of {kind}, by {axis}", [{"form": form, **binned(group, axis)} for form, group in by_form.items()]
+        )
+    for name in ("noise", "logging", "family"):
+        key = attrgetter(f"setting.{name}")
+        columns = sorted({key(run) for run in runs})
+        rows = [
+            {
+                "form": form,
+                "all": _recall(group),
+                **{column: _recall([run for run in group if key(run) == column]) for column in columns},
+            }
+            for form, group in by_form.items()
+        ]
+        yield table_of(f"Recall of {kind}, by {name}", rows)
 
 
-def _noise(run: Judged) -> str:
-    return run.setting.noise
+def _recall(runs: Sequence[Judged]) -> str:
+    return share(sum(run.found for run in runs), len(runs))
 
 
-def _logging(run: Judged) -> str:
-    return run.setting.logging
+def axes(event: PlacedEvent, setting: Setting) -> dict[str, float]:
+    values = {"nats": event.size, "σ": event.strength, "points": float(setting.points)}
+    values["length"] = event.points / (setting.validations if "validation" in event.form else setting.points)
+    if event.kind == "overfitting":
+        values["validations"] = float(setting.validations)
+        values["length"] = event.points / max(1, setting.validations)
+    return values
 
 
-def _family(run: Judged) -> str:
-    return run.setting.family
+def binned(runs: Sequence[Judged], axis: str) -> dict[str, Cell]:
+    edges = EDGES[axis]
+    names = [f"<{edges[0]:g}", *(f"{low:g}-{high:g}" for low, high in pairwise(edges)), f">{edges[-1]:g}"]
+    groups: dict[str, list[Judged]] = {name: [] for name in names}
+    for run in runs:
+        if run.event is not None:
+            value = axes(run.event, run.setting)[axis]
+            groups[names[sum(value >= edge for edge in edges)]].append(run)
+    return {name: _recall(group) for name, group in groups.items()}
 
 
-def misses(runs: Sequence[Judged]) -> None:
-    for each in runs:
-        if each.event is not None and not each.found:
-            size = f"{each.event.size:.2f} nats = {each.event.strength:.1f}σ, {each.event.points} points"
-            what = f"{size} at step {each.event.start}; got {each.serious}"
-            print(f"  missed {each.form} seed {each.seed}: {what}; {each.setting}")
-        elif each.event is None and each.serious:
-            print(f"  false alarm {each.form} seed {each.seed}: {each.serious}; {each.setting}")
+def _wrong(runs: Sequence[Judged]) -> Iterator[dict[str, Cell]]:
+    for run in runs:
+        if run.event is not None and not run.found:
+            size = f"{run.event.size:.2f} nats = {run.event.strength:.1f}σ, {run.event.points} points"
+            what = f"missed {size} at step {run.event.start}"
+        elif run.event is None and run.serious:
+            what = "false alarm"
+        else:
+            continue
+        kinds = ", ".join(run.serious)
+        yield {"form": run.form, "seed": run.seed, "what": what, "kinds": kinds, "setting": str(run.setting)}
 
 
 def forms_of(kind: str) -> tuple[str, ...]:
     if kind == "nan":
         return NON_FINITE
     return tuple(name for name, form in FORMS.items() if form.kind == KINDS[kind])
-
-
-def operating_points(seeds: range, how: How, processes: int) -> None:
-    """What stricter and looser thresholds find, and how many healthy runs they flag."""
-    rows: dict[str, dict[str, str]] = {}
-    names = {factor: name for name, factor in FACTORS.items()}
-    for factor in sorted({*FACTORS.values(), 0.5, 0.85, 1.2, 2.0}, reverse=True):
-        at = replace(how, factor=factor)
-        healthy = judged_healthy(seeds, at, processes)
-        cells = {f"recall {kind}": share(judged(forms_of(kind), seeds, at, processes)) for kind in KINDS}
-        plain = [each for each in healthy if each.form == PLAIN]
-        for name, of in (("healthy", healthy), ("plain", plain)):
-            cells[f"{name} flagged"] = f"{sum(bool(each.serious) for each in of) / len(of):.1%}"
-        cells["CRITICAL"] = f"{sum(each.critical for each in healthy) / len(healthy):.1%}"
-        rows[f"thresholds x {factor:g} {names.get(factor, '')}"] = {
-            k.replace("recall ", ""): v for k, v in cells.items()
-        }
-    table("Recall beside healthy runs flagged, by how strict the thresholds are", list(next(iter(rows.values()))), rows)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--kind", choices=["none", *KINDS, "nan"], action="append")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rules", action="store_true")
-    parser.add_argument("--misses", action="store_true")
-    parser.add_argument("--runs", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--sensitivity", choices=list(FACTORS), default="normal")
-    parser.add_argument("--classic", action="store_true")
-    parser.add_argument("--threshold", type=float)
-    parser.add_argument("--operating-points", action="store_true")
-    options = parser.parse_args()
-    began = time.perf_counter()
-    runs = options.runs or (100 if options.quick else 400)
-    longest = LONGEST_QUICK if options.quick else 100_000
-    how = How(options.rules, longest, FACTORS[options.sensitivity], options.classic, options.threshold)
-    seeds = range(options.seed, options.seed + runs)
-    if options.operating_points:
-        operating_points(seeds, how, options.processes)
-        return
-    everything = judged_healthy(seeds, how, options.processes)
-    false_alarms(everything)
-    for kind in options.kind or [*KINDS, "nan"]:
-        if kind != "none":
-            ill = judged(forms_of(kind), seeds, how, options.processes)
-            recall(kind, ill)
-            everything += ill
-    if options.misses:
-        misses(everything)
-    print(f"\n{len(everything):,} runs in {time.perf_counter() - began:.0f} s")
-
-
-if __name__ == "__main__":
-    main()

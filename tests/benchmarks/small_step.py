@@ -1,27 +1,12 @@
-"""What a watched step costs where the step itself costs next to nothing, and of one that takes ten milliseconds.
-
-    python tests/benchmarks/small_step.py [--only default rollback] [--blocks 40] [--profile default] [--outlets]
-
-A model of ten parameters is trained bare and watched in turns, blocks of five hundred steps each, and the CPU time of
-the training's own thread is compared, block with block: the median of the differences, and, in blocks of a hundred, of
-the ratios for a step that works for ten milliseconds. Blocks are that long because some signals are measured once in a
-hundred steps, and because the first steps after a pause cost three times what all others do. `median` is the same for
-a step by itself: one at which nothing is measured that is measured every ten or hundred steps, and nothing judged.
-Beside it stands how many calls of functions in this package a step makes, by `sys.setprofile`: the median step, and
-the mean of a hundred, which has the steps at which more is looked at in it.
-
-With `--outlets`, each variant is compared in turns with the same and more: nothing (the noise); alerts to a URL,
-Prometheus and a mirror into TensorBoard; alerts to a function.
-"""
+"""Cost of a watched step where the step itself costs almost nothing."""
 
 from __future__ import annotations
 
-import argparse
+import math
 import os
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,28 +16,30 @@ from types import FrameType
 from typing import Any
 
 import torch
+from benchmarks.table import Table, table_of
 
 import mlflow_stability
+from mlflow_stability import RollbackPolicy
 from mlflow_stability.alerts import Alert, alerts_of
 from mlflow_stability.alerts.metrics.mirrors import mirrors_of
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.settings import Settings
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "guard": {"guard": True},
-    "rollback": {"rollback": True},
-}
-"""The arguments of `autolog()` of each variant."""
+VARIANTS: dict[str, dict[str, Any]] = {"default": {}, "guard": {"guard": True}, "rollback": {"rollback": True}}
+"""Arguments of `autolog()` of each variant."""
 STEPS = 500
+"""Steps of a block: some signals are measured once in a hundred steps, and the first steps after a pause cost more."""
 BUSY_STEPS = 100
-WARM = 150
-"""So many steps are trained before anything is measured: what is found out at the first ones is found out once."""
+WARM_UP_STEPS = 150
 PACKAGE = str(Path(mlflow_stability.__file__).parent)
+Calls = Counter[tuple[str, str]]
+"""Calls of a step, by file and function."""
+POLICY = RollbackPolicy(snapshot_every=20, healthy_after=10, rollback_after_skips=5, rollback_checkpoint_interval=10**9)
+HEALTHY_STEPS, MAX_BROKEN_STEPS = 121, 20
 
 
 class Small:
-    """A training of ten parameters; `busy`: for how many seconds each step works beside it."""
+    """A training of ten parameter tensors; `busy`: seconds that each step works beside it."""
 
     def __init__(self, busy: float = 0.0) -> None:
         torch.manual_seed(0)
@@ -73,170 +60,84 @@ class Small:
         self.optimizer.zero_grad()
 
     def seconds(self, steps: int) -> float:
-        """Of the thread that trains, for one step."""
+        """Return the CPU seconds of this thread for one step."""
         began = time.thread_time()
         for _ in range(steps):
             self.step()
         return (time.thread_time() - began) / steps
 
 
-def own_seconds(session: Session, blocks: int) -> list[tuple[float, float]]:
-    """What a bare step takes and by how much a watched one takes longer, block by block."""
-    # Two trainings, for what is hooked into a module costs a paused session something as well.
+class CallCount:
+    """Counts calls of functions of the package while a step runs."""
+
+    def __init__(self) -> None:
+        self.steps: list[Calls] = []
+
+    def __enter__(self) -> None:
+        self.steps.append(Counter())
+        sys.setprofile(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE):
+            self.steps[-1][os.path.relpath(code.co_filename, PACKAGE), code.co_qualname] += 1
+
+
+def in_turns(
+    session: Session, blocks: int, measure: Callable[[Small], float], busy: float = 0.0
+) -> list[tuple[float, float]]:
+    """Measure a bare and a watched training in turns, block by block."""
+    # Two trainings, because the hooks of a module cost a paused session something as well.
     bare, watched = Small(), Small()
     session.resume()
-    watched.seconds(WARM)
-    found = []
+    watched.seconds(WARM_UP_STEPS)
+    bare.busy = watched.busy = busy
+    pairs = []
     for _ in range(blocks):
         session.pause()
-        before = bare.seconds(STEPS)
+        before = measure(bare)
         session.resume()
-        found.append((before, watched.seconds(STEPS) - before))
+        pairs.append((before, measure(watched)))
     session.pause()
-    return found
+    return pairs
+
+
+def own_seconds(session: Session, blocks: int) -> list[tuple[float, float]]:
+    """Return the seconds of a bare step, and what a watched one adds, by block."""
+    pairs = in_turns(session, blocks, lambda training: training.seconds(STEPS))
+    return [(bare, watched - bare) for bare, watched in pairs]
 
 
 def median_seconds(session: Session, blocks: int) -> float:
-    """By how much the median step takes longer than the median bare one: the median over blocks."""
-    bare, watched = Small(), Small()
-    session.resume()
-    watched.seconds(WARM)
-    found = []
-    for _ in range(blocks):
-        session.pause()
-        before = statistics.median(bare.seconds(1) for _ in range(STEPS))
-        session.resume()
-        found.append(statistics.median(watched.seconds(1) for _ in range(STEPS)) - before)
-    session.pause()
-    return statistics.median(found)
+    """Return what the median step takes longer than the median bare one."""
+    pairs = in_turns(session, blocks, lambda training: statistics.median(training.seconds(1) for _ in range(STEPS)))
+    return statistics.median(watched - bare for bare, watched in pairs)
 
 
 def busy_ratios(session: Session, blocks: int, busy: float = 0.01) -> list[float]:
-    """How a watched step of ten milliseconds of CPU time compares with a bare one, block by block."""
-    bare, watched = Small(), Small()
+    """Return the ratio of a watched step of ten milliseconds of CPU time to a bare one, by block."""
+    pairs = in_turns(session, blocks, lambda training: training.seconds(BUSY_STEPS), busy)
+    return [watched / bare for bare, watched in pairs]
+
+
+def own_calls(session: Session, steps: int = 100) -> list[Calls]:
+    """Return the calls of our functions, step by step."""
+    training, count = Small(), CallCount()
     session.resume()
-    watched.seconds(WARM)
-    bare.busy = watched.busy = busy
-    found = []
-    for _ in range(blocks):
-        session.pause()
-        before = bare.seconds(BUSY_STEPS)
-        session.resume()
-        found.append(watched.seconds(BUSY_STEPS) / before)
-    session.pause()
-    return found
-
-
-def own_calls(session: Session, steps: int = 100) -> list[Counter[tuple[str, str]]]:
-    """The calls of our functions, step by step, each by file and name."""
-    training = Small()
-    session.resume()
-    training.seconds(WARM)
-    found: list[Counter[tuple[str, str]]] = []
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE):
-            found[-1][os.path.relpath(code.co_filename, PACKAGE), code.co_name] += 1
-
+    training.seconds(WARM_UP_STEPS)
     for _ in range(steps):
-        found.append(Counter())
-        sys.setprofile(note)
-        training.step()
-        sys.setprofile(None)
+        with count:
+            training.step()
     session.pause()
-    return found
-
-
-def outlets() -> dict[str, dict[str, Any]]:
-    """The arguments of `autolog()`: for what the courier does, and for a function with conditions on every step."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    rules = ("divergence", "loss>1e6", "grad_norm>1e6")
-    alerts = alerts_of("json://127.0.0.1:9/hook")  # nobody listens there
-    return {
-        "nothing": {},
-        "outlets": {"alerts": alerts, "prometheus_port": port, "mirrors": mirrors_of("tensorboard:runs/")},
-        "function": {"alerts": alerts_of(Alert(lambda _: None, rules=rules))},
-    }
-
-
-def outlets_seconds(name: str, blocks: int, given: dict[str, Any]) -> list[tuple[float, float]]:
-    """What a watched step takes, and by how much one of a session with more settings takes longer, block by block."""
-    with watching(name) as plain, watching(name, **given) as other:
-        trainings = []
-        for session in (plain, other):
-            trainings.append(Small())
-            session.resume()
-            trainings[-1].seconds(WARM)
-            session.pause()
-        found = []
-        for block in range(blocks):
-            taken = [0.0, 0.0]
-            for at in ((0, 1), (1, 0))[block % 2]:
-                session = (plain, other)[at]
-                session.resume()
-                taken[at] = trainings[at].seconds(STEPS)
-                session.pause()
-            found.append((taken[0], taken[1] - taken[0]))
-    return found
-
-
-def print_outlets(names: list[str], blocks: int) -> None:
-    """A line for each variant, and one for the noise of each."""
-    print(f"{'variant':<10}{'added':<9}{'us a step':>11}{'quartiles':>14}{'more':>7}")
-    for name in names:
-        for added, given in outlets().items():
-            cost = outlets_seconds(name, blocks, given)
-            low, middle, high = statistics.quantiles((1e6 * each for _, each in cost), n=4)
-            before = 1e6 * statistics.median(each for each, _ in cost)
-            print(f"{name:<10}{added:<9}{before:>11.0f}{f'{low:.0f}..{high:.0f}':>14}{middle:>+7.0f}", flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--blocks", type=int, default=40)
-    parser.add_argument("--profile", nargs="*", choices=list(VARIANTS), default=[], help="list the calls of a step")
-    parser.add_argument("--outlets", action="store_true", help="compare with and without alerts, Prometheus, mirrors")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    os.chdir(tempfile.mkdtemp(prefix="small-step-"))
-    if options.outlets:
-        print_outlets(options.only, options.blocks)
-        return
-    print(
-        f"{'variant':<10}{'own calls':>10}{'mean':>8}{'files':>7}{'us a step':>11}{'quartiles':>14}{'median':>8}"
-        f"{'bare':>6}{'of 10 ms':>10}"
-    )
-    for name in options.only:
-        calls = with_session(name, own_calls)
-        cost = with_session(name, lambda session: own_seconds(session, options.blocks))
-        own, bare = [1e6 * each for _, each in cost], 1e6 * statistics.median(each for each, _ in cost)
-        ordinary = 1e6 * with_session(name, lambda session: median_seconds(session, options.blocks))
-        busy = with_session(name, lambda session: busy_ratios(session, max(options.blocks // 2, 2)))
-        counts = [sum(each.values()) for each in calls]
-        median = statistics.median_low(counts)
-        step = calls[counts.index(median)]
-        low, middle, high = statistics.quantiles(own, n=4)
-        print(
-            f"{name:<10}{median:>10}{statistics.mean(counts):>8.0f}{len({file for file, _ in step}):>7}{middle:>11.0f}"
-            f"{f'{low:.0f}..{high:.0f}':>14}{ordinary:>8.0f}{bare:>6.0f}{statistics.median(busy):>10.3f}"
-        )
-        if name in options.profile:
-            print_profile(step)
-
-
-def with_session(name: str, measure: Callable[[Session], Any]) -> Any:
-    """What is measured with a session of a variant, that ends afterwards."""
-    with watching(name) as session:
-        return measure(session)
+    return count.steps
 
 
 @contextmanager
 def watching(name: str, **more: Any) -> Iterator[Session]:
-    """A session of a variant, paused; it ends afterwards."""
+    """Yield a paused session of a variant, and stop it afterwards."""
     session = Session(Settings(strict=True, exclusive=True, silent=True, **VARIANTS[name], **more))
     session.install()
     session.pause()
@@ -246,15 +147,173 @@ def watching(name: str, **more: Any) -> Iterator[Session]:
         session.stop()
 
 
-def print_profile(step: Counter[tuple[str, str]]) -> None:
-    """The calls of one step, file by file."""
-    files: Counter[str] = Counter()
-    for (file, _), count in step.items():
-        files[file] += count
-    for file, total in files.most_common():
-        inside = ", ".join(f"{name} {count}" for (where, name), count in step.most_common() if where == file)
-        print(f"  {total:>4}  {file}: {inside}")
+def with_session(name: str, measure: Callable[[Session], Any]) -> Any:
+    with watching(name) as session:
+        return measure(session)
 
 
-if __name__ == "__main__":
-    main()
+def small_step(only: tuple[str, ...] = tuple(VARIANTS), blocks: int = 40) -> Iterator[Table]:
+    """Compare the CPU time of the training's own thread, bare and watched, block by block.
+
+    `us a step` is the median of the differences of blocks; `median step` the same for a step at which nothing is
+    measured that is measured every ten or a hundred steps; `of 10 ms` the ratio for a step that works for ten
+    milliseconds.
+    """
+    torch.set_num_threads(1)
+    rows = []
+    for name in only:
+        counts = [calls.total() for calls in with_session(name, own_calls)]
+        cost = with_session(name, lambda session: own_seconds(session, blocks))
+        low, middle, high = statistics.quantiles((1e6 * own for _, own in cost), n=4)
+        rows.append(
+            {
+                "variant": name,
+                "calls": statistics.median_low(counts),
+                "mean calls": statistics.fmean(counts),
+                "us a step": middle,
+                "quartiles": f"{low:.0f}..{high:.0f}",
+                "median step": 1e6 * with_session(name, lambda session: median_seconds(session, blocks)),
+                "bare": 1e6 * statistics.median(bare for bare, _ in cost),
+                "of 10 ms": statistics.median(
+                    with_session(name, lambda session: busy_ratios(session, max(blocks // 2, 2)))
+                ),
+            }
+        )
+    yield table_of("", rows)
+
+
+def outlets(only: tuple[str, ...] = tuple(VARIANTS), blocks: int = 40) -> Iterator[Table]:
+    """Compare a watched step with and without alerts to a URL, Prometheus, a TensorBoard mirror, and a function."""
+    torch.set_num_threads(1)
+    rows = []
+    for name in only:
+        for added, given in outlet_arguments().items():
+            cost = outlet_seconds(name, blocks, given)
+            low, middle, high = statistics.quantiles((1e6 * more for _, more in cost), n=4)
+            before = 1e6 * statistics.median(plain for plain, _ in cost)
+            rows.append(
+                {
+                    "variant": name,
+                    "added": added,
+                    "us a step": before,
+                    "more": middle,
+                    "quartiles": f"{low:.0f}..{high:.0f}",
+                }
+            )
+    yield table_of("", rows)
+
+
+def outlet_arguments() -> dict[str, dict[str, Any]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    rules = ("divergence", "loss>1e6", "grad_norm>1e6")
+    alerts = alerts_of("json://127.0.0.1:9/hook")  # no process listens there
+    return {
+        "nothing": {},
+        "outlets": {"alerts": alerts, "prometheus_port": port, "mirrors": mirrors_of("tensorboard:runs/")},
+        "function": {"alerts": alerts_of(Alert(lambda _: None, rules=rules))},
+    }
+
+
+def outlet_seconds(name: str, blocks: int, given: dict[str, Any]) -> list[tuple[float, float]]:
+    """Return the seconds of a watched step, and what more settings add, by block."""
+    with watching(name) as plain, watching(name, **given) as other:
+        sessions, trainings = (plain, other), (Small(), Small())
+        for session, training in zip(sessions, trainings, strict=True):
+            session.resume()
+            training.seconds(WARM_UP_STEPS)
+            session.pause()
+        pairs = []
+        for block in range(blocks):
+            taken = [0.0, 0.0]
+            for at in ((0, 1), (1, 0))[block % 2]:
+                sessions[at].resume()
+                taken[at] = trainings[at].seconds(STEPS)
+                sessions[at].pause()
+            pairs.append((taken[0], taken[1] - taken[0]))
+    return pairs
+
+
+def step_calls(only: tuple[str, ...] = (*VARIANTS, "rolls back"), files: str = "") -> Iterator[Table]:
+    """Count calls, functions and files of each kind of step; `files` lists the files of one kind.
+
+    `plain` is the median of a hundred steps; every tenth and hundredth step measures more; `judged` runs the detectors
+    over the 64 steps before it; `rolls back` is the step that restores a snapshot.
+    """
+    torch.set_num_threads(1)
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    os.environ["MLFLOW_TRACKING_URI"] = f"file:{Path.cwd()}/mlruns"
+    rows, listed = [], []
+    for name in only:
+        kinds = {name: step_that_rolls_back()} if name == "rolls back" else with_session(name, watched_steps)
+        for kind, calls in kinds.items():
+            by_file = Counter[str]()
+            for (file, _), number in calls.items():
+                by_file[file] += number
+            rows.append(
+                {
+                    "variant": "rollback" if kind == name else name,
+                    "step": kind,
+                    "calls": calls.total() / (100 if kind == "mean" else 1),
+                    "functions": len(calls),
+                    "files": len(by_file),
+                }
+            )
+            if kind == files:
+                listed += [{"variant": name, "file": file, "calls": number} for file, number in by_file.most_common()]
+    yield table_of("", rows)
+    if listed:
+        yield table_of(f"Files of a step: {files}", listed)
+
+
+def watched_steps(session: Session) -> dict[str, Calls]:
+    """Return the calls of each kind of step of a healthy training."""
+    training, count = Small(), CallCount()
+    session.resume()
+    training.seconds(WARM_UP_STEPS)
+    numbers = []
+    for _ in range(100):
+        with count:
+            training.step()
+        numbers.append(session.step)
+    session.pause()
+    by_number = dict(zip(numbers, count.steps, strict=True))
+    plain = [calls for number, calls in by_number.items() if number % 10 not in (0, 1, 2)]
+    tenth = [calls for number, calls in by_number.items() if number % 10 == 0 and number % 100]
+    return {
+        "plain": _median(plain),
+        "tenth": _median(tenth),
+        "hundredth": next(calls for number, calls in by_number.items() if number % 100 == 0),
+        "judged": max(plain, key=Counter.total),
+        "mean": sum(count.steps, Counter()),
+    }
+
+
+def step_that_rolls_back() -> Calls:
+    """Return the calls of the rollback in a training whose losses become NaN."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    mlflow_stability.autolog(rollback=POLICY, silent=True)
+    count = CallCount()
+    weight = next(model.parameters())
+    before = weight.detach().clone()
+    for number in range(HEALTHY_STEPS + MAX_BROKEN_STEPS):
+        batch = torch.randn(16, 8)
+        is_broken = number >= HEALTHY_STEPS
+        with count:
+            loss = ((model(batch) - batch.sum(1, keepdim=True)) ** 2).mean()
+            (loss * math.nan if is_broken else loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if is_broken and not torch.equal(before, weight):  # steps are skipped until the rollback
+            break
+        before = weight.detach().clone()
+    else:
+        raise SystemExit("The training was not rolled back.")
+    mlflow_stability.autolog(disable=True)
+    return count.steps[-1]
+
+
+def _median(steps: list[Calls]) -> Calls:
+    return sorted(steps, key=Counter.total)[len(steps) // 2]

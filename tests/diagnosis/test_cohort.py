@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from benchmarks.cohort import CAUSES, cohort, named
+from benchmarks.cohort import CAUSES, cohort_cards, named
 from diagnosis.cards import made
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,11 +30,11 @@ def caused_by_rate(count: int = 60, seed: int = 0, **more: str) -> list[RunCard]
 
 @pytest.mark.slow
 def test_both_planted_causes_are_named_and_no_innocent_parameter() -> None:
-    assert named(cohort(0, planted=True)) == CAUSES
+    assert named(cohort_cards(0, planted=True)) == CAUSES
 
 
 def test_without_a_cause_nothing_is_named() -> None:
-    assert named(cohort(0, planted=False, runs=80)) == set()
+    assert named(cohort_cards(0, planted=False, runs=80)) == set()
 
 
 def test_what_is_named_comes_with_counts_and_is_called_no_cause() -> None:

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from benchmarks.tiny_gpt import TinyGPT
 from gpu.check import Bench, NotHereError
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+from zoo.tiny_gpt import TinyGPT
 
 LENGTH, VOCABULARY = 128, 512
 MOST_SEQUENCES = 4096

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.slow_directory import SHIM
+from benchmarks.delivery import SHIM
 
 from mlflow_stability.journal.slow_writes import SHARE, SLOW_SECONDS, WRITES, WriteTimes
 
@@ -22,7 +22,7 @@ import time, torch, mlflow_stability
 mlflow_stability.autolog(offline=True)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(80):
+for _ in range(50):
     model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

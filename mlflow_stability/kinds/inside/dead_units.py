@@ -72,7 +72,7 @@ class DeadUnits(StreakWithLossDetector):
     lost_at_once: float = 0.5
     """Minimum increase of the share between two measurements for units to have died suddenly. Units that a layer stops
     using increase slowly. No layer of 64 healthy trainings lost so many at once
-    (`tests/benchmarks/healthy_trainings.py`)."""
+    (`python -m tests.benchmarks healthy_trainings`)."""
     rounds: int = 3
     """Number of measurements in a row."""
 

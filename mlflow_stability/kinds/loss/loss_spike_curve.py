@@ -97,7 +97,7 @@ class SpikeRule(Rule):
     that ends within the first {start_up:percent} of the steps is INFO only.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Pickands 1975 (tails over a threshold);
-    tests/benchmarks/rule_recall.py (how often which size is found).
+    `python -m tests.benchmarks rule_recall` (how often which size is found).
     """
 
     kind = "loss_spike"

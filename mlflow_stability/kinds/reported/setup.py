@@ -334,7 +334,7 @@ class MissingZeroGrad(FindingType):
 
     When it is wrong: a script that adds gradients over several optimizer steps on purpose. Not seen where gradients are
     split over processes or copied by an engine. A fact, not a statistic: no false alarm in 64 healthy trainings
-    (`tests/benchmarks/healthy_trainings.py`).
+    (`python -m tests.benchmarks healthy_trainings`).
 
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
     """

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.tiny_gpt import TinyGPT, batch_of
 from probes.attention_by_hand import equal, looked, unguarded
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
+from zoo.tiny_gpt import TinyGPT, batch_of
 
 from mlflow_stability.probes.attention import attention_probe as attention
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe, chosen

@@ -1,16 +1,31 @@
-"""Loss curves such as trainings have, with and without trouble, made from a seed.
+"""Synthetic loss curves on which other tools were compared, and what the diagnosis finds in them.
 
-`PEERS` are those on which other tools were compared; `OTHERS` vary what those hold constant: shapes, noise, schedules.
-Each maker takes a generator and gives the losses of one run; `ONSET` says where trouble begins.
+`PEERS` are those curves; `OTHERS` vary what those hold constant: shapes, noise, schedules. Each maker takes a generator
+and returns the losses of one run.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
+from benchmarks.table import Table, table_of
 from numpy.typing import NDArray
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.measured.observation import Series
+from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 Losses = NDArray[np.float64]
 Maker = Callable[[np.random.Generator], Losses]
@@ -192,3 +207,73 @@ OTHERS: dict[str, Maker] = {
     )
 }
 """Healthy ones."""
+
+KindAndStep = tuple[str, int]
+
+
+def peers(
+    seeds: int = 20, first_seed: int = 0, every: int = 1, rules_only: bool = False, command: bool = False
+) -> Iterator[Table]:
+    """Diagnose each curve; `every` logs every so many steps.
+
+    `command` writes JSONL files and reads them with `mlflow-stability diagnose`. `right` counts the runs with the
+    wanted kind at WARNING or above, `others` those with another one, `delay` is in steps.
+    """
+    curves = {**PEERS, **{name: (maker, "", 0) for name, maker in OTHERS.items()}}
+    rows = []
+    began = time.perf_counter()
+    for name, (maker, wanted, onset) in curves.items():
+        losses = [maker(np.random.default_rng(seed)) for seed in range(first_seed, first_seed + seeds)]
+        runs = by_command(losses, every) if command else in_process(losses, every, rules_only=rules_only)
+        right = [[step for kind, step in run if kind == wanted] for run in runs]
+        delays = [steps[0] - onset for steps in right if steps]
+        rows.append(
+            {
+                "series": name,
+                "wanted": wanted,
+                "right": f"{sum(map(bool, right))}/{seeds}" if wanted else "",
+                "others": sum(len(steps) < len(run) for steps, run in zip(right, runs, strict=True)),
+                "episodes": sum(map(len, runs)) / len(runs),
+                "delay": statistics.median(delays) if delays else None,
+                "kinds": ", ".join(
+                    f"{kind} {n}" for kind, n in Counter(kind for run in runs for kind, _ in run).items()
+                ),
+            }
+        )
+    milliseconds = (time.perf_counter() - began) / (len(curves) * seeds) * 1e3
+    yield table_of("Findings at WARNING or above", rows, [f"{milliseconds:.1f} ms a run"])
+
+
+def history_of(losses: np.ndarray, every: int = 1) -> RunHistory:
+    """Return a run that logged its loss alone, every so many steps."""
+    meaning = Meaning("loss", known=True)
+    steps = np.arange(0, len(losses), every)
+    zeros = np.zeros(len(steps))
+    series = Series(meaning.signal, steps, losses[::every], zeros.astype(np.int64), zeros)
+    return RunHistory("synthetic", "synthetic", "json_lines", "all points", (Metric("loss", meaning, series),))
+
+
+def in_process(curves: list[np.ndarray], every: int, *, rules_only: bool) -> list[list[KindAndStep]]:
+    diagnoses = [diagnosis_of(history_of(losses, every), detectors=() if rules_only else None) for losses in curves]
+    return [
+        [(finding.kind, finding.start) for finding in diagnosis.findings if finding.severity >= Severity.WARNING]
+        for diagnosis in diagnoses
+    ]
+
+
+def by_command(curves: list[np.ndarray], every: int) -> list[list[KindAndStep]]:
+    """Write JSONL files and let the command line read them, as a user would."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{number:03d}.jsonl" for number in range(len(curves))]
+        for path, losses in zip(paths, curves, strict=True):
+            rows = [{"step": step, "loss": float(losses[step])} for step in range(0, len(losses), every)]
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command = [sys.executable, "-m", "mlflow_stability", "diagnose", *map(str, paths), "--output-format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode not in (0, 1):
+            raise SystemExit(done.stderr)
+        findings: dict[str, list[KindAndStep]] = {str(path): [] for path in paths}
+        for issue in json.loads(done.stdout)["issues"]:
+            if issue["severity"] != "INFO":
+                findings[issue["source"]].append((issue["issue_type"], issue["step"]))
+        return list(findings.values())
