@@ -54,8 +54,10 @@ def _keep_temporary_directories_in_memory() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with files that have slow tests: one that came last would keep one worker busy, and the others idle."""
+    if config.pluginmanager.hasplugin("randomly"):  # a random order was asked for
+        return
     slow: Counter[Path] = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 

@@ -102,7 +102,7 @@ def test_files_with_slow_tests_come_first(project: Path) -> None:
     assert list(dict.fromkeys(order)) == ["folder/test_mixed.py", "test_trouble.py", "test_later.py"]
 
 
-def test_workers_and_temporary_directories_are_what_they_are_told_to_be(project: Path, tmp_path: Path) -> None:
+def test_workers_and_temporary_directories_can_be_chosen(project: Path, tmp_path: Path) -> None:
     passed, printed, place = run(project, "-n", "0", "--basetemp", str(tmp_path / "mine"))
     assert passed == {"quick"}
     assert LEFT_OUT in printed

@@ -87,6 +87,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
         "-p",
         "no:cacheprovider",
         "-p",
+        "no:randomly",
+        "-p",
         "plugins.gives_back",
         "-rA",
         "-W",
@@ -105,7 +107,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEFT)
-def test_what_a_test_leaves_is_told_of_that_test_and_no_other(told: str, name: str) -> None:
+def test_what_a_test_leaves_is_reported_of_that_test_and_no_other(told: str, name: str) -> None:
     (section,) = re.findall(rf"ERROR at teardown of test_{name} _+\n(.*?)(?=\n_+ ERROR|\n=====)", told, re.DOTALL)
     assert LEFT[name][1] in section
 
