@@ -9,12 +9,12 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from probes.own_state import GeneratorAtDepth, HelperObject, SnapshotManager, made
+from scenarios.delivering import end, watch
 from scenarios.flying import flying
 from scenarios.watching import batches, mse, tiny_model
 from torch import Tensor
 from torch.optim import SGD
 
-import mlflow_stability
 from mlflow_stability import Options
 from mlflow_stability.tracking.read.run_history import read_run_history
 
@@ -43,12 +43,9 @@ def test_its_tensors_are_in_the_run_only_if_asked(
     tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, capture: bool | str
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
-    mlflow_stability.autolog(guard=True, strict=True, silent=True, options=Options(capture_batch=capture))
-    session = mlflow_stability.current_session()
-    assert session is not None
+    watch(guard=True, silent=True, options=Options(capture_batch=capture))
     broken = train()
-    mlflow_stability.autolog(disable=True)
-    assert session.wait(120)
+    end()
     client = MlflowClient(sqlite_uri)
     (run,) = client.search_runs(["0"])
     listed = [each.path for each in client.list_artifacts(run.info.run_id, "stability/batches")]
@@ -66,7 +63,7 @@ def test_its_tensors_are_in_the_run_only_if_asked(
 
 
 @pytest.mark.slow
-def test_a_batch_that_cannot_be_kept_is_told_of_all_the_same(tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_kept_is_reported_all_the_same(tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     journals.mkdir()
     (journals / "batches").write_text("not a folder")

@@ -120,7 +120,7 @@ def test_weights_that_break_are_replaced_and_the_data_is_not_blamed(tmp_path: Pa
     assert last < 0.1
 
 
-def test_a_change_of_the_data_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_of_the_data_is_reported_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     policy = RollbackPolicy(snapshot_every=50, snapshot_share=1.0)
     options = mlflow_stability.Options(journal_dir=tmp_path)

@@ -136,7 +136,7 @@ def test_a_norm_that_is_not_finite_raises_for_the_script_as_without_us(watched: 
         clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True)
 
 
-def test_clipping_in_a_closure_is_seen_before_the_gate(watched: Watched) -> None:
+def test_clipping_in_a_closure_is_seen_before_the_autopilot_decides(watched: Watched) -> None:
     model = tiny_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     norms = []

@@ -57,7 +57,7 @@ def train(kind: type[FlatEngine], steps: int = 8, accumulate: int = 1) -> tuple[
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_norm_is_the_one_that_the_engine_took_before_it_clipped(watched: Watched, accumulate: int) -> None:
+def test_the_norm_is_that_of_the_engine_before_it_clipped(watched: Watched, accumulate: int) -> None:
     _, norms = train(FlatEngine, accumulate=accumulate)
     rows = watched.rows()
     assert max(norms) > CLIP

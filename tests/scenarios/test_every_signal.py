@@ -12,6 +12,7 @@ import torch
 import torch._dynamo
 from architecture.repository import PACKAGE
 from mlflow import MlflowClient
+from scenarios.delivering import end, watch
 from torch import Tensor, nn
 
 import mlflow_stability
@@ -30,19 +31,10 @@ def nothing_compiled() -> None:
     torch._dynamo.utils.counters.clear()
 
 
-def record_of(store: MlflowClient, session: mlflow_stability.session.session.Session) -> tuple[str, pd.DataFrame]:
-    mlflow_stability.autolog(disable=True)
-    assert session.wait(120)
+def record_of(store: MlflowClient) -> tuple[str, pd.DataFrame]:
+    end()
     (run,) = store.search_runs(["0"])
     return run.info.run_id, mlflow_stability.load_run(run.info.run_id).set_index("step")
-
-
-def watch(**settings: object) -> mlflow_stability.session.session.Session:
-    options = mlflow_stability.Options(exit_wait=0)
-    mlflow_stability.autolog(strict=True, **{"options": options, **settings})  # type: ignore[arg-type]
-    session = mlflow_stability.current_session()
-    assert session is not None
-    return session
 
 
 def small_model() -> nn.Module:
@@ -56,7 +48,7 @@ def norm(tensors: list[Tensor]) -> float:
 
 @pytest.mark.slow
 def test_a_run_of_a_plain_loop_knows_its_layers_its_updates_its_pace_and_itself(store: MlflowClient) -> None:
-    session = watch(layers_every_n_steps=20)
+    watch(layers_every_n_steps=20)
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
@@ -82,7 +74,7 @@ def test_a_run_of_a_plain_loop_knows_its_layers_its_updates_its_pace_and_itself(
                 "momentum_norm": norm([optimizer.state[each]["exp_avg"] for each in model.parameters()]),
                 "grad_max": max(float(each.abs().max()) for each in gradients),
             }
-    run_id, record = record_of(store, session)
+    run_id, record = record_of(store)
 
     row = record.loc[40]
     for name, value in truth.items():
@@ -108,7 +100,7 @@ def test_a_run_of_a_plain_loop_knows_its_layers_its_updates_its_pace_and_itself(
 
 @pytest.mark.slow
 def test_pictures_and_tables_of_layers_are_in_the_run(store: MlflowClient, tmp_path: Path) -> None:
-    session = watch(layers_every_n_steps=10)
+    watch(layers_every_n_steps=10)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(100):
@@ -116,7 +108,7 @@ def test_pictures_and_tables_of_layers_are_in_the_run(store: MlflowClient, tmp_p
         nn.functional.cross_entropy(model(ids), ids[:, 0]).backward()
         optimizer.step()
         optimizer.zero_grad()
-    run_id, _ = record_of(store, session)
+    run_id, _ = record_of(store)
     pictures = {each.path for each in store.list_artifacts(run_id, "stability")}
     assert "stability/dashboard.png" in pictures
     layers = {Path(each.path).name for each in store.list_artifacts(run_id, "stability/layers")}
@@ -131,7 +123,7 @@ def test_pictures_and_tables_of_layers_are_in_the_run(store: MlflowClient, tmp_p
 
 @pytest.mark.slow
 def test_both_halves_of_a_gan_are_measured_although_they_take_turns(store: MlflowClient) -> None:
-    session = watch(layers_every_n_steps=20)
+    watch(layers_every_n_steps=20)
     torch.manual_seed(0)
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     optimizers = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
@@ -141,7 +133,7 @@ def test_both_halves_of_a_gan_are_measured_although_they_take_turns(store: Mlflo
                 each.zero_grad()
             critic(generator(torch.randn(8, 4))).mean().backward()
             optimizer.step()
-    _, record = record_of(store, session)
+    _, record = record_of(store)
     assert len(record["update_ratio"].dropna()) == 5  # turns 1, 2, 4, 10 and 20
     assert len(record["update_ratio@track_1"].dropna()) == 5
     by_layer = [name for name in record.columns if name.startswith("update_ratio@Linear_")]
@@ -150,7 +142,7 @@ def test_both_halves_of_a_gan_are_measured_although_they_take_turns(store: Mlflo
 
 @pytest.mark.slow
 def test_a_model_that_begins_at_zero_raises_no_alarm_about_nan(store: MlflowClient) -> None:
-    session = watch(layers_every_n_steps=1)
+    watch(layers_every_n_steps=1)
     model = nn.Linear(4, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -159,7 +151,7 @@ def test_a_model_that_begins_at_zero_raises_no_alarm_about_nan(store: MlflowClie
         (model(torch.ones(2, 4)) - 1).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    run_id, record = record_of(store, session)
+    run_id, record = record_of(store)
     assert "update_ratio" not in record.columns
     said = [each for _, each in RunReader(run_id, mlflow.get_tracking_uri()).event_lines() if isinstance(each, Finding)]
     assert [each for each in said if each.severity >= Severity.WARNING] == []
@@ -167,7 +159,7 @@ def test_a_model_that_begins_at_zero_raises_no_alarm_about_nan(store: MlflowClie
 
 @pytest.mark.slow
 def test_where_a_gradient_breaks_the_layer_is_in_the_record(store: MlflowClient) -> None:
-    session = watch(silent=True)
+    watch(silent=True)
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(12):
@@ -177,6 +169,6 @@ def test_where_a_gradient_breaks_the_layer_is_in_the_record(store: MlflowClient)
             model[2].weight.grad[0, :3] = math.inf  # type: ignore[index, union-attr]
         optimizer.step()
         optimizer.zero_grad()
-    _, record = record_of(store, session)
+    _, record = record_of(store)
     counted = record.loc[10].filter(like="grad_nonfinite_count").dropna()
     assert counted.to_dict() == {"grad_nonfinite_count@2": 3.0}

@@ -94,7 +94,7 @@ def test_a_script_may_ask_to_go_on_all_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_none_of_whose_steps_can_be_taken_is_not_set_back_to_where_it_is(tmp_path: Path) -> None:
+def test_a_training_none_of_whose_steps_can_be_taken_is_not_rolled_back_to_where_it_is(tmp_path: Path) -> None:
     def never() -> None:
         model, next_loss = task()
         optimizer = Adam(model.parameters())

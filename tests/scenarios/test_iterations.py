@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from mlflow import MlflowClient
+from scenarios.delivering import end, watch
 from scenarios.flown_history import recorded
 from scenarios.flying import QUICK, Flown, flying
 from scenarios.watching import tiny_model
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-import mlflow_stability
 from mlflow_stability import Options, load_run
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.panel import replay
@@ -167,12 +167,9 @@ def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
     store: MlflowClient, sqlite_uri: str
 ) -> None:
     game = Game()
-    mlflow_stability.autolog(strict=True, log_every_n_steps=20, layers_every_n_steps=50, options=Options(exit_wait=0))
-    session = mlflow_stability.current_session()
-    assert session is not None
+    watch(log_every_n_steps=20, layers_every_n_steps=50)
     game.play(200)
-    mlflow_stability.autolog(disable=True)
-    assert session.wait(120)
+    end()
     (run,) = store.search_runs(["0"])
     table = load_run(run.info.run_id, sqlite_uri)
     assert table["step"].tolist() == list(range(1, 201))

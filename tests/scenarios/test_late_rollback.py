@@ -42,7 +42,7 @@ def printed(
 
 
 @pytest.mark.parametrize("seconds_a_step", [0.2, 1.0])
-def test_a_rollback_after_its_first_sign_was_said_is_short_and_names_both(
+def test_a_rollback_after_its_first_sign_was_reported_is_short_and_names_both(
     seconds_a_step: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sign, back = printed(seconds_a_step, tmp_path, monkeypatch, caplog)

@@ -12,6 +12,7 @@ import mlflow
 import pytest
 import torch
 import torch._dynamo
+from scenarios.delivering import end, watch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -83,13 +84,9 @@ def trained() -> list[Tensor]:
 @pytest.mark.usefixtures("library")
 def test_attention_activations_and_flops_are_recorded_all_the_same() -> None:
     bare = trained()
-    options = mlflow_stability.Options(exit_wait=0)
-    mlflow_stability.autolog(strict=True, attention_every_n_steps=20, layers_every_n_steps=20, options=options)
-    session = mlflow_stability.current_session()
-    assert session is not None
+    watch(attention_every_n_steps=20, layers_every_n_steps=20)
     watched = trained()
-    mlflow_stability.autolog(disable=True)
-    assert session.wait(120)
+    end()
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
     (run,) = mlflow.search_runs(output_format="list")
     params = read_run_history(run.info.run_id).params

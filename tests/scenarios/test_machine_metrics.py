@@ -44,7 +44,7 @@ def test_the_machine_is_not_measured_unless_asked_for(store: MlflowClient) -> No
     assert not machine_keys(store)
 
 
-def test_where_the_script_has_mlflow_measure_it_already_nobody_measures_twice(store: MlflowClient) -> None:
+def test_where_the_script_has_mlflow_measure_it_already_nothing_is_measured_twice(store: MlflowClient) -> None:
     with mlflow.start_run(log_system_metrics=True) as run:
         session = watch(options=Options(system_metrics=True))
         train(5)

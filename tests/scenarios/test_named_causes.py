@@ -118,7 +118,7 @@ def test_a_loss_that_jumps_before_any_update_explains_it_is_changed_data(
 
 
 @Seeds
-def test_a_learning_rate_that_jumps_is_no_change_of_the_data(tmp_path: Path, seed: int) -> None:
+def test_a_learning_rate_that_jumps_is_not_a_change_of_the_data(tmp_path: Path, seed: int) -> None:
     def jump(step: int, _model: nn.Module, optimizer: Optimizer) -> None:
         optimizer.param_groups[0]["lr"] = 1e-3 if step < AT else 0.1
 
@@ -315,12 +315,12 @@ def test_averaged_weights_that_stay_in_after_an_evaluation_are_named_with_their_
     assert about_the_rate(found.remedies) == []
 
 
-def test_averaged_weights_that_are_taken_out_again_are_no_trouble(tmp_path: Path) -> None:
+def test_averaged_weights_that_are_taken_out_again_are_not_a_problem(tmp_path: Path) -> None:
     assert diagnosed(tmp_path, lambda: with_averages(0, taken_out_again)).outcome == "healthy"
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_weights_that_are_written_to_once_are_no_change_of_the_data(tmp_path: Path, seed: int) -> None:
+def test_weights_that_are_written_to_once_are_not_a_change_of_the_data(tmp_path: Path, seed: int) -> None:
     def damage(step: int, model: nn.Module, _optimizer: Optimizer) -> None:
         if step == AT:
             with torch.no_grad():
@@ -358,7 +358,7 @@ def clamped(_step: int, model: nn.Module, _optimizer: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("sync", [slow_weights(5), slow_weights(50), pruned, clamped])
-def test_writes_to_the_weights_that_do_no_harm_are_no_warning(
+def test_writes_to_the_weights_that_do_no_harm_cause_no_warning(
     tmp_path: Path, sync: Callable[[int, nn.Module, Optimizer], None]
 ) -> None:
     found = diagnosed(tmp_path, lambda: classify(0, before_step=sync))

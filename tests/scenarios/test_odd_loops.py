@@ -133,7 +133,7 @@ def test_what_a_signal_handler_of_the_script_raises_inside_our_code_reaches_the_
     assert not guard.off
 
 
-def test_a_dry_run_of_shapes_alone_is_no_training(watched: Watched) -> None:
+def test_a_dry_run_of_shapes_alone_is_not_a_training(watched: Watched) -> None:
     model = nn.Linear(4, 2, device="meta")
     optimizer = SGD(model.parameters(), lr=0.1)
     model(torch.ones(3, 4, device="meta")).sum().backward()

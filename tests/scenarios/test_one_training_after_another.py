@@ -95,7 +95,7 @@ def test_no_step_is_lost_from_one_run_to_the_next(
     assert len(recordings) == 2
 
 
-def test_an_optimizer_that_joins_a_training_late_is_no_training_of_its_own(watched: Watched) -> None:
+def test_an_optimizer_that_joins_a_training_late_is_not_a_training_of_its_own(watched: Watched) -> None:
     model = tiny_model()
     first, late = SGD(model[0].parameters(), lr=0.1), AdamW(model[2].parameters(), lr=0.01)
     for number, batch in enumerate(batches(8)):
@@ -141,7 +141,7 @@ def scaled_training(model: nn.Module, scaler: GradScaler, pause: Callable[[], No
     return losses
 
 
-def test_a_loss_scaler_in_a_second_thread_is_told_apart(watched: Watched) -> None:
+def test_a_loss_scaler_in_a_second_thread_is_kept_apart(watched: Watched) -> None:
     """The second thread takes a whole scaled step, with another scale, in the middle of each step of the first."""
 
     def other_step() -> None:
@@ -166,7 +166,7 @@ def test_a_loss_scaler_in_a_second_thread_is_told_apart(watched: Watched) -> Non
     assert [row["skipped_steps"] for row in rows] == [0] * 6
 
 
-def test_an_optimizer_made_in_another_thread_does_not_make_that_the_one_that_trains(watched: Watched) -> None:
+def test_an_optimizer_made_in_another_thread_does_not_make_that_the_training_thread(watched: Watched) -> None:
     model = tiny_model()
     optimizer = SGD(model.parameters(), lr=0.1)  # by this thread, which lives on
     thread = threading.Thread(target=with_backward, args=(model, optimizer, 3))

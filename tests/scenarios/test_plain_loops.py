@@ -116,7 +116,7 @@ SCHEDULERS: dict[str, Callable[[SGD], lr_scheduler.LRScheduler]] = {
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_the_learning_rate_is_the_one_that_the_step_used(watched: Watched, kind: str) -> None:
+def test_the_learning_rate_is_that_of_the_step(watched: Watched, kind: str) -> None:
     model = tiny_model()
     optimizer = SGD([{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}], lr=0.1)
     scheduler = SCHEDULERS[kind](optimizer)
@@ -193,7 +193,7 @@ def test_parameters_of_several_precisions_make_one_norm(watched: Watched) -> Non
     assert watched.rows()[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
-def test_a_norm_too_large_for_half_precision_is_no_overflow(watched: Watched) -> None:
+def test_a_norm_too_large_for_half_precision_is_not_an_overflow(watched: Watched) -> None:
     parameter = nn.Parameter(torch.zeros(10_000, dtype=torch.float16))
     parameter.grad = torch.full_like(parameter, 6e4)
     SGD([parameter], lr=0.0).step()

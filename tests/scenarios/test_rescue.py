@@ -107,7 +107,7 @@ def test_the_learning_rate_really_used_is_recorded_beside_that_of_the_script_whi
     assert used[back[0] + 1] == pytest.approx(first)
 
 
-def test_every_return_is_told_with_its_target_and_marked_in_the_curves(rescued: Any) -> None:
+def test_every_rollback_is_reported_with_its_target_and_marked_in_the_curves(rescued: Any) -> None:
     flown = rescued[0]
     returns = flown.events("rollback")
     resets = [each for each in flown.records if isinstance(each, Reset)]
@@ -184,7 +184,7 @@ def test_a_training_is_stopped_where_the_user_asked_and_leaves_its_last_good_sta
 
 
 @pytest.mark.slow
-def test_the_halves_of_a_gan_are_set_back_together(tmp_path: Path) -> None:
+def test_the_halves_of_a_gan_are_rolled_back_together(tmp_path: Path) -> None:
     torch.manual_seed(0)
     maker, critic = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
     makes, judges = Adam(maker.parameters(), lr=0.002), Adam(critic.parameters(), lr=0.002)

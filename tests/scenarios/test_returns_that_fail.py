@@ -50,7 +50,7 @@ def skipping_from(
     return losses
 
 
-def test_weights_that_were_left_in_vain_are_put_back(tmp_path: Path) -> None:
+def test_weights_of_before_a_rollback_without_effect_are_put_back(tmp_path: Path) -> None:
     seen: dict[int, list[Tensor]] = {}
     with flying(tmp_path, rollback=dataclasses.replace(AT_ONCE, on_give_up="continue")) as flown:
         skipping_from(121, 140, seen.__setitem__)
@@ -66,7 +66,7 @@ def test_weights_that_were_left_in_vain_are_put_back(tmp_path: Path) -> None:
     assert flown.session.parts_off == {}
 
 
-def test_a_training_that_is_stopped_has_the_weights_that_were_left_in_vain(tmp_path: Path) -> None:
+def test_a_training_that_is_stopped_has_the_weights_of_before_a_rollback_without_effect(tmp_path: Path) -> None:
     seen: dict[int, list[Tensor]] = {}
     kept: list[torch.nn.Module] = []
 
@@ -119,7 +119,7 @@ def loses_its_states(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("trouble", [breaks_off, has_no_room, breaks_off_at_its_end, loses_its_states])
-def test_a_return_that_fails_changes_nothing_and_is_told(
+def test_a_rollback_that_fails_changes_nothing_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Session, pytest.MonkeyPatch], None]
 ) -> None:
     flown: Flown
@@ -142,7 +142,7 @@ def test_a_return_that_fails_changes_nothing_and_is_told(
     assert len(losses) == 160
 
 
-def test_a_return_that_can_neither_be_made_nor_undone_says_what_was_not_put_back(
+def test_a_rollback_that_can_neither_be_made_nor_reverted_says_what_was_not_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flown: Flown
@@ -193,7 +193,7 @@ def test_a_return_that_fails_ends_the_training_where_that_was_asked(
         skipping_from(121, 160, look)
 
 
-def test_without_room_for_states_a_training_is_told_that_it_cannot_be_set_back(tmp_path: Path) -> None:
+def test_without_room_for_states_a_warning_says_that_the_training_cannot_be_rolled_back(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=dataclasses.replace(QUICK, snapshot_budget=1000)) as flown:
         train(steps=260)
         assert flown.session.good_steps == ()

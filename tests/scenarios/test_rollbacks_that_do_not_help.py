@@ -37,7 +37,7 @@ def replaced_weights(steps: int, every: int) -> float:
     return sum(losses[-40:]) / 40
 
 
-def test_weights_that_are_replaced_every_so_many_steps_are_not_rolled_back_a_third_time(tmp_path: Path) -> None:
+def test_weights_that_are_replaced_periodically_are_not_rolled_back_a_third_time(tmp_path: Path) -> None:
     bare = replaced_weights(1190, 300)
     with flying(tmp_path, rollback=QUICK) as flown:
         rolled_back = replaced_weights(1190, 300)

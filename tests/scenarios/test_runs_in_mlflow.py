@@ -9,26 +9,13 @@ import torch
 from courier.staging import bookkeeping
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from scenarios.delivering import end, end_of_courier, watch, watch_with_courier
 from scenarios.watching import batches, mse, tiny_model
 from torch.optim import SGD
 
 import mlflow_stability
-from mlflow_stability.session.session import Session
 
 pytestmark = pytest.mark.scenario
-
-
-def watch(**settings: object) -> Session:
-    options = mlflow_stability.Options(exit_wait=0)
-    mlflow_stability.autolog(strict=True, **{"options": options, **settings})  # type: ignore[arg-type]
-    session = mlflow_stability.current_session()
-    assert session is not None
-    return session
-
-
-def end(session: Session) -> None:
-    mlflow_stability.autolog(disable=True)
-    assert session.wait(120)
 
 
 def train(steps: int, lr: float = 0.1) -> list[float]:
@@ -55,17 +42,17 @@ def losses_of(run: Run | str) -> list[float]:
 
 
 def test_the_run_that_was_started_is_known_when_all_is_delivered(store: MlflowClient) -> None:
-    session = watch()
+    session = watch_with_courier()
     train(5)
-    end(session)
+    end_of_courier(session)
     (run,) = runs_of(store)
     assert session.run_id == run.info.run_id
 
 
 def test_without_a_run_one_is_started_and_it_has_every_step(store: MlflowClient) -> None:
-    session = watch(extra_tags={"team": "vision", "seed": 7})
+    watch(extra_tags={"team": "vision", "seed": 7})
     losses = train(25)
-    end(session)
+    end()
     (run,) = runs_of(store)
     assert losses_of(run) == pytest.approx(losses)
     assert run.data.tags["mlflow.autologging"] == "stability"
@@ -76,12 +63,12 @@ def test_without_a_run_one_is_started_and_it_has_every_step(store: MlflowClient)
 
 @pytest.mark.slow
 def test_consecutive_runs_each_have_their_own_training_from_step_one(store: MlflowClient) -> None:
-    session = watch()
+    watch()
     expected = {}
     for lr in (0.1, 0.2, 0.3):
         with mlflow.start_run() as run:
             expected[run.info.run_id] = train(7, lr)
-    end(session)
+    end()
     assert {run.info.run_id for run in runs_of(store)} == set(expected)
     for run_id, losses in expected.items():
         assert losses_of(run_id) == pytest.approx(losses)
@@ -91,13 +78,13 @@ def test_consecutive_runs_each_have_their_own_training_from_step_one(store: Mlfl
 
 @pytest.mark.slow
 def test_a_nested_run_gets_its_steps_and_the_outer_one_goes_on(store: MlflowClient) -> None:
-    session = watch()
+    watch()
     with mlflow.start_run() as outer:
         before = train(4)
         with mlflow.start_run(nested=True) as inner:
             inside = train(5)
         after = train(6)
-    end(session)
+    end()
     assert len(runs_of(store)) == 2
     assert losses_of(inner.info.run_id) == pytest.approx(inside)
     assert losses_of(outer.info.run_id) == pytest.approx(before + after)
@@ -111,10 +98,10 @@ def test_a_training_that_is_watched_again_at_once_in_the_same_run_goes_on_behind
     store: MlflowClient,
 ) -> None:
     with mlflow.start_run() as run:
-        first = watch(log_every_n_steps=1)
+        first = watch_with_courier(log_every_n_steps=1)
         before = train(30)
         mlflow_stability.autolog(disable=True)
-        second = watch(log_every_n_steps=1)
+        second = watch_with_courier(log_every_n_steps=1)
         after = train(25)
         mlflow_stability.autolog(disable=True)
         assert second.wait(120)
@@ -130,13 +117,13 @@ def test_a_training_that_is_watched_again_at_once_in_the_same_run_goes_on_behind
 
 @pytest.mark.slow
 def test_a_metric_of_the_script_goes_into_our_run_instead_of_a_second_one(store: MlflowClient) -> None:
-    session = watch()
+    session = watch_with_courier()
     train(3)
     mlflow.log_metric("accuracy", 0.5)
     losses = train(3)
     mlflow.log_metric("accuracy", 0.75, step=2)
     mlflow.end_run()
-    end(session)
+    end_of_courier(session)
     (run,) = runs_of(store)
     assert run.data.metrics["accuracy"] == 0.75
     assert len(losses) == 3
@@ -149,9 +136,9 @@ def test_the_run_that_the_environment_names_is_recorded_into(
 ) -> None:
     named = store.create_run("0")
     monkeypatch.setenv("MLFLOW_RUN_ID", named.info.run_id)
-    session = watch()
+    watch()
     losses = train(5)
-    end(session)
+    end()
     (run,) = runs_of(store)
     assert run.info.run_id == named.info.run_id
     assert losses_of(run) == pytest.approx(losses)
@@ -159,11 +146,11 @@ def test_the_run_that_the_environment_names_is_recorded_into(
 
 @pytest.mark.slow
 def test_exclusive_leaves_the_scripts_run_alone(store: MlflowClient) -> None:
-    session = watch(exclusive=True)
+    watch(exclusive=True)
     with mlflow.start_run() as theirs:
         losses = train(5)
         mlflow.log_metric("accuracy", 0.5)
-    end(session)
+    end()
     ours = next(run for run in runs_of(store) if run.info.run_id != theirs.info.run_id)
     assert losses_of(ours) == pytest.approx(losses)
     assert set(store.get_run(theirs.info.run_id).data.metrics) == {"accuracy"}
@@ -172,7 +159,7 @@ def test_exclusive_leaves_the_scripts_run_alone(store: MlflowClient) -> None:
 
 @pytest.mark.slow
 def test_what_the_detectors_found_reaches_the_run(store: MlflowClient) -> None:
-    session = watch(silent=True)
+    watch(silent=True)
     model = tiny_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     for number, batch in enumerate(batches(6), start=1):
@@ -183,7 +170,7 @@ def test_what_the_detectors_found_reaches_the_run(store: MlflowClient) -> None:
                 parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         optimizer.zero_grad()
-    end(session)
+    end()
     (run,) = runs_of(store)
     assert run.data.tags["stability.findings"].startswith("1 critical")
     assert "nan_detected" in bookkeeping(run.info.run_id)["last_finding"]
@@ -199,7 +186,7 @@ def test_the_same_script_line_again_does_not_start_a_second_run(store: MlflowCli
     losses = train(3)
     assert watch(log_every_n_steps=5) is session
     losses += train(3)
-    end(session)
+    end()
     assert len(runs_of(store)) == 1
 
 
@@ -208,8 +195,8 @@ def test_a_script_that_takes_warnings_for_errors_has_its_run_delivered(
     store: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
-    session = watch()
+    session = watch_with_courier()
     losses = train(5)
-    end(session)
+    end_of_courier(session)
     (run,) = runs_of(store)
     assert losses_of(run) == pytest.approx(losses)

@@ -11,11 +11,11 @@ import mlflow
 import pytest
 import torch
 from mlflow import MlflowClient
+from scenarios.delivering import end, watch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 import mlflow_stability
-from mlflow_stability.session.session import Session
 from mlflow_stability.tracking.read.run_history import read_run_history
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -26,18 +26,6 @@ STEPS = 12
 def mlflow_autologging_ends() -> Iterator[None]:
     yield
     mlflow.pytorch.autolog(disable=True)
-
-
-def watch() -> Session:
-    mlflow_stability.autolog(strict=True, options=mlflow_stability.Options(exit_wait=0))
-    session = mlflow_stability.current_session()
-    assert session is not None
-    return session
-
-
-def end(session: Session) -> None:
-    mlflow_stability.autolog(disable=True)
-    assert session.wait(120)
 
 
 def lightning_module() -> Any:
@@ -89,11 +77,11 @@ def loader(batches: int) -> Any:
 def test_the_run_of_a_lightning_mlflow_logger_is_recorded_into(store: MlflowClient, sqlite_uri: str) -> None:
     from lightning.pytorch.loggers import MLFlowLogger
 
-    session = watch()
+    watch()
     module = lightning_module()
     logger = MLFlowLogger(tracking_uri=sqlite_uri)
     lightning_trainer(logger=logger, gradient_clip_val=0.05).fit(module, loader(STEPS))
-    end(session)
+    end()
     experiments = [each.experiment_id for each in store.search_experiments()]
     (run,) = store.search_runs(experiments)
     assert run.info.run_id == logger.run_id
@@ -108,10 +96,10 @@ def test_the_run_of_a_lightning_mlflow_logger_is_recorded_into(store: MlflowClie
 
 def test_the_run_of_mlflows_own_autologging_is_recorded_into(store: MlflowClient) -> None:
     mlflow.pytorch.autolog(log_models=False)
-    session = watch()
+    watch()
     module = lightning_module()
     lightning_trainer(logger=False).fit(module, loader(STEPS))
-    end(session)
+    end()
     (run,) = store.search_runs(["0"])
     record = mlflow_stability.load_run(run.info.run_id)
     assert list(record["loss"]) == pytest.approx(module.losses, rel=1e-5)
@@ -119,10 +107,10 @@ def test_the_run_of_mlflows_own_autologging_is_recorded_into(store: MlflowClient
 
 
 def test_lightning_accumulates_as_we_count(store: MlflowClient) -> None:
-    session = watch()
+    watch()
     module = lightning_module()
     lightning_trainer(logger=False, accumulate_grad_batches=2).fit(module, loader(2 * STEPS))
-    end(session)
+    end()
     (run,) = store.search_runs(["0"])
     record = mlflow_stability.load_run(run.info.run_id)
     pairs = [(first + second) / 2 for first, second in zip(module.losses[::2], module.losses[1::2], strict=True)]
@@ -136,7 +124,7 @@ def test_the_run_of_a_hugging_face_trainer_is_recorded_into(store: MlflowClient,
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=1)
     data = [{"input_ids": torch.arange(8) % 32, "labels": torch.arange(8) % 32} for _ in range(64)]
-    session = watch()
+    watch()
     with warnings.catch_warnings():
         trainer = Trainer(
             model=GPT2LMHeadModel(config),
@@ -156,7 +144,7 @@ def test_the_run_of_a_hugging_face_trainer_is_recorded_into(store: MlflowClient,
         )
         trainer.train()
     mlflow.end_run()
-    end(session)
+    end()
     (run,) = store.search_runs(["0"])
     logged = [each for each in trainer.state.log_history if "grad_norm" in each]
     record = mlflow_stability.load_run(run.info.run_id)

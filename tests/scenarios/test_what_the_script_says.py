@@ -10,26 +10,14 @@ import mlflow
 import pytest
 import torch
 from mlflow import MlflowClient
+from scenarios.delivering import end, end_of_courier, watch, watch_with_courier
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
 import mlflow_stability
-from mlflow_stability.session.session import Session
 from mlflow_stability.tracking.read.run_history import read_run_history
 
 pytestmark = [pytest.mark.scenario, pytest.mark.filterwarnings("ignore")]
-
-
-def watch() -> Session:
-    mlflow_stability.autolog(strict=True, options=mlflow_stability.Options(exit_wait=0))
-    session = mlflow_stability.current_session()
-    assert session is not None
-    return session
-
-
-def end(session: Session) -> None:
-    mlflow_stability.autolog(disable=True)
-    assert session.wait(120)
 
 
 def one_run(store: MlflowClient) -> str:
@@ -45,7 +33,7 @@ def heard_steps(run_id: str) -> list[tuple[int, float]]:
 
 @pytest.mark.slow
 def test_overfitting_of_an_unchanged_script_is_found_while_it_trains(store: MlflowClient) -> None:
-    session = watch()
+    session = watch_with_courier()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = Adam(model.parameters(), lr=0.01, weight_decay=1e-3)
@@ -57,7 +45,7 @@ def test_overfitting_of_an_unchanged_script_is_found_while_it_trains(store: Mlfl
             optimizer.zero_grad()
         with torch.no_grad():
             mlflow.log_metrics({"val_loss": nn.functional.mse_loss(model(others), truths).item()}, step=epoch)
-    end(session)
+    end_of_courier(session)
     run_id = one_run(store)
     run = store.get_run(run_id)
     assert [step for step, _ in heard_steps(run_id)] == list(range(10, 201, 10))
@@ -77,7 +65,7 @@ def test_overfitting_of_an_unchanged_script_is_found_while_it_trains(store: Mlfl
 
 @pytest.mark.slow
 def test_each_of_two_runs_has_its_own_validation_losses_and_the_last_ones_too(store: MlflowClient) -> None:
-    session = watch()
+    watch()
     for number in (1, 2):
         with mlflow.start_run():
             model = nn.Linear(2, 1)
@@ -86,7 +74,7 @@ def test_each_of_two_runs_has_its_own_validation_losses_and_the_last_ones_too(st
                 model(torch.ones(4, 2)).square().mean().backward()
                 optimizer.step()
                 mlflow.log_metric("val_loss", number + step / 10, step=step)
-    end(session)
+    end()
     runs = store.search_runs(["0"], order_by=["attributes.start_time ASC"])
     for number, run in enumerate(runs, 1):
         assert heard_steps(run.info.run_id) == [(step, number + step / 10) for step in (1, 2, 3)]
@@ -115,7 +103,7 @@ def test_lightning_that_logs_its_validation_loss_is_heard(store: MlflowClient, t
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return AdamW(self.parameters(), lr=0.01)
 
-    session = watch()
+    watch()
     batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(32, 4)), batch_size=8)
     logger = MLFlowLogger(tracking_uri=store.tracking_uri, experiment_name="Default")
     trainer = pl.Trainer(
@@ -131,7 +119,7 @@ def test_lightning_that_logs_its_validation_loss_is_heard(store: MlflowClient, t
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.fit(Module(), batches, batches)
-    end(session)
+    end()
     run_id = one_run(store)
     points = store.get_metric_history(run_id, "val_loss")
     assert len(points) == 3
@@ -153,7 +141,7 @@ def test_a_trainer_of_hugging_face_that_evaluates_is_heard(store: MlflowClient, 
             return {"loss": nn.functional.mse_loss(out, labels), "logits": out}
 
     rows = [{"x": torch.randn(4), "labels": torch.randn(())} for _ in range(32)]
-    session = watch()
+    watch()
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "out"),
         per_device_train_batch_size=8,
@@ -168,7 +156,7 @@ def test_a_trainer_of_hugging_face_that_evaluates_is_heard(store: MlflowClient, 
     )
     transformers.Trainer(model=Model(), args=arguments, train_dataset=rows, eval_dataset=rows).train()
     mlflow.end_run()
-    end(session)
+    end()
     run_id = one_run(store)
     points = store.get_metric_history(run_id, "eval_loss")
     assert [point.step for point in points] == [4, 8, 12]
@@ -182,12 +170,12 @@ def test_a_trainer_of_hugging_face_that_evaluates_is_heard(store: MlflowClient, 
 @pytest.mark.slow
 def test_taking_us_off_leaves_mlflow_as_it_was(store: MlflowClient) -> None:
     before = dict(vars(MlflowClient))
-    session = watch()
+    watch()
     with mlflow.start_run():
         model = nn.Linear(2, 1)
         optimizer = AdamW(model.parameters(), lr=0.1)
         model(torch.ones(4, 2)).mean().backward()
         optimizer.step()
         assert MlflowClient.log_metric is not before["log_metric"]
-    end(session)
+    end()
     assert dict(vars(MlflowClient)) == before

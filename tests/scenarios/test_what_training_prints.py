@@ -102,7 +102,7 @@ def test_a_rollback_is_one_line_with_all_that_led_to_it(tmp_path: Path) -> None:
     assert "Likely cause: the learning rate jumped from 0.01 to 3 at step 301" in verdict
 
 
-def test_a_divergence_that_nobody_stops_is_said_as_it_gets_worse(tmp_path: Path) -> None:
+def test_a_divergence_that_goes_on_is_reported_as_it_gets_worse(tmp_path: Path) -> None:
     lines = printed(tmp_path, "divergence")
     verdict = last_line(lines)
     kinds = [line.split(": ")[0] for line in findings(lines)]
@@ -111,7 +111,7 @@ def test_a_divergence_that_nobody_stops_is_said_as_it_gets_worse(tmp_path: Path)
     assert verdict.startswith("Broken: ")
 
 
-def test_a_nan_is_said_once_and_explained_at_the_end(tmp_path: Path) -> None:
+def test_a_nan_is_reported_once_and_explained_at_the_end(tmp_path: Path) -> None:
     lines = printed(tmp_path, "nan")
     verdict = last_line(lines)
     assert [line.split(": ")[0] for line in findings(lines)] == ["nan_detected"]
