@@ -63,8 +63,11 @@ def clean_place(gives_back: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="module")
 def forked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The scripts of the module's `FORKED` start faster: what they import of torch is loaded once for all of them."""
-    with loaded(*request.module.FORKED):
+    """The scripts of the module's `FORKED` start faster: what they import of torch is loaded once for all of them.
+
+    So are the modules of its `PRELOADED`.
+    """
+    with loaded(*request.module.FORKED, modules=getattr(request.module, "PRELOADED", ())):
         yield
 
 

@@ -9,7 +9,8 @@ import pytest
 from architecture.repository import PACKAGE, ROOT
 
 SCRIPT = """
-import importlib, os, sys
+import gc, importlib, os, sys
+gc.disable()  # libraries are half a million objects
 import matplotlib.axes, mlflow, pandas, pyarrow, rich, scipy, torch  # once, for they take seconds
 
 for name in sys.argv[1:]:

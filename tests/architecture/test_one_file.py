@@ -253,10 +253,27 @@ def run_in(package: Path, *arguments: str) -> Done:
     return Done(done.returncode, f"{done.stdout}{done.stderr}")
 
 
-def typed(package: Path, *arguments: str) -> str:
-    done = run_in(package, "-m", "mlflow_stability", *arguments)
-    assert done.code in (0, 1), done.out
-    return " ".join(done.out.split())
+COMMANDS = """
+import contextlib, io, json, sys
+from mlflow_stability.cli.main import run
+
+results = []
+for arguments in json.loads(sys.argv[1]):
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = run(arguments)
+    results.append([code, out.buffer.getvalue().decode()])
+print(json.dumps(results))
+"""
+
+
+def printed_by(package: Path, *commands: str) -> list[str]:
+    """What the command line prints for each of these commands, run one after the other in one process."""
+    done = run_in(package, "-c", COMMANDS, json.dumps([command.split() for command in commands]))
+    assert done.code == 0, done.out
+    results = json.loads(done.out.splitlines()[-1])
+    assert {code for code, _ in results} <= {0, 1}, results
+    return [" ".join(printed.split()) for _, printed in results]
 
 
 @pytest.fixture
@@ -271,15 +288,15 @@ def log(package: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_detector_is_found_explained_and_in_the_manual(package: Path) -> None:
-    said = typed(package, "explain", "unlucky_loss")
+    explained, all_kinds, page, listed = printed_by(
+        package, "explain unlucky_loss", "explain", "manual findings", "thresholds unlucky_loss"
+    )
     for part in ("The loss is unlucky.", "loss of exactly 13.", "rain on.", "number = 13", "The unlucky number."):
-        assert part in said
-    assert "from mlflow_stability.kinds import UnluckyLoss" in said
-    assert "unlucky_loss" in typed(package, "explain")
-    page = typed(package, "manual", "findings")
+        assert part in explained
+    assert "from mlflow_stability.kinds import UnluckyLoss" in explained
+    assert "unlucky_loss" in all_kinds
     assert "unlucky_loss" in page
     assert "The unlucky number." in page
-    listed = typed(package, "thresholds", "unlucky_loss")
     assert "number = 13 The unlucky number." in listed
 
 
@@ -308,10 +325,8 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
 
 @pytest.mark.slow
 def test_a_checklist_asks_the_question_that_a_detector_declares(package: Path, log: Path) -> None:
-    assert "1. Was the loss unlucky? manual check: Look for 13 in the log." in typed(
-        package, "checklist", "unlucky_loss"
-    )
-    answered = typed(package, "checklist", "unlucky_loss", "--run", str(log))
+    asked, answered = printed_by(package, "checklist unlucky_loss", f"checklist unlucky_loss --run {log}")
+    assert "1. Was the loss unlucky? manual check: Look for 13 in the log." in asked
     assert "1. bad Was the loss unlucky? Loss is 13 at step 200 (unlucky number 13)." in answered
 
 
@@ -375,7 +390,8 @@ print(*sorted(key for key in run.data.metrics if "toy" in key))
 
 
 @pytest.mark.slow
-def test_a_signal_is_measured_and_sent_into_its_section_with_its_layers(package: Path) -> None:
+def test_a_signal_is_measured_and_sent_into_its_section_with_its_layers(package: Path, template_database: Path) -> None:
+    shutil.copy(template_database, package / "toy.db")
     done = run_in(package, "-c", TRAINING)
     charts = ("layers/toy_peak/0", "layers/toy_peak/1", "optimizer/toy_peak", "optimizer/toy_peak_max")
     assert " ".join(f"stability/{each}" for each in charts) in done.out.splitlines(), done.out
@@ -383,9 +399,8 @@ def test_a_signal_is_measured_and_sent_into_its_section_with_its_layers(package:
 
 @pytest.mark.slow
 def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_loaded_for_it(package: Path) -> None:
-    assert "`toy_peak` | optimizer | toy | largest weight of the toy; every 5 steps; by layer, too |" in typed(
-        package, "manual", "signals"
-    )
+    (page,) = printed_by(package, "manual signals")
+    assert "`toy_peak` | optimizer | toy | largest weight of the toy; every 5 steps; by layer, too |" in page
     code = (
         "import sys\n"
         "from mlflow_stability.alerts.metrics.signal_names import BY_QUANTITY, KNOWN_QUANTITIES\n"
@@ -406,27 +421,35 @@ def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_lo
 
 @pytest.mark.slow
 def test_a_cause_is_named_with_its_remedy_and_explained(package: Path, log: Path) -> None:
-    said = json.loads(run_in(package, "-m", "mlflow_stability", "diagnose", str(log), "--output-format", "json").out)
-    (run,) = said["runs"]
+    diagnosed, explained, page = printed_by(
+        package, f"diagnose {log} --output-format json", "explain friday", "manual causes"
+    )
+    (run,) = json.loads(diagnosed)["runs"]
     assert run["cause"]["name"] == "friday"
     assert any("Wait until Monday." in remedy["sentence"] for remedy in run["remedies"])
-    assert "On holidays." in typed(package, "explain", "friday")
-    assert "Wait until Monday." in typed(package, "manual", "causes")
+    assert "On holidays." in explained
+    assert "Wait until Monday." in page
 
 
 @pytest.mark.slow
 def test_a_log_format_is_read_and_listed(package: Path, log: Path) -> None:
-    assert "divergence" in typed(package, "diagnose", str(log))
     other = package / "binary.bin"
     other.write_bytes(b"\x00\x01\x02\xff" * 100)
+    assert "divergence" in printed_by(package, f"diagnose {log}")[0]
     assert "toy logs" in run_in(package, "-m", "mlflow_stability", "diagnose", str(other)).out
 
 
 @pytest.mark.slow
-def test_an_output_format_is_offered_written_and_told_by_its_ending(package: Path, log: Path) -> None:
-    assert "words" in typed(package, "diagnose", "--help")
-    assert "divergence" in typed(package, "diagnose", str(log), "--output-format", "words").split()
-    assert typed(package, "compare", str(log), str(log), "--output", "out.words", "--no-cache") == ""
+def test_an_output_format_is_offered_written_and_recognized_by_its_ending(package: Path, log: Path) -> None:
+    helped, diagnosed, compared = printed_by(
+        package,
+        "diagnose --help",
+        f"diagnose {log} --output-format words",
+        f"compare {log} {log} --output out.words --no-cache",
+    )
+    assert "words" in helped
+    assert "divergence" in diagnosed.split()
+    assert compared == ""
     assert (package / "out.words").read_text().strip().isdigit()
 
 

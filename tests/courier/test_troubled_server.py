@@ -72,7 +72,7 @@ def test_a_server_that_goes_away_in_the_middle_loses_nothing(training, troubled_
 
 
 def test_a_slow_server_gets_everything(training, troubled_server):
-    troubled_server.mood, troubled_server.slowness = "slow", 0.5
+    troubled_server.mood, troubled_server.slowness = "slow", 0.2
     training.end(Closing("finished", "", 200))
     report = deliver_session(training.folder)
     assert report.delivered == 1

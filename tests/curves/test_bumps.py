@@ -41,7 +41,7 @@ def test_a_stretch_that_stands_up_is_seen_from_its_first_point_to_its_last(count
     st.integers(1, 40),
     st.floats(-20, 20),
 )
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_no_two_bumps_touch_and_each_lies_within_the_curve(x: list[float], at: int, length: int, by: float) -> None:
     curve = np.array(x)
     curve[at : at + length] += by

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 
-from mlflow_stability import simulate
+from mlflow_stability import diagnose, simulate
 from mlflow_stability.cli.main import run
 from mlflow_stability.demo.failures.catalog import SIMULATIONS, known_simulation
 from mlflow_stability.demo.simulate import simulations
@@ -20,12 +21,8 @@ HEALTHY_ENDS = ("healthy", "cannot_tell")
 
 @pytest.mark.slow
 @pytest.mark.scenario
-@pytest.mark.parametrize("name", ["bad-batch", "missing-zero-grad"])  # tests/benchmarks/simulations.py has them all
-def test_the_diagnosis_of_a_simulation_names_a_right_cause(
-    name: str, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow_stability import diagnose
-
+def test_the_diagnosis_of_a_simulation_names_a_right_cause(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "bad-batch"  # the benchmark `simulations` has them all
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     done = simulate(name)
     assert done.found, f"{done.cause}: {done.diagnosis.verdict}"
@@ -52,6 +49,10 @@ def test_whoever_practises_sees_the_curves_and_not_the_answer(
     assert "zero" not in said
     assert "cleared" not in said
     assert max(map(len, said.splitlines())) <= 80
+    (run_id,) = re.findall(r"mlflow-stability diagnose (\w+)", said)
+    cause = diagnose(run_id, sqlite_uri).cause
+    assert cause is not None
+    assert cause.name in failure_of("missing-zero-grad", None).causes
 
 
 def test_every_simulation_is_listed_in_one_line(

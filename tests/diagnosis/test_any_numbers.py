@@ -17,7 +17,7 @@ curves = st.lists(numbers, min_size=2, max_size=60)
 
 
 @given(curves, curves, curves)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_no_number_that_a_log_may_hold_makes_a_diagnosis_fail(
     losses: list[float], validations: list[float], norms: list[float]
 ) -> None:

@@ -145,7 +145,7 @@ numbers = st.one_of(
 names = st.sampled_from(["loss", "val_loss", "grad_norm", "learning_rate", "loss_scale", "loss_cls", "reward"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.dictionaries(names, st.lists(numbers, max_size=60), max_size=4), st.integers(1, 5), st.booleans())
 def test_no_history_whatever_breaks_a_diagnosis_and_the_same_gives_the_same(
     series: dict[str, list[float]], stride: int, complete: bool

@@ -156,11 +156,11 @@ _servers: dict[str, Iterator[ForkServer]] = {}
 
 
 @contextmanager
-def loaded(*scripts: Path) -> Iterator[None]:
-    """Inside, these scripts are forked from processes that have loaded torch, and what they import of it."""
+def loaded(*scripts: Path, modules: Sequence[str] = ()) -> Iterator[None]:
+    """Inside, these scripts are forked from processes that have loaded torch, what they import of it, and `modules`."""
     with ExitStack() as ending:
         for script in scripts if sys.platform == "linux" else ():
-            servers = [ForkServer(["torch", *torch_modules(script)]) for _ in range(SERVERS)]
+            servers = [ForkServer(["torch", *torch_modules(script), *modules]) for _ in range(SERVERS)]
             for each in servers:
                 ending.callback(each.close)
             _servers[str(script)] = itertools.cycle(servers)

@@ -85,7 +85,7 @@ def records_of(plan: list[dict[str, object]]) -> list[StepReading | Reset]:
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.lists(stretches, max_size=8))
 def test_what_was_judged_live_is_what_the_journal_and_the_record_give_again(
     tmp_path_factory: pytest.TempPathFactory, plan: list[dict[str, object]]
@@ -129,7 +129,7 @@ def through_parquet(records: list[object], folder: Path) -> list[object]:
     return found
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(stretches, max_size=6))
 def test_one_by_one_gives_the_same_as_step_by_step(plan: list[dict[str, object]]) -> None:
     records = records_of(plan)

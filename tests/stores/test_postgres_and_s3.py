@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 
-TRAININGS, STEPS = 4, 200
+TRAININGS, STEPS = 2, 200
 EXPERIMENTS = ("Default", "direct")
 """The server writes the artifacts of the first to S3 itself; clients write those of the second there."""
 

@@ -20,7 +20,7 @@ from mlflow_stability.journal.writer import NAME as JOURNAL
 @pytest.mark.slow
 @pytest.mark.scenario
 @pytest.mark.parametrize("name", ["TRL SFT + LoRA", "TRL DPO", "TRL GRPO"])
-def test_the_nan_that_trl_logs_as_zero_is_told(name: str, template_database: Path, tmp_path: Path) -> None:
+def test_the_nan_that_trl_logs_as_zero_is_reported(name: str, template_database: Path, tmp_path: Path) -> None:
     trainer = trainer_named(name)
     if not is_installed(trainer, usual_folder()):
         pytest.skip(f"no environment for it: `python tests/trainers/table.py '{name}'` makes one")

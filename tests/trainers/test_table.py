@@ -11,8 +11,16 @@ from trainers.row import row_of, skipped
 from trainers.script import Mode, Trainer
 from trainers.trials import TRIAL, Noted, Series, run_trial
 
-HERE = [each for each in trainers().values() if not (each.packages or each.alone)]
+SHOWN_BY_ANOTHER = {"Lightning, manual"}
+"""Rows of `python tests/trainers/table.py` alone: the GAN is optimized manually, too."""
+HERE = [
+    trainer
+    for trainer in trainers().values()
+    if not (trainer.packages or trainer.alone or trainer.name in SHOWN_BY_ANOTHER)
+]
 FORKED = [TRIAL]
+PRELOADED = ["lightning.pytorch", "lightning.fabric"]
+"""Half of the rows import Lightning, which takes longer than their training."""
 MODES: tuple[Mode, ...] = ("bare", "watched", "rollback")
 NAN = float("nan")
 TRACKS = {

@@ -35,7 +35,7 @@ def test_a_log_of_it_reads_as_losses_with_every_point(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_an_event_lies_where_it_is_said_to_lie(name: str) -> None:
+def test_an_event_is_at_its_declared_steps(name: str) -> None:
     for seed in range(20):
         run = draw(name, seed)
         steps = np.concatenate([each.series.steps for each in run.history().metrics])
@@ -43,7 +43,7 @@ def test_an_event_lies_where_it_is_said_to_lie(name: str) -> None:
         assert steps.min() <= run.event.start <= run.event.end <= steps.max(), seed
 
 
-def test_a_spike_stands_as_far_above_the_point_before_as_it_is_large() -> None:
+def test_a_spike_is_as_far_above_the_point_before_as_it_is_large() -> None:
     run = ill_run("spike of one point", 1, size=1.0, points=500, noise="multiplicative", sigma=0.001, family="language")
     assert run.event is not None
     series = run.history().of("loss")[0].series
@@ -61,7 +61,7 @@ def test_a_divergence_ends_as_far_above_its_best_as_it_is_large() -> None:
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "multiplicative", "heavy_tailed", "correlated", "skewed", "quantised"])
-def test_noise_is_as_large_as_it_is_said_to_be(noise: str) -> None:
+def test_noise_has_its_declared_size(noise: str) -> None:
     flat = {"points": 5000, "logging": "steps", "start": 2.01, "end": 2.0, "family": "language", "validations": 0}
     run = healthy_run(1, noise=noise, sigma=0.05, **flat)
     x = np.log(run.metrics[0].values)

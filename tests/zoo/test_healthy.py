@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from zoo.healthy.catalog import HEALTHY
 from zoo.healthy.networks import graph
 from zoo.healthy.perfect import hinge_to_zero
 from zoo.healthy.representations import triplets
 from zoo.healthy.ways_to_train import rmsprop, steps_of_the_rate
-from zoo.judged import VIEWS, Training, judged, trained
+from zoo.judged import VIEWS, Trained, Training, judged, trained
 from zoo.slow_failures import SLOW_FAILURES, SlowFailure, death_in_convolutions, frozen_layer, labels_never_belonged
 
 from mlflow_stability.vocabulary.result.severity import Severity
@@ -19,10 +21,15 @@ QUICK_AND_ILL = [
 ]
 
 
+@cache
+def recorded(training: Training) -> Trained:
+    return trained(training, SEED)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("training", QUICK, ids=lambda each: str(each.__name__))
 def test_a_healthy_training_learns_its_task_and_no_view_of_it_shows_trouble(training: Training) -> None:
-    result = judged(trained(training, SEED))
+    result = judged(recorded(training))
     assert result.failure == ""
     assert {view: [each for each in result.found[view] if each.severity > Severity.INFO] for view in VIEWS} == {
         view: [] for view in VIEWS
@@ -32,12 +39,12 @@ def test_a_healthy_training_learns_its_task_and_no_view_of_it_shows_trouble(trai
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", QUICK_AND_ILL, ids=lambda each: str(each.name))
 def test_a_training_that_breaks_quietly_is_found_as_what_it_is(failure: SlowFailure) -> None:
-    assert judged(trained(failure.train, SEED)).names(failure.expected)
+    assert judged(recorded(failure.train)).names(failure.expected)
 
 
 @pytest.mark.slow
-def test_judging_what_was_recorded_anew_says_what_was_said_live() -> None:
-    training = trained(frozen_layer, SEED)
+def test_judging_a_recording_again_finds_what_was_found_live() -> None:
+    training = recorded(frozen_layer)
     live, anew = judged(training).found["live"], judged(training, anew=True).found["live"]
     assert sorted(live, key=lambda each: each.step) == sorted(anew, key=lambda each: each.step)
 

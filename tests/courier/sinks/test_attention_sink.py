@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 from courier.staging import Training
 from figures.attention import attention, same
 from mlflow import MlflowClient
-from servers.mlflow_server import mlflow_server
 from waiting import wait_until
 
 from mlflow_stability.courier.progress import Delivered
@@ -289,18 +287,15 @@ def test_a_page_that_finds_no_room_keeps_the_maps(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / PAGE).exists()
 
 
-@pytest.fixture(params=["sqlite", "rest"])
-def store(request: pytest.FixtureRequest, sqlite_uri: str, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield sqlite_uri
-        return
-    with mlflow_server(tmp_path, sqlite_uri) as url:
-        yield url
-
-
 @pytest.mark.slow
-def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(tmp_path: Path, store: str) -> None:
-    training = Training(tmp_path / ".mlflow-stability", store)
+@pytest.mark.parametrize("store", ["sqlite_uri", "rest_server"])
+def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(
+    tmp_path: Path, store: str, request: pytest.FixtureRequest
+) -> None:
+    uri = request.getfixturevalue(store)
+    client = MlflowClient(tracking_uri=uri)
+    run_id = client.create_run("0").info.run_id
+    training = Training(tmp_path / ".mlflow-stability", uri, run_id=run_id, resumed=True)
     folder = training.journal.folder
     training.train(1, 20)
     keep(folder, [10, 20], layers=2)
@@ -309,15 +304,13 @@ def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(tmp
     training.end(Closing("finished", "", 30, time.time()))
     wait_until(lambda: not folder.exists())
     courier.wait(60)
-    client = MlflowClient(tracking_uri=store)
-    (run,) = client.search_runs(["0"])
-    listed = [each.path for each in client.list_artifacts(run.info.run_id, "stability/attention") if not each.is_dir]
+    listed = [each.path for each in client.list_artifacts(run_id, "stability/attention") if not each.is_dir]
     assert len(listed) == 4
-    images = [each.path.rpartition("/")[2] for each in client.list_artifacts(run.info.run_id, "images")]
+    images = [each.path.rpartition("/")[2] for each in client.list_artifacts(run_id, "images")]
     keys = Counter(name.split("+")[0] for name in images if name.endswith(".png"))
     # Two measured steps, and the first of them once more at step 0, where MLflow opens its card.
     assert keys == {"stability~attention~L00_h.0": 3, "stability~attention~L01_h.1": 3}
-    assert len(client.list_artifacts(run.info.run_id, "stability/data/attention")) == 2
+    assert len(client.list_artifacts(run_id, "stability/data/attention")) == 2
 
 
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.vocabulary import Closing, Signal, StepReading
 
 ASKED = 2
-STEPS = 2400
+STEPS = 1200
 
 
 class Locked:
@@ -70,16 +70,16 @@ def delivered(training, sqlite_uri):
         return json.loads((training.journal.folder / "delivered.json").read_text())[key]
 
     began = time.time()
-    train(training, 1, 600, began)
+    train(training, 1, STEPS // 4, began)
     session = SessionDelivery(training.folder, None, lambda: False)
     session.claim.take()
     session.advance()
     follow(session, until=lambda: said("metrics_until"))
     locked = Locked(sqlite_uri)
-    train(training, 601, 1800, began)
+    train(training, STEPS // 4 + 1, 3 * STEPS // 4, began)
     follow(session, until=lambda: "locked" in session.report().error)
     locked.end()
-    train(training, 1801, STEPS, began)
+    train(training, 3 * STEPS // 4 + 1, STEPS, began)
     follow(session, until=lambda: "locked" not in session.report().error and newest(sqlite_uri) >= STEPS - 100)
     assert said("metrics_until") < training.journal.bytes_written / 2, "nothing was put off"
     session.claim.release()

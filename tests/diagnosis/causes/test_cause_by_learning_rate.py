@@ -131,7 +131,7 @@ def test_a_warm_restart_is_no_jump_for_the_cause_as_it_is_none_for_the_detector(
     assert "restarted from 1.02e-05 to 0.001 at step 300" in look.not_checked
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(0, 20, 4))
 def test_the_cause_finds_the_jumps_that_the_detector_finds(seed: int) -> None:
     dice = np.random.default_rng(seed)
     rates = warm_restarts(int(dice.integers(40, 150))) * np.where(

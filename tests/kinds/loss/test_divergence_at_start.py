@@ -52,7 +52,7 @@ def test_what_leaves_its_level_later_is_left_to_the_other_rule() -> None:
     assert judged("divergence:start", loss=loss, grad_norm=norm, update_ratio=[0.5] * len(loss)) == []
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.integers(0, 10**6))
 def test_a_lucky_first_loss_of_a_batch_of_one_is_no_divergence(seed: int) -> None:
     dice = np.random.default_rng(seed)

@@ -31,7 +31,7 @@ def found(values: NDArray[np.float64], name: str = "charts/episodic_return") -> 
     return [each.severity for each in ReturnFallRule().find(run_curves(run_named(**{name: values})))]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(0, 20, 4))
 def test_a_noisy_return_that_rises_or_forgets_half_has_not_collapsed(seed: int) -> None:
     assert found(learned(seed)) == []
     half = learned(seed)

@@ -52,6 +52,6 @@ def test_the_higher_the_sensitivity_the_more_is_found(form: str, kind: str) -> N
 
 @pytest.mark.slow
 def test_the_higher_the_sensitivity_the_more_healthy_runs_are_flagged() -> None:
-    runs = [healthy_run(seed, PLAIN, points=60).history() for seed in range(150)]
+    runs = [healthy_run(seed, PLAIN, points=60).history() for seed in range(60)]
     counts = [sum(bool(serious(each, level)) for each in runs) for level in LEVELS]
     assert counts[0] <= counts[1] <= counts[2]

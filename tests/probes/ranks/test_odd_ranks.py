@@ -46,9 +46,8 @@ def test_one_whose_captures_fail_leaves_and_the_others_go_on_alone(tmp_path: Pat
     assert "switched off in another process" in first.errors
 
 
-@MODES
-def test_one_whose_weights_cannot_be_measured_takes_only_these_from_all(tmp_path: Path, mode: str) -> None:
-    first, second, rows = trained("norms", tmp_path, mode)
+def test_one_whose_weights_cannot_be_measured_takes_only_these_from_all(tmp_path: Path) -> None:
+    first, second, rows = trained("norms", tmp_path, "autopilot")
     assert second.code == 0
     assert steps_with("grad_norm", rows) == list(rows)
     assert steps_with("param_norm", rows) == [2, 4]

@@ -31,11 +31,9 @@ def trained(
 @pytest.mark.parametrize(
     ("way", "limit", "mode"),
     [
-        ("alone", 0.0, "watched"),
         ("alone", 0.2, "watched"),
         ("alone", 0.0, "autopilot"),
         ("ddp", 0.2, "watched"),
-        ("fsdp2", 0.2, "watched"),
         ("tensor", 0.2, "watched"),
         ("fsdp2", 0.0, "autopilot"),
     ],

@@ -180,7 +180,7 @@ def test_states_take_no_more_than_their_share_of_the_time() -> None:
     assert ring.is_due(501, FINE.nbytes)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(st.sampled_from(["fine", "poisoned"]), st.booleans()), max_size=12))
 def test_what_is_not_good_never_pushes_a_good_one_out(history: list[tuple[str, bool]]) -> None:
     ring, sick = ring_of(), POISONED

@@ -73,7 +73,7 @@ def _strides(shape: list[int], last: int) -> list[int]:
     return strides[::-1]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(tensors(), min_size=1, max_size=4), st.booleans())
 def test_any_bits_in_any_type_and_shape_come_back_equal(tmp_path: Path, given: list[Tensor], to_disk: bool) -> None:
     model = Bag({f"b{number}": each for number, each in enumerate(given)})

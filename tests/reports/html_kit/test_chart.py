@@ -78,7 +78,7 @@ def test_the_last_step_is_that_of_the_curve_not_of_its_last_stretch() -> None:
 FINITE = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @example([(0, math.inf, -math.inf)])
 @given(st.lists(st.tuples(st.integers(-(2**62), 2**62), FINITE, FINITE), min_size=1, max_size=30))
 def test_whatever_the_values_are_the_drawing_stays_inside_its_frame(rows: list[tuple[int, float, float]]) -> None:

@@ -57,7 +57,7 @@ def test_no_name_becomes_structure(report: Report) -> None:
 
 
 @pytest.mark.parametrize("around", ["- {}", "## {}", "| a |\n| --- |\n| {} |", "**b:** {}"])
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(text=TEXTS)
 def test_a_reader_of_markdown_sees_the_very_text(around: str, text: str) -> None:
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])

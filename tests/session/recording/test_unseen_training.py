@@ -12,6 +12,7 @@ from pathlib import Path
 import mlflow
 import pytest
 import torch
+from forked.processes import start
 from session import unseen
 
 import mlflow_stability
@@ -20,25 +21,25 @@ SAID = "and no optimizer step, so nothing is recorded"
 SCRIPT = Path(unseen.__file__)
 
 
+FORKED = [SCRIPT]
 FAILED = {"crashed": 1, "exited": 1, "left": 1, "interrupted": 130}
+TIMEOUT_SECONDS = 120
 
 
-def output_of(kind: str, folder: Path, *runner: str) -> str:
-    environment = {**os.environ, "MLFLOW_STABILITY_OFFLINE": "1"}  # nothing is read from a run
-    done = subprocess.run(
-        [*(runner or [sys.executable]), str(SCRIPT), kind, str(folder / "journals")],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode % 256 in (FAILED.get(kind, 0), 254 if kind == "interrupted" else 0), done.stderr
-    return done.stderr
+def environment() -> dict[str, str]:
+    return {**os.environ, "MLFLOW_STABILITY_OFFLINE": "1"}  # nothing is read from a run
+
+
+def output_of(kind: str, folder: Path) -> str:
+    process = start(SCRIPT, kind, str(folder / "journals"), environment=environment(), directory=folder)
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode is not None
+    assert process.returncode % 256 in (FAILED.get(kind, 0), 254 if kind == "interrupted" else 0), errors
+    return errors
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("kind", "signs"),
     [
@@ -57,6 +58,7 @@ def test_a_training_that_nobody_sees_says_so_once_at_the_end_of_the_process(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("kind", [*FAILED, "by_hand", "evaluation", "prediction", "compiled_step"])
 def test_nothing_is_said_of_what_is_recorded_broke_off_or_trains_nothing(tmp_path: Path, kind: str) -> None:
     assert SAID not in output_of(kind, tmp_path)
@@ -65,7 +67,12 @@ def test_nothing_is_said_of_what_is_recorded_broke_off_or_trains_nothing(tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["crashed", "exited"])
 def test_nothing_is_said_by_the_command_either_of_a_script_that_failed(tmp_path: Path, kind: str) -> None:
-    assert SAID not in output_of(kind, tmp_path, sys.executable, "-m", "mlflow_stability", "run")
+    command = [sys.executable, "-m", "mlflow_stability", "run", str(SCRIPT), kind, str(tmp_path / "journals")]
+    done = subprocess.run(
+        command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+    )
+    assert done.returncode == FAILED[kind], done.stderr
+    assert SAID not in done.stderr
 
 
 @pytest.fixture

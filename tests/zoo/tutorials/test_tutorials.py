@@ -1,4 +1,4 @@
-"""The benchmark `tutorials.py` runs all of them on three seeds; here are those that take few seconds."""
+"""The benchmark `tutorials` runs all of them on three seeds; here are those that take few seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zoo.tutorials.trial import ACTIONS, tried
 from zoo.tutorials.tutorial import Tutorial
 
 SEED = 0
-LONG = ("double_dqn", "td3", "simclr", "dino", "dcgan", "wgan_gp", "vq_vae")
+LONG = ("double_dqn", "td3", "simclr", "siamese_triplets", "moco", "dino", "dcgan", "wgan_gp", "vq_vae", "maml")
 QUICK = [tutorial for tutorial in TUTORIALS if tutorial.name not in LONG]
 
 
