@@ -28,8 +28,7 @@ from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, Targ
 from mlflow_stability.kinds.first_look.untied_weights import UntiedWeights
 from mlflow_stability.kinds.gradients.dead_layer import DeadLayer
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
-from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
-from mlflow_stability.kinds.gradients.gradient_vanishing_layers import GradientVanishingLayers
+from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing, GradientVanishingLayers
 from mlflow_stability.kinds.gradients.imbalance import GradientImbalance, WeightImbalance
 from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosion
 from mlflow_stability.kinds.hardware.low_gpu_utilization import LowGpuUtilization
@@ -48,21 +47,20 @@ from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivati
 from mlflow_stability.kinds.inside.sdr_bit_usage import SdrBitUsage
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
 from mlflow_stability.kinds.inside.sdr_temperature import SdrTemperature
-from mlflow_stability.kinds.loss.divergence import Divergence
+from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceClassic
 from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
 from mlflow_stability.kinds.loss.divergence_at_start import DivergenceAtStart
-from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.kinds.optimizer.adam_rms_high import AdamRmsHigh
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
-from mlflow_stability.kinds.optimizer.learning_rate_out_of_range import LearningRateOutOfRange
-from mlflow_stability.kinds.optimizer.learning_rate_rise import LearningRateRise
-from mlflow_stability.kinds.optimizer.learning_rate_zero import LearningRateZero
-from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
-from mlflow_stability.kinds.optimizer.step_skipped import StepSkipped
-from mlflow_stability.kinds.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
-from mlflow_stability.kinds.optimizer.weight_spike import WeightSpike
+from mlflow_stability.kinds.optimizer.learning_rate_schedule import (
+    LearningRateOutOfRange,
+    LearningRateRise,
+    LearningRateZero,
+)
+from mlflow_stability.kinds.optimizer.loss_scaling import LossScaleCollapse, StepSkipped
+from mlflow_stability.kinds.optimizer.update_size import UpdateRatioHigh, UpdateRatioLow, WeightSpike
 from mlflow_stability.kinds.progress.oscillation import Oscillation
 from mlflow_stability.kinds.progress.overfitting import Overfitting
 from mlflow_stability.kinds.progress.plateau import Plateau

@@ -20,8 +20,15 @@ from mlflow_stability.kinds.progress.overfitting import OverfittingFacts
 from mlflow_stability.kinds.progress.plateau import PlateauFacts
 from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
-from mlflow_stability.kinds.reported.batches import BatchFacts, BrokenBatchFacts, Rerun, SpikeBatchFacts
-from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource, TensorFacts
+from mlflow_stability.kinds.reported.broken_steps import (
+    BatchFacts,
+    BrokenBatchFacts,
+    NanOriginFacts,
+    NanSource,
+    Rerun,
+    SpikeBatchFacts,
+    TensorFacts,
+)
 from mlflow_stability.kinds.reported.representation_summary import RepresentationSummaryFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts

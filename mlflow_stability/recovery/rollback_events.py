@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
+from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.reported.autopilot import CheckpointFailedFacts, DataChanged, DataChangedFacts
-from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
+from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts, NanSource
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, HeldRate, RollbackFacts
 from mlflow_stability.recovery.rollback_decisions import MAX_REVERTED
 from mlflow_stability.recovery.rollback_state import Decision

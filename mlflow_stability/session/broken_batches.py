@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.kinds.reported.batches import (
+from mlflow_stability.kinds.reported.broken_steps import (
     BrokenBatchFacts,
     Rerun,
     SpikeBatch,
     SpikeBatchFacts,
+    TensorFacts,
     first_and_broken,
 )
-from mlflow_stability.kinds.reported.nan_origin import TensorFacts
 from mlflow_stability.probes.objects import models_of, names_of_modules, unwrapped
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.recovery.nan_origin import (

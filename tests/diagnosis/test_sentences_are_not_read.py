@@ -19,7 +19,7 @@ from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
-from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
+from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts
 from mlflow_stability.vocabulary import Finding, Severity
 from mlflow_stability.vocabulary.facts import Facts, classes_of_facts

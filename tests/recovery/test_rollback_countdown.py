@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
+from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.recovery.rollback_events import ROWS_ALWAYS_ANNOUNCED, RollbackCountdown, countdown_of
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 

@@ -25,7 +25,7 @@ from torch import nn
 
 import mlflow_stability
 from mlflow_stability import Options
-from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
+from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 
 pytestmark = pytest.mark.scenario
 AFTER = 3

@@ -28,7 +28,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.kinds.catalog import built, default_detectors
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
+from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary import Closing, Note, Opening, Signal, StepReading

@@ -28,7 +28,7 @@ from mlflow_stability.diagnosis.causes.catalog import (
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
 from mlflow_stability.diagnosis.causes.step_size import first_updates_large, lower_by, step_size_check
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
-from mlflow_stability.kinds.loss.resume import ResumeFacts
+from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump, LearningRateJumpFacts
 from mlflow_stability.vocabulary.facts import LossRiseFacts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, WARM_UP_LEARNING_RATE, Action, Remedy

@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.causes.catalog import Check, CheckResult, cause_
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import default_rate, is_adam
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing
-from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesFacts
+from mlflow_stability.kinds.optimizer.update_size import LargeUpdatesFacts
 from mlflow_stability.vocabulary.result import Action, Remedy
 
 

@@ -22,8 +22,7 @@ from mlflow_stability.diagnosis.causes.non_finite import (
 )
 from mlflow_stability.diagnosis.checklist.sources import Answer, Case, State, change_of, check, no_data
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
-from mlflow_stability.kinds.reported.batches import BrokenBatchFacts
-from mlflow_stability.kinds.reported.nan_origin import NanSource
+from mlflow_stability.kinds.reported.broken_steps import BrokenBatchFacts, NanSource
 from mlflow_stability.vocabulary.measured import UNCLIPPED, of_the_whole
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.text import capitalised, counted, process_ended, sentence

@@ -19,9 +19,8 @@ from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS
 from mlflow_stability.diagnosis.findings.notes import CountRose, SaidAgainNote, SkippedToTheEnd, with_note
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
-from mlflow_stability.kinds.optimizer.step_skipped import SkippedEndRule, StepSkipped
-from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts
-from mlflow_stability.kinds.reported.log_line import LogLineFacts, LogSays
+from mlflow_stability.kinds.optimizer.loss_scaling import SkippedEndRule, StepSkipped
+from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts, LogLineFacts, LogSays
 from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, Statement, Where
 from mlflow_stability.vocabulary.run import RunHistory

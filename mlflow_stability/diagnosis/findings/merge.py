@@ -11,8 +11,8 @@ from mlflow_stability.diagnosis.findings.notes import NanAfterInf, OriginNote, R
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseFacts
 from mlflow_stability.kinds.loss.loss_spike_curve import CurveSpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected, NonFiniteFacts
-from mlflow_stability.kinds.optimizer.step_skipped import StepSkipped
-from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesFacts
+from mlflow_stability.kinds.optimizer.loss_scaling import StepSkipped
+from mlflow_stability.kinds.optimizer.update_size import LargeUpdatesFacts
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts
 from mlflow_stability.kinds.progress.periodic_loss import PeriodicLoss, PeriodicLossFacts
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts

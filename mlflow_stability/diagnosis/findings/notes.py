@@ -13,7 +13,7 @@ from enum import Enum
 import numpy as np
 
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
-from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
+from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Statement
 from mlflow_stability.vocabulary.run import Metric, RunHistory

@@ -16,7 +16,7 @@ from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.levels import levels_of
 from mlflow_stability.diagnosis.findings.notes import FallingNote, Outcome, OutcomeNote, RipplesNote, with_note
 from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
-from mlflow_stability.kinds.loss.resume import ResumeFacts
+from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, Statement
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts
-from mlflow_stability.kinds.reported.batches import BatchFacts, BrokenBatchFacts, Rerun
+from mlflow_stability.kinds.reported.broken_steps import BatchFacts, BrokenBatchFacts, Rerun
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 

@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
+from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.run import RunHistory
 

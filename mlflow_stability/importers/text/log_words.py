@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mlflow_stability.importers.assemble.log_content import LogContent, LogWords
 from mlflow_stability.importers.decode import shown_text
-from mlflow_stability.kinds.reported.log_line import LogLineFacts, LogSays
+from mlflow_stability.kinds.reported.endings import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import HINT, said_in, unique_share_in
 

@@ -1,24 +1,22 @@
-"""Says when a layer gets no gradient at all."""
+"""Detect layers without any gradient."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.progress import Progress
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLayerFacts(Facts):
     """A layer that gets no gradient."""
 
-    kind: ClassVar[str] = "dead_layer"
-    metrics: ClassVar = ("grad_norm", "measurements")
+    kind = "dead_layer"
+    metrics = ("grad_norm", "measurements")
 
     place: str
     """The layer."""
@@ -34,7 +32,6 @@ class DeadLayerFacts(Facts):
     """The threshold of the steps between the first and the last of them."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``gradient norm of 0 0 in 5 measurements, step 100 to step 500 (threshold 5 …``."""
         return (
             f"gradient norm of {self.place} 0 in {self.measurements} measurements, {unit} {self.first_step} to {unit} "
             f"{step} (threshold {self.rounds} measurements over {self.steps} {unit}s)."
@@ -43,24 +40,19 @@ class DeadLayerFacts(Facts):
 
 @dataclass(slots=True)
 class LayerWithoutGradient:
-    """How long a layer has had no gradient."""
-
     rounds: int = 0
-    since: int = 0
-    """The first step without one."""
-    weights: float | None = None
-    """The last norm of its weights, ..."""
+    first_step: int = 0
+    """The first step without a gradient."""
+    weight_norm: float | None = None
     growth: float | None = None
-    """... by which share that had grown since the one before."""
+    """Growth of the weight norm between the last two measurements, as a share."""
 
 
 @dataclass(slots=True)
 class DeadLayerState:
-    """What has been seen so far."""
-
-    silent: dict[str, LayerWithoutGradient] = field(default_factory=dict)
+    layers: dict[str, LayerWithoutGradient] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
-    """Those that have been dead for long enough."""
+    """Layers that have been without a gradient for long enough."""
     progress: Progress = field(default_factory=Progress)
 
 
@@ -112,40 +104,37 @@ class DeadLayer(Detector):
     state_type = DeadLayerState
 
     def step(self, state: DeadLayerState, point: Point) -> tuple[DeadLayerState, Finding | None]:
-        """Look at the next norm of a layer's weights or gradient."""
         if not point.finite:
             return state, None
-        layer = state.silent.get(point.place)
-        if layer is None:
-            layer = state.silent[point.place] = LayerWithoutGradient()
-        if point.quantity == "param_norm":
-            if self._learnt(layer, point.value):
-                layer.rounds = 0
-                state.dead.discard(point.place)
-            return state, None
+        layer = state.layers.setdefault(point.place, LayerWithoutGradient())
         losses = state.progress.losses
-        # Without a loss nothing was passed backward, and no layer could get a gradient.
-        if point.value != 0.0 or losses.falls.learnt() or losses.step != point.step:
+        if point.quantity == "param_norm":
+            is_alive = self._has_learnt(layer, point.value)
+        else:
+            # Without a loss nothing was passed backward, and no layer could get a gradient.
+            is_alive = point.value != 0.0 or losses.falls.learnt() or losses.step != point.step
+        if is_alive:
             layer.rounds = 0
             state.dead.discard(point.place)
+        if is_alive or point.quantity == "param_norm":
             return state, None
         layer.rounds += 1
         if layer.rounds == 1:
-            layer.since = point.step
-        if layer.rounds < self.rounds or point.step - layer.since < self.steps or point.place in state.dead:
+            layer.first_step = point.step
+        if layer.rounds < self.rounds or point.step - layer.first_step < self.steps or point.place in state.dead:
             return state, None
         state.dead.add(point.place)
         if len(state.dead) > 1:
             return state, None
-        facts = DeadLayerFacts(point.place, point.value, layer.rounds, layer.since, self.rounds, self.steps)
+        facts = DeadLayerFacts(point.place, point.value, layer.rounds, layer.first_step, self.rounds, self.steps)
         return state, self.finding(point, self.severities[-1], facts)
 
-    def _learnt(self, layer: LayerWithoutGradient, weights: float) -> bool:
-        """Whether the weights have moved otherwise than by an even decay."""
-        before, layer.weights = layer.weights, weights
+    def _has_learnt(self, layer: LayerWithoutGradient, weight_norm: float) -> bool:
+        """Return whether the weights changed otherwise than by an even decay."""
+        before, layer.weight_norm = layer.weight_norm, weight_norm
         if before is None or before <= 0:
-            return weights != (before or weights)
-        growth, layer.growth = layer.growth, weights / before - 1
+            return weight_norm != (before or weight_norm)
+        growth, layer.growth = layer.growth, weight_norm / before - 1
         if growth is None or layer.growth == growth:
             return False
         return layer.growth > 0 or abs(layer.growth - growth) > self.even * abs(growth)

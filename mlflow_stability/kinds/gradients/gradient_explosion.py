@@ -1,7 +1,4 @@
-"""Says when the gradient norm leaps far above its own level.
-
-Says when the gradient norm is above 100, or three deviations above its last 100 values: the rule in general use.
-"""
+"""Detect gradient norms far above their baseline, the classic rule for them, and gradients that keep growing."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.curves.levels import Levels, levels_of, onset
@@ -32,7 +30,7 @@ from mlflow_stability.vocabulary.text.phrases import sigmas
 class GradientSpikeFacts(FollowedFacts):
     """A gradient norm that jumped above what was normal."""
 
-    kind: ClassVar[str] = "gradient_explosion"
+    kind = "gradient_explosion"
     metrics: ClassVar = {"grad_norm": "value", "level": "baseline", "z": "sigmas", "limit": "threshold"}
 
     value: float
@@ -56,7 +54,6 @@ class GradientSpikeFacts(FollowedFacts):
         return times_beyond(self.sigmas, self.threshold)
 
     def statement(self, step: int, unit: str, /) -> str:
-        """``gradient norm 57 at step 400, 30 times its baseline of 1.9; 12.4σ above it (threshold 10σ).``"""
         times = "above"
         if self.baseline > 0:
             ratio = self.value / self.baseline
@@ -73,22 +70,19 @@ class GradientSpikeFacts(FollowedFacts):
 class GradientLimitFacts(LimitFacts):
     """A gradient norm that is above the threshold of the classic rule."""
 
-    kind: ClassVar[str] = "gradient_above_limit"
+    kind = "gradient_above_limit"
     metrics: ClassVar = {"grad_norm": "value", "limit": "threshold"}
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``gradient norm 120 at step 400 (threshold 100).``"""
         return f"gradient norm {self.value:.4g} at {unit} {step} (threshold {self.threshold:.4g})."
 
 
 @dataclass(slots=True)
 class GradientExplosionState:
-    """What has been seen so far."""
-
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     begun: FirstValues = field(default_factory=FirstValues)
     high: int = 0
-    """For how many steps in a row the norm has stood high."""
+    """Number of high norms in a row."""
     returns: RecentOutliers = field(default_factory=RecentOutliers)
     since: int = -1
     """The first step of the finding that is not over."""
@@ -183,11 +177,7 @@ class GradientExplosion(Detector):
         "row_share_of_tail": "times",
         "row_smallest_rise": "power",
     }
-    remedies = (
-        CLIP_AT_1,
-        LOWER_RATE_2_TO_5,
-        Remedy(Action.INSPECT_LOSS_AND_BATCH),
-    )
+    remedies = (CLIP_AT_1, LOWER_RATE_2_TO_5, Remedy(Action.INSPECT_LOSS_AND_BATCH))
     state_type = GradientExplosionState
 
     def __post_init__(self) -> None:
@@ -197,7 +187,6 @@ class GradientExplosion(Detector):
             object.__setattr__(self, "calm_steps", 1)
 
     def step(self, state: GradientExplosionState, point: Point) -> tuple[GradientExplosionState, Finding | None]:
-        """Look at the next norm."""
         event = self._look(state, point)
         if event is None and state.progress.waiting is not None:
             goes_on = point.step - state.progress.waiting.step <= self.worse_within
@@ -207,15 +196,14 @@ class GradientExplosion(Detector):
         return state, event
 
     def _look(self, state: GradientExplosionState, point: Point) -> Finding | None:
-        z = point.z
-        if z < self.calm_below:
+        if point.z < self.calm_below:
             state.high = 0
             if point.finite:
                 state.begun.take(point.value)
-            if state.episode_filter.reported and point.finite:
-                state.episode_filter.note_calm(self.calm_steps)
+                if state.episode_filter.reported:
+                    state.episode_filter.note_calm(self.calm_steps)
             return None
-        limit = self._exceeded(state, point)
+        limit = self._exceeded_threshold(state, point)
         if limit is None:
             return None
         often = None
@@ -229,18 +217,22 @@ class GradientExplosion(Detector):
         severity = Severity.WARNING if lasts or often or self.threshold_alone else Severity.INFO
         since = None if state.since == point.step else state.since
         facts = GradientSpikeFacts(
-            point.value, point.center, z, limit, state.high if lasts else None, found_first=since
+            point.value,
+            point.center,
+            point.z,
+            limit,
+            state.high if lasts else None,
+            *(often or (None, None)),
+            found_first=since,
         )
-        if often is not None:
-            facts = replace(facts, number=often.number, number_since=often.since)
         event = self.finding(point, Severity.CRITICAL if huge else severity, facts)
         if falls and event.severity is Severity.WARNING:
             state.progress.waiting = event
             event = replace(event, severity=Severity.INFO)
         return event if state.episode_filter.report(event.severity) else None
 
-    def _exceeded(self, state: GradientExplosionState, point: Point) -> float | None:
-        """The threshold in σ that the norm exceeds, with the ratio that goes with it; None for a normal norm."""
+    def _exceeded_threshold(self, state: GradientExplosionState, point: Point) -> float | None:
+        """Return the threshold in σ that the norm exceeds along with its ratio; None for a normal norm."""
         if self.threshold_alone:
             return self.threshold if point.z >= self.threshold else None
         row_rise, rise = self.row_smallest_rise, self.smallest_rise
@@ -290,15 +282,10 @@ class GradientExplosionClassic(Detector):
     rule = "classic"
     quantities = ("grad_norm",)
     places = WHOLE
-    remedies = (
-        CLIP_AT_1,
-        LOWER_RATE_2_TO_5,
-        Remedy(Action.INSPECT_LOSS_AND_BATCH),
-    )
+    remedies = (CLIP_AT_1, LOWER_RATE_2_TO_5, Remedy(Action.INSPECT_LOSS_AND_BATCH))
     state_type = ClassicWindow
 
     def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
-        """Look at the next norm."""
         if not point.finite:
             return state, None
         limit = self.largest
@@ -319,7 +306,7 @@ class GradientExplosionClassic(Detector):
 class GradientRiseFacts(Facts):
     """A gradient norm that kept growing while the loss rose."""
 
-    kind: ClassVar[str] = "gradient_rise"
+    kind = "gradient_rise"
 
     signal: str
     """The gradient norm, by the name that the log gives it."""
@@ -334,15 +321,13 @@ class GradientRiseFacts(Facts):
 
     @property
     def grown(self) -> float:
-        """The norm at the end as a multiple of its lowest level; infinite for a level below the smallest float."""
+        """The norm at the end as a multiple of its lowest level."""
         return self.last / self.level if self.level > 0 else math.inf
 
     def numbers(self) -> dict[str, float]:
-        """The metrics of the finding."""
         return {"level": self.level, "highest": self.highest, "last": self.last, "grown": self.grown}
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``grad_norm grew from step 400 on: 250 at the end, 300 times its level of 0.83 (threshold 100 times), …``"""
         return (
             f"{self.signal} grew from {unit} {step} on: {self.last:.4g} at the end, {self.grown:,.0f} times its level "
             f"of {self.level:.4g} (threshold {self.threshold:,.0f} times), while the loss rose."
@@ -387,44 +372,41 @@ class GradientRiseRule(Rule):
     """Minimum rise of the loss at the end above its best, in nats."""
 
     def like(self, detector: Detector) -> Rule:
-        """No rise is smaller than the one that the detector was given."""
         if not isinstance(detector, GradientExplosion) or detector.threshold_alone:
             return self
         return replace(self, smallest_rise=max(self.smallest_rise, math.log(max(1.0, detector.smallest_rise))))
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        """The gradient norms of the whole model that grew so."""
-        norms = [curve for curve in curves.norms if not curve.place]
-        return [found for norm in norms if (found := self._of(norm, curves)) is not None]
+        findings = [self._judge(norm, curves) for norm in curves.norms if not norm.place]
+        return [finding for finding in findings if finding is not None]
 
-    def _of(self, norm: Curve, curves: RunCurves) -> Finding | None:
-        loss = next((each for each in curves.losses if each.attempt == norm.attempt and each.has_level), None)
+    def _judge(self, norm: Curve, curves: RunCurves) -> Finding | None:
+        loss = next((curve for curve in curves.losses if curve.attempt == norm.attempt and curve.has_level), None)
         levels = levels_of(norm)
         if loss is None or levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
             return None
-        windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
-        best = int(np.argmin(windows))
-        floor, end = float(windows[best]), float(levels.x[-2:].min())
-        if end - floor < self.smallest_rise or not self._risen(loss.last_phase):
+        medians = self._running_median(levels)
+        best = int(np.argmin(medians))
+        floor, end = float(medians[best]), float(levels.x[-2:].min())
+        if end - floor < self.smallest_rise or not self._has_risen(loss.last_phase):
             return None
         first = onset(levels, best, floor + max(self.deviations * levels.noise, math.log(1.5)))
         earlier = levels.x[: max(1, first // levels.size)]
         if end - float(np.sort(earlier)[-max(1, len(earlier) // 20)]) < self.above_earlier:
             return None
-        return self._episode(norm, levels, first, math.exp(floor))
+        steps, values = levels.raw_steps, norm.values[norm.finite]
+        peak, last = first + int(np.argmax(values[first:])), float(np.median(values[-5:]))
+        facts = GradientRiseFacts(norm.name, math.exp(floor), last, float(values[peak]), math.exp(self.smallest_rise))
+        return self.finding(norm, Severity.WARNING, facts, steps[first], norm.steps[-1], peak=steps[peak])
 
-    def _risen(self, loss: Curve) -> bool:
+    def _has_risen(self, loss: Curve) -> bool:
         levels = levels_of(loss)
         if levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
             return False
         if loss.values[loss.finite][-1] < loss.floor:
             return False
-        windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
-        return float(levels.x[-2:].min() - windows.min()) > max(self.loss_rise, 3 * levels.noise)
+        rise = float(levels.x[-2:].min() - self._running_median(levels).min())
+        return rise > max(self.loss_rise, 3 * levels.noise)
 
-    def _episode(self, norm: Curve, levels: Levels, first: int, usual: float) -> Finding:
-        steps, values = levels.raw_steps, norm.values[norm.finite]
-        peak = first + int(np.argmax(values[first:]))
-        last = float(np.median(values[-min(5, len(values)) :]))
-        facts = GradientRiseFacts(norm.name, usual, last, float(values[peak]), math.exp(self.smallest_rise))
-        return self.finding(norm, Severity.WARNING, facts, steps[first], norm.steps[-1], peak=steps[peak])
+    def _running_median(self, levels: Levels) -> NDArray[np.float64]:
+        return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1))

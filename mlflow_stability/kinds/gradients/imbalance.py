@@ -1,7 +1,4 @@
-"""Says when some layers get far larger gradients than others.
-
-Says when the weights of some layers are far larger than those of others.
-"""
+"""Detect layers whose gradients or weights are far larger than those of others."""
 
 from __future__ import annotations
 
@@ -13,9 +10,7 @@ from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text import factor
 
 
@@ -25,7 +20,7 @@ class ImbalanceFacts(Facts):
 
     metrics: ClassVar = {"largest": "largest", "smallest": "smallest", "layers": "layers"}
     of_what: ClassVar[str]
-    """Of what the norms are."""
+    """``gradient`` or ``weight``."""
 
     largest: float
     """The largest norm of a layer."""
@@ -41,7 +36,6 @@ class ImbalanceFacts(Facts):
     """Number of layers that were compared."""
 
     def statement(self, step: int, unit: str, /) -> str:
-        """``gradient norms of layers differ by a factor of 5,000 at step 400 (threshold 1,000): head 1, …``."""
         ratio = factor(self.largest / max(self.smallest, 5e-324))
         return (
             f"{self.of_what} norms of layers differ by a factor of {ratio} at "
@@ -54,7 +48,7 @@ class ImbalanceFacts(Facts):
 class GradientImbalanceFacts(ImbalanceFacts, FollowedFacts):
     """Gradient norms of layers that differ too much."""
 
-    kind: ClassVar[str] = "gradient_imbalance"
+    kind = "gradient_imbalance"
     of_what: ClassVar[str] = "gradient"
 
 
@@ -62,23 +56,19 @@ class GradientImbalanceFacts(ImbalanceFacts, FollowedFacts):
 class WeightImbalanceFacts(ImbalanceFacts):
     """Weight norms of layers that differ too much."""
 
-    kind: ClassVar[str] = "weight_imbalance"
+    kind = "weight_imbalance"
     of_what: ClassVar[str] = "weight"
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``weight norms of layers differ by a factor of 5,000 at step 400 (threshold 1,000): head 1, …``."""
         return self.statement(step, unit)
 
 
 @dataclass(slots=True)
 class GradientImbalanceState:
-    """What has been seen so far."""
-
     round: LayerRound = field(default_factory=LayerRound)
     small: dict[str, int] = field(default_factory=dict)
-    """In how many measurements in a row the gradient of a layer was too small beside the largest one."""
-    said: bool = False
-    """Whether that was said."""
+    """Number of measurements in a row in which the gradient of a layer was too small."""
+    is_found: bool = False
     progress: Progress = field(default_factory=Progress)
 
 
@@ -130,40 +120,40 @@ class GradientImbalance(JudgedByProgress):
     state_type = GradientImbalanceState
 
     def goes_on(self, state: GradientImbalanceState) -> bool:
-        """Whether a place is still bad."""
-        return state.said
+        return state.is_found
 
     def look(self, state: GradientImbalanceState, point: Point) -> Finding | None:
-        """Look at the next loss, or norm of a layer; layers are compared when the next measurement begins."""
-        layers = state.round.take(point, "grad_norm")
-        known = [each for each in layers if each.finite and each.value > 0]
-        if len(known) < self.fewest or state.progress.losses.falls.learnt():
+        layers = _positive(state.round.take(point, "grad_norm"))
+        if len(layers) < self.fewest or state.progress.losses.falls.learnt():
             return None
-        largest = max(known, key=_norm)
-        small = [each for each in known if largest.value > each.value * self.ratio]
-        # Of one layer, time after time: each expert of a mixture is asked by few rows at one step or another.
-        state.small = {each.place: state.small.get(each.place, 0) + 1 for each in small}
-        lasting = [each for each in small if state.small[each.place] >= self.steps]
-        said, state.said = state.said and bool(small), bool(lasting) or (state.said and bool(small))
-        if said or not lasting:
+        largest = max(layers, key=_norm)
+        small = [layer for layer in layers if largest.value > layer.value * self.ratio]
+        # Counted by layer: each expert of a mixture gets few rows at one step or another.
+        state.small = {layer.place: state.small.get(layer.place, 0) + 1 for layer in small}
+        lasting = [layer for layer in small if state.small[layer.place] >= self.steps]
+        was_found = state.is_found and bool(small)
+        state.is_found = was_found or bool(lasting)
+        if was_found or not lasting:
             return None
         smallest = min(lasting, key=_norm)
-        facts = GradientImbalanceFacts(*_named(largest), *_named(smallest), self.ratio, len(known))
+        facts = GradientImbalanceFacts(*_named(largest), *_named(smallest), self.ratio, len(layers))
         return self.finding(smallest, self.severities[-1], facts)
 
 
-def _norm(point: Point) -> float:
-    return point.value
+def _positive(layers: list[Point]) -> list[Point]:
+    return [layer for layer in layers if layer.finite and layer.value > 0]
 
 
-def _named(point: Point) -> tuple[float, str]:
-    return point.value, point.place
+def _norm(layer: Point) -> float:
+    return layer.value
+
+
+def _named(layer: Point) -> tuple[float, str]:
+    return layer.value, layer.place
 
 
 @dataclass(slots=True)
 class WeightImbalanceState:
-    """What has been seen so far."""
-
     round: LayerRound = field(default_factory=LayerRound)
     streak: Streak = field(default_factory=Streak)
 
@@ -216,13 +206,11 @@ class WeightImbalance(Detector):
     state_type = WeightImbalanceState
 
     def step(self, state: WeightImbalanceState, point: Point) -> tuple[WeightImbalanceState, Finding | None]:
-        """Look at the next norm of a layer; they are compared when the next measurement begins."""
-        layers = state.round.take(point, "param_norm")
-        known = [each for each in layers if each.finite and each.value > 0]
-        if len(known) < self.fewest:
+        layers = _positive(state.round.take(point, "param_norm"))
+        if len(layers) < self.fewest:
             return state, None
-        smallest, largest = min(known, key=_norm), max(known, key=_norm)
+        smallest, largest = min(layers, key=_norm), max(layers, key=_norm)
         if not state.streak.reaches("", self.rounds, bad=largest.value > smallest.value * self.ratio):
             return state, None
-        facts = WeightImbalanceFacts(*_named(largest), *_named(smallest), self.ratio, len(known))
+        facts = WeightImbalanceFacts(*_named(largest), *_named(smallest), self.ratio, len(layers))
         return state, self.finding(smallest, self.severities[-1], facts)

@@ -1,4 +1,4 @@
-"""Says in which layer the gradient jumped far above its own level."""
+"""Detect layers whose gradient norm jumped far above its baseline."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from mlflow_stability.detectors.finding_type import Instability, Moves
 from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import FirstValues
 from mlflow_stability.vocabulary.facts import RiseFacts, times_beyond
-from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Remedy
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy
 
 
 @dataclass(frozen=True, slots=True)
 class LayerExplosionFacts(RiseFacts):
     """The gradient norm of a layer that jumped; of several the one with the largest jump."""
 
-    kind: ClassVar[str] = "layer_explosion"
+    kind = "layer_explosion"
     metrics: ClassVar = {
         "grad_norm": "value",
         "level": "baseline",
@@ -44,7 +43,6 @@ class LayerExplosionFacts(RiseFacts):
         return times_beyond(self.sigmas, self.threshold)
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``gradient norm of blocks.0 57 at step 400, 30 times its baseline of 1.9 (threshold 8 times).``"""
         others = f"; {self.jumped} of {self.layers} layers jumped together" if self.jumped > 1 else ""
         return (
             f"gradient norm of {self.place} {self.value:.4g} at {unit} {step}, {self.value / self.baseline:,.0f} times "
@@ -54,12 +52,10 @@ class LayerExplosionFacts(RiseFacts):
 
 @dataclass(slots=True)
 class LayerExplosionState:
-    """What has been seen so far."""
-
     round: LayerRound = field(default_factory=LayerRound)
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     begun: dict[str, FirstValues] = field(default_factory=dict)
-    """Of each layer."""
+    """The first norms of each layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,43 +108,31 @@ class LayerExplosion(Detector):
         "share_of_tail": "times",
         "smallest_rise": "power",
     }
-    remedies = (
-        Remedy(Action.INSPECT_LAYER),
-        CLIP_AT_1,
-        LOWER_RATE_2_TO_5,
-    )
+    remedies = (Remedy(Action.INSPECT_LAYER), CLIP_AT_1, LOWER_RATE_2_TO_5)
     state_type = LayerExplosionState
 
     def step(self, state: LayerExplosionState, point: Point) -> tuple[LayerExplosionState, Finding | None]:
-        """Look at the next norm of a layer; they are judged when the step is complete."""
         layers = state.round.take(point, "grad_norm")
         if not layers:
             return state, None
-        for each in layers:
-            if each.finite:
-                state.begun.setdefault(each.place, FirstValues()).take(each.value)
-        jumped = [each for each in layers if self._jumped(each) and state.begun[each.place].matters(each.value)]
+        for layer in layers:
+            if layer.finite:
+                state.begun.setdefault(layer.place, FirstValues()).take(layer.value)
+        jumped = [layer for layer in layers if self._is_high(layer) and state.begun[layer.place].matters(layer.value)]
         if not jumped:
             if state.episode_filter.reported:
                 state.episode_filter.note_calm(self.calm_rounds)
             return state, None
         if not state.episode_filter.report(self.severities[-1]):
             return state, None
-        worst = max(jumped, key=lambda each: each.value / each.center)
+        worst = max(jumped, key=lambda layer: layer.value / layer.center)
+        value, level, z, place = worst.value, worst.center, worst.z, worst.place
         facts = LayerExplosionFacts(
-            worst.value,
-            worst.center,
-            self.smallest_rise,
-            worst.z,
-            self.threshold,
-            len(jumped),
-            len(layers),
-            place=worst.place,
+            value, level, self.smallest_rise, z, self.threshold, len(jumped), len(layers), place=place
         )
         return state, self.finding(worst, self.severities[-1], facts)
 
-    def _jumped(self, point: Point) -> bool:
-        limit = max(self.threshold, self.share_of_tail * point.tail)
-        return (
-            point.finite and point.center > 0 and point.z >= limit and point.value >= point.center * self.smallest_rise
-        )
+    def _is_high(self, layer: Point) -> bool:
+        limit = max(self.threshold, self.share_of_tail * layer.tail)
+        rises = layer.center > 0 and layer.value >= layer.center * self.smallest_rise
+        return layer.finite and rises and layer.z >= limit

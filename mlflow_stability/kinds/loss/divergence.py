@@ -1,4 +1,4 @@
-"""Says when the loss has left its level and does not come back."""
+"""Detect a loss that rose above its baseline and stayed there, and the classic rule for it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
 
+from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Instability, Moves, Symptom
@@ -22,39 +23,37 @@ from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Act
 from mlflow_stability.vocabulary.text.phrases import risen, sigmas
 
 SLOW_STEPS = 32
-"""Number of losses in the mean that tells a slow rise, as `SlowRise` takes them."""
+"""Number of losses in the mean by which `SlowRise` judges."""
 
 
 @dataclass(slots=True)
 class DivergenceState:
-    """What has been seen so far."""
-
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     high: int = 0
-    """The last steps as bits, the newest lowest: 1 for a loss that stood high."""
-    beyond: deque[float] = field(default_factory=deque)
-    """By how many times each of these losses exceeded what counts as high."""
-    before: tuple[float, float] | None = None
-    """Center and scale of the baseline at the first of these losses, and ..."""
-    since: int = 0
-    """... how many losses ago that was."""
+    """The last steps as bits, the newest lowest: 1 for a high loss."""
+    excesses: deque[float] = field(default_factory=deque)
+    """Each high loss as a multiple of what counts as high."""
+    baseline: tuple[float, float] | None = None
+    """Center and scale of the baseline at the first high loss."""
+    baseline_age: int = 0
+    """Number of losses since then."""
     onset: int | None = None
-    """The first step of them when a divergence was found that is not over."""
+    """The first step of the divergence that is not over."""
     begun: FirstValues = field(default_factory=FirstValues)
     slow: SlowRise = field(default_factory=SlowRise)
     restart: RateRestart = field(default_factory=RateRestart)
     signed: bool = False
-    """Whether the loss has been negative: it can be, also where it is positive for long."""
+    """Whether the loss has ever been negative."""
     risen_from: float | None = None
-    """The level, as a logarithm, that the loss was found to have risen from slowly and has not come back to."""
+    """Logarithm of the level from which the loss rose slowly; None once it is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class DivergenceFacts(LossRiseFacts):
     """A loss that jumped and stayed high for most of the last steps."""
 
-    kind: ClassVar[str] = "divergence"
-    metrics: ClassVar[Mapping[str, str]] = {
+    kind = "divergence"
+    metrics: ClassVar = {
         "loss": "value",
         "level": "baseline",
         "z": "sigmas",
@@ -79,7 +78,6 @@ class DivergenceFacts(LossRiseFacts):
     """By how many times the high losses exceed what counts as high."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss 9.1 at step 400, 30.2σ above its baseline of 1.28; above the threshold (6σ) in 12 of …``."""
         return (
             f"loss {self.value:.4g} at {unit} {step}, {sigmas(self.sigmas)} above its baseline of {self.baseline:.4g}; "
             f"above the threshold ({self.threshold:g}σ) in {self.high_steps} of the last {self.of_steps} {unit}s."
@@ -90,14 +88,8 @@ class DivergenceFacts(LossRiseFacts):
 class SlowRiseFacts(LossRiseFacts):
     """A loss that rose slowly: `value` is the mean of the last losses, `baseline` the level from which it rose."""
 
-    kind: ClassVar[str] = "slow_rise"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "loss": "value",
-        "level": "baseline",
-        "rise": "rise",
-        "errors": "errors",
-        "limit": "threshold",
-    }
+    kind = "slow_rise"
+    metrics: ClassVar = {"loss": "value", "level": "baseline", "rise": "rise", "errors": "errors", "limit": "threshold"}
 
     of_steps: int
     """Number of losses in the mean."""
@@ -111,7 +103,6 @@ class SlowRiseFacts(LossRiseFacts):
     """By how many times it exceeds that threshold; where it became worse later, the smallest rise of a high loss."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss rose slowly: mean of the last 32 steps 2.1 at step 400, 12% above 1.9.``"""
         above = risen(self.rise, f"{self.baseline:.4g}")
         return f"loss rose slowly: mean of the last {self.of_steps} {unit}s {self.value:.4g} at {unit} {step}, {above}."
 
@@ -120,7 +111,7 @@ class SlowRiseFacts(LossRiseFacts):
 class SizeFacts(Facts):
     """A loss whose level does not measure progress, and that is far larger than at its start, whatever its sign."""
 
-    kind: ClassVar[str] = "loss_size"
+    kind = "loss_size"
     metrics = ("loss", "early", "high_steps", "first_high")
 
     loss: float
@@ -139,7 +130,6 @@ class SizeFacts(Facts):
     """The step of the first of the high losses."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss 4e+05 at step 400; its size was 410 in the first 20 steps, and 12 of the last 16 are above …``"""
         return (
             f"loss {self.loss:.4g} at {unit} {step}; its size was {self.early:.4g} in the first {self.early_steps} "
             f"{unit}s, and {self.high_steps} of the last {self.of_steps} are above the threshold of "
@@ -225,20 +215,14 @@ class Divergence(Detector):
         "slow_threshold": "times",
         "slow_smallest_rise": "power",
     }
-    remedies = (
-        Remedy(Action.RESTART_BEFORE_STEP),
-        LOWER_RATE_2_TO_5,
-        Remedy(Action.LENGTHEN_WARM_UP),
-        CLIP_AT_1,
-    )
+    remedies = (Remedy(Action.RESTART_BEFORE_STEP), LOWER_RATE_2_TO_5, Remedy(Action.LENGTHEN_WARM_UP), CLIP_AT_1)
     state_type = DivergenceState
 
     def after_rollback(self, state: DivergenceState) -> DivergenceState:
-        """Keep the learning rates so far."""
+        """Keep the learning rates."""
         return DivergenceState(restart=state.restart.after_rollback())
 
     def step(self, state: DivergenceState, point: Point) -> tuple[DivergenceState, Finding | None]:
-        """Look at the next loss or learning rate."""
         return state, self._look(state, point)
 
     def _look(self, state: DivergenceState, point: Point) -> Finding | None:
@@ -259,15 +243,15 @@ class Divergence(Detector):
             return None
         logarithmic = point.logarithmic and not state.signed
         threshold = self.threshold if logarithmic else self.threshold_of_differences
-        judged = self._by_baseline_before(state, point) if logarithmic and point.has_level else point
-        beyond = self._beyond(judged, threshold)
-        high = beyond >= 1 and state.begun.matters(point.value, judged.center)
-        self._count(state, high, beyond)
-        if high and state.before is None and point.scale:
-            state.before, state.since = (point.center, point.scale), 0
+        judged = self._against_first_baseline(state, point) if logarithmic and point.has_level else point
+        excess = self._excess(judged, threshold)
+        high = excess >= 1 and state.begun.matters(point.value, judged.center)
+        self._count(state, high, excess)
+        if high and state.baseline is None and point.scale:
+            state.baseline, state.baseline_age = (point.center, point.scale), 0
         event = None
         if high and state.high.bit_count() >= self.high_steps:
-            event = self._leap(state, judged, threshold)
+            event = self._lasting_jump(state, judged, threshold)
         elif not high and state.episode_filter.reported and state.risen_from is None:
             state.episode_filter.note_calm(self.calm_steps)
         if state.onset is not None and not state.episode_filter.reported:
@@ -276,77 +260,69 @@ class Divergence(Detector):
             if state.slow.means:
                 state.slow, state.risen_from = SlowRise(), None
         elif point.scale and state.slow.take(math.log(min(point.value, 1e150)), point.z, point.scale):
-            slow = self._creep(state, point)
-            event = event or slow
+            slow_rise = self._slow_rise(state, point)
+            event = event or slow_rise
         return event
 
-    def _by_baseline_before(self, state: DivergenceState, point: Point) -> Point:
-        """Return the loss as it stands above the baseline from before the first high one, where that is higher.
+    def _against_first_baseline(self, state: DivergenceState, point: Point) -> Point:
+        """Return the point relative to the baseline before the first high loss, where that makes it higher.
 
         Early in a training a dozen high losses are a quarter of the baseline: its noise becomes as wide as they are
         high, and the twelfth would not count.
         """
-        state.since += 1
-        if state.before is not None and (state.since >= self.of_steps or state.onset is not None):
-            state.before = None
-        if state.before is None or point.value <= 0:
+        state.baseline_age += 1
+        if state.baseline_age >= self.of_steps or state.onset is not None:
+            state.baseline = None
+        if state.baseline is None or point.value <= 0:
             return point
-        center, scale = state.before
+        center, scale = state.baseline
         z = math.log(point.value / center) / scale
         return point._replace(z=z, center=center, scale=scale) if z > point.z else point
 
-    def _count(self, state: DivergenceState, high: bool, beyond: float) -> None:
-        """Take in whether a loss is high, and by how many times it exceeds what counts as high."""
+    def _count(self, state: DivergenceState, high: bool, excess: float) -> None:
         state.high = ((state.high << 1) | bool(high)) & ((1 << self.of_steps) - 1)
         if high:
-            state.beyond.append(beyond)
-            while len(state.beyond) > state.high.bit_count():
-                state.beyond.popleft()
+            state.excesses.append(excess)
+            while len(state.excesses) > state.high.bit_count():
+                state.excesses.popleft()
 
-    def _beyond(self, point: Point, threshold: float) -> float:
-        """By how many times all that sensitivity moves could be higher with this loss still high; below 1 it is not."""
-        beyond, center = point.z / threshold, point.center
+    def _excess(self, point: Point, threshold: float) -> float:
+        """Return the largest factor on all thresholds that sensitivity moves with which the loss is still high."""
+        excess, center = point.z / threshold, point.center
         if not point.logarithmic:
-            return beyond
+            return excess
         if not point.has_level:
-            return beyond if point.value >= center * self.smallest_rise_adversarial else 0.0
-        if not beyond >= 1 or self.smallest_rise <= 1 or center <= 0:
-            return beyond
-        return min(beyond, math.log(point.value / center) / math.log(self.smallest_rise))
+            return excess if point.value >= center * self.smallest_rise_adversarial else 0.0
+        if not excess >= 1 or self.smallest_rise <= 1 or center <= 0:
+            return excess
+        return min(excess, math.log(point.value / center) / math.log(self.smallest_rise))
 
     def _without_level(self, state: DivergenceState, point: Point) -> Finding | None:
-        """Compare the size of the loss, whatever its sign, with that of the first ones."""
+        """Compare the absolute loss with the first losses."""
         state.slow, state.risen_from = SlowRise(judged=state.slow.judged), None
         size, limit = self._limit(state)
         high = abs(point.value) >= limit
         self._count(state, high, abs(point.value) / limit if limit else 1.0)
         if not high and state.episode_filter.reported:
             state.episode_filter.note_calm(self.calm_steps)
-        many = state.high.bit_count()
-        if not high or many < self.high_steps or not state.episode_filter.report(Severity.CRITICAL):
+        count = state.high.bit_count()
+        if not high or count < self.high_steps or not state.episode_filter.report(Severity.CRITICAL):
             return None
-        onset = point.step - state.high.bit_length() + 1
-        facts = SizeFacts(point.value, size, state.begun.count, many, self.of_steps, limit, onset)
+        first_high = point.step - state.high.bit_length() + 1
+        facts = SizeFacts(point.value, size, state.begun.count, count, self.of_steps, limit, first_high)
         return self.finding(point, Severity.CRITICAL, facts)
 
     def _limit(self, state: DivergenceState) -> tuple[float, float]:
-        """The size of the first losses, and up to which size a loss without a level is normal."""
+        """Return the size of the first losses, and the largest normal size of a loss without a level."""
         first = state.begun.first
         size = median(map(abs, first)) if len(first) == state.begun.count else math.inf
         return size, max(self.least_size_without_level, self.smallest_rise_without_level * size)
 
-    def _leap(self, state: DivergenceState, point: Point, threshold: float) -> Finding | None:
-        many = state.high.bit_count()
+    def _lasting_jump(self, state: DivergenceState, point: Point, threshold: float) -> Finding | None:
+        count, first_high = state.high.bit_count(), point.step - state.high.bit_length() + 1
+        exceeds = sorted(state.excesses)[-self.high_steps]
         facts = DivergenceFacts(
-            point.value,
-            point.center,
-            point.z,
-            threshold,
-            many,
-            self.of_steps,
-            first_high=point.step - state.high.bit_length() + 1,
-            onset=state.onset,
-            exceeds=sorted(state.beyond)[-self.high_steps],
+            point.value, point.center, point.z, threshold, count, self.of_steps, first_high, state.onset, exceeds
         )
         severity = Severity.INFO if self._costs_little(state, point, point.value) else self.severity_of(facts)
         if not state.episode_filter.report(severity):
@@ -355,46 +331,114 @@ class Divergence(Detector):
         return self.finding(point, severity, facts)
 
     def _costs_little(self, state: DivergenceState, point: Point, loss: float) -> bool:
-        """Whether the loss is still far below where it began, so that nearly all progress is kept."""
         return point.has_level and not state.signed and loss < self.kept * start_level(state.begun.first)
 
-    def _creep(self, state: DivergenceState, point: Point) -> Finding | None:
+    def _slow_rise(self, state: DivergenceState, point: Point) -> Finding | None:
         """Judge the newest mean, every 8 steps."""
-        mean = state.slow.means[-1]
+        mean, errors, limit = state.slow.means[-1], None, None
         if not state.begun.matters(math.exp(mean)):
             return None
-        if state.risen_from is not None:
-            risen, little = mean - state.risen_from, math.log(self.slow_smallest_rise) / 2
-            if risen < little or state.slow.above_lowest() < little:  # it has come back, or stays where it is
+        if state.risen_from is None:
+            rise = state.slow.rise()
+            if rise < math.log(self.slow_smallest_rise):
+                return None
+            error, correlation = state.slow.error(point.scale)
+            limit = self.slow_threshold + self.slow_per_correlation * max(0.0, math.log2(correlation) - 0.4)
+            limit += self.slow_per_longer_run * max(0.0, math.log2(state.slow.judged / 64))
+            if rise < limit * error or not state.begun.matters(math.exp(mean), math.exp(mean - rise), point.scale):
+                return None
+            state.risen_from, errors = mean - rise, rise / error
+        else:
+            rise, smallest = mean - state.risen_from, math.log(self.slow_smallest_rise) / 2
+            if min(rise, state.slow.above_lowest()) < smallest:  # it is back, or the higher level has become normal
                 state.risen_from = None
                 return None
-            return self._risen(state, point, risen) if risen >= math.log(self.slow_critical_rise) else None
-        risen = state.slow.rise()
-        if risen < math.log(self.slow_smallest_rise):
-            return None
-        error, larger = state.slow.error(point.scale)
-        limit = self.slow_threshold + self.slow_per_correlation * max(0.0, math.log2(larger) - 0.4)
-        limit += self.slow_per_longer_run * max(0.0, math.log2(state.slow.judged / 64))
-        level = math.exp(mean - risen)
-        if risen < limit * error or not state.begun.matters(math.exp(mean), level, point.scale):
-            return None
-        state.risen_from = mean - risen
-        return self._risen(state, point, risen, risen / error, limit)
-
-    def _risen(
-        self,
-        state: DivergenceState,
-        point: Point,
-        risen: float,
-        errors: float | None = None,
-        threshold: float | None = None,
-    ) -> Finding | None:
-        now, then = math.exp(state.slow.means[-1]), math.exp(state.slow.means[-1] - risen)
-        share = math.expm1(min(risen, 700.0))  # beyond, it is no number any more
-        beyond = rises_beyond(now, then, self.smallest_rise)
-        if errors is not None and threshold is not None:
-            beyond = times_beyond(errors, threshold)
-        facts = SlowRiseFacts(now, then, SLOW_STEPS, share, errors, threshold, beyond)
-        worst = Severity.CRITICAL if risen >= math.log(self.slow_critical_rise) else Severity.WARNING
+            if rise < math.log(self.slow_critical_rise):
+                return None
+        now, then = math.exp(mean), math.exp(mean - rise)
+        exceeds = rises_beyond(now, then, self.smallest_rise)
+        if errors is not None and limit is not None:
+            exceeds = times_beyond(errors, limit)
+        share = math.expm1(min(rise, 700.0))  # expm1 overflows above 709
+        facts = SlowRiseFacts(now, then, SLOW_STEPS, share, errors, limit, exceeds)
+        worst = Severity.CRITICAL if rise >= math.log(self.slow_critical_rise) else Severity.WARNING
         severity = Severity.INFO if self._costs_little(state, point, now) else self.severity_of(facts, worst)
         return self.finding(point, severity, facts) if state.episode_filter.report(severity) else None
+
+
+@dataclass(frozen=True, slots=True)
+class AboveMeanFacts(Facts):
+    """A loss that is high by the classic rule: above a multiple of the mean of the values before."""
+
+    kind = "divergence_classic"
+    metrics = ("loss", "mean", "steps")
+
+    loss: float
+    """The loss, in its unit."""
+    mean: float
+    """Mean of the values before, in the unit of the loss."""
+    values: int
+    """Number of these values."""
+    steps: int
+    """Number of high losses in a row."""
+    threshold: float
+    """From how many times the mean on a loss is high."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"loss {self.loss:.4g} at {unit} {step}; above {self.threshold:g} times the mean of the {self.values} "
+            f"values before ({self.mean:.4g}) for {self.steps} {unit}s."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceClassic(Detector):
+    """The loss is {divergence_threshold} times the mean of its last {window} values, {consecutive_steps} times in a
+    row.
+
+    What it sees: {consecutive_steps} losses in a row above {divergence_threshold} times the mean of the {window} values
+    before each, once there are {least_values}. A run of such losses is one finding.
+
+    Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
+
+    What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
+    lengthen the warm-up; clip gradients.
+
+    When it is wrong: losses at or below zero are not judged. A slow divergence, or one below that ratio, is missed;
+    most are.
+
+    Reference: llm-foundry, KillLossSpike
+    """
+
+    divergence_threshold: float = 2.0
+    """Multiple of the mean above which a loss is too high."""
+    consecutive_steps: int = 3
+    """Number of high losses in a row that make a divergence."""
+    window: int = 100
+    """Number of values in the mean."""
+    least_values: int = 20
+    """Minimum number of values before anything is judged."""
+
+    kind = "divergence"
+    instability = Instability.HARMFUL
+    order = 400
+    on_request = True
+    rule = "classic"
+    quantities = ("loss",)
+    severities = (Severity.CRITICAL,)
+    remedies = (Remedy(Action.RESTART_BEFORE_STEP), LOWER_RATE_2_TO_5, Remedy(Action.LENGTHEN_WARM_UP), CLIP_AT_1)
+    state_type = ClassicWindow
+
+    def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
+        if not point.finite:
+            return state, None
+        event = None
+        if len(state.values) >= self.least_values:
+            mean = state.mean()
+            high = mean > 0 and point.value > self.divergence_threshold * mean
+            state.run = state.run + 1 if high else 0
+            if high and state.run == self.consecutive_steps:
+                facts = AboveMeanFacts(point.value, mean, len(state.values), state.run, self.divergence_threshold)
+                event = self.finding(point, Severity.CRITICAL, facts)
+        state.take(point.value, self.window)
+        return state, event

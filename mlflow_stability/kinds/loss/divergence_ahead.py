@@ -1,12 +1,11 @@
-"""Says when the weights grow faster than they did, which mostly comes before the loss leaves its level."""
+"""Detect weights that grow faster than they did, which mostly comes before a divergence of the loss."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 from math import log
-from statistics import median
-from typing import ClassVar
+from statistics import linear_regression, median
 
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.vocabulary.facts import Facts
@@ -15,20 +14,18 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 @dataclass(slots=True)
 class DivergenceAheadState:
-    """What has been seen so far."""
-
     logs: deque[float] = field(default_factory=deque)
     """Logarithms of the last norms."""
     sum: float = 0.0
     """How far values lay above the predicted ones, in σ."""
-    said: bool = False
+    is_found: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FastGrowthFacts(Facts):
     """Weights that grow faster than they did."""
 
-    kind: ClassVar[str] = "divergence_ahead"
+    kind = "divergence_ahead"
 
     param_norm: float
     """The norm of all weights."""
@@ -45,7 +42,6 @@ class FastGrowthFacts(Facts):
         return self.cusum / self.limit
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``weight norm 21 at step 400, 4.1% above its course (CUSUM 4.3, threshold 4): the loss may follow.``"""
         return (
             f"weight norm {self.param_norm:.4g} at {unit} {step}, {self.above:.1%} above its course (CUSUM "
             f"{self.cusum:.1f}, threshold {self.limit:g}): the loss may follow."
@@ -101,7 +97,6 @@ class DivergenceAhead(Detector):
     state_type = DivergenceAheadState
 
     def step(self, state: DivergenceAheadState, point: Point) -> tuple[DivergenceAheadState, Finding | None]:
-        """Look at the next norm of all weights."""
         if not point.finite or point.value <= 0:
             return state, None
         now, logs = log(point.value), state.logs
@@ -109,20 +104,17 @@ class DivergenceAhead(Detector):
         if len(logs) >= self.fewest:
             predicted, noise = self._line(logs)
             state.sum = max(0.0, state.sum + (now - predicted) / noise - self.slack)
-            if state.sum > self.height and not state.said:
+            if state.sum > self.height and not state.is_found:
                 facts = FastGrowthFacts(point.value, now - predicted, state.sum, self.height)
                 event = self.finding(point, self.severities[-1], facts)
-            state.said = state.sum > 0 and (state.said or event is not None)
+            state.is_found = state.sum > 0 and (state.is_found or event is not None)
         logs.append(now)
         if len(logs) > self.window:
             logs.popleft()
         return state, event
 
     def _line(self, logs: deque[float]) -> tuple[float, float]:
-        """The value that a line through the last ones predicts, and σ around it."""
-        count = len(logs)
-        middle, mean = (count - 1) / 2, sum(logs) / count
-        spread = count * (count * count - 1) / 12
-        slope = sum((at - middle) * each for at, each in enumerate(logs)) / spread
-        rest = [abs(each - mean - slope * (at - middle)) for at, each in enumerate(logs)]
-        return mean + slope * (count - middle), max(1.4826 * median(rest), self.noise)
+        """Return the next value that a line through the last ones predicts, and σ around it."""
+        slope, intercept = linear_regression(range(len(logs)), logs)
+        residuals = [abs(value - intercept - slope * index) for index, value in enumerate(logs)]
+        return intercept + slope * len(logs), max(1.4826 * median(residuals), self.noise)

@@ -1,4 +1,4 @@
-"""Says when a training leaves the place where it began, before there is a level to compare with."""
+"""Detect a divergence in the first steps, before there is a baseline."""
 
 from __future__ import annotations
 
@@ -17,26 +17,23 @@ from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_3_TO_10, WA
 
 @dataclass(slots=True)
 class DivergenceAtStartState:
-    """What has been seen so far."""
-
-    seen: int = 0
-    """How many losses."""
+    losses: int = 0
+    """Number of losses so far."""
     first_loss: float = 0.0
     first_norm: float = 0.0
     first_count: float = 0.0
-    """Number of micro-batches that both stand for."""
+    """Number of micro-batches of the first step."""
     step: int = -1
-    """The step of the last loss, ..."""
+    """The step of the last loss."""
     loss: float = 0.0
-    """... and that loss."""
     update: float = 0.0
-    """The largest update so far, as a share of the weights."""
+    """The largest update, as a share of the weights."""
     row: int = 0
-    """For how many steps in a row loss and gradient norm have stood high."""
+    """Number of steps in a row with a high loss and gradient norm."""
     onset: int = -1
-    """The first step of that row."""
-    over: bool = False
-    """Whether there is nothing to look at any more: the start is over."""
+    """The first of these steps."""
+    is_over: bool = False
+    """Whether the start is over, and nothing is judged any more."""
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
 
 
@@ -44,13 +41,8 @@ class DivergenceAtStartState:
 class StartFacts(LossRiseFacts):
     """A loss that diverged in the first steps of the training; `baseline` is the first loss."""
 
-    kind: ClassVar[str] = "divergence_at_start"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "loss": "value",
-        "level": "baseline",
-        "update_ratio": "update_ratio",
-        "onset": "onset",
-    }
+    kind = "divergence_at_start"
+    metrics: ClassVar = {"loss": "value", "level": "baseline", "update_ratio": "update_ratio", "onset": "onset"}
 
     update_ratio: float
     """The largest update so far, as a share of the norm of the weights."""
@@ -64,11 +56,11 @@ class StartFacts(LossRiseFacts):
     """By how many times the rise is the smallest one of a loss that has a level, both as logarithms."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss 9.1 at step 4, 3.9 times its first value of 2.3 (threshold 3) for 3 steps in a row, after one …``"""
+        update = f"{100 * self.update_ratio:.2g}% of" if self.update_ratio < 1 else f"{self.update_ratio:.2g} times"
         return (
             f"loss {self.value:.4g} at {unit} {step}, {self.value / self.baseline:.3g} times its first value of "
             f"{self.baseline:.4g} (threshold {self.threshold:g}) for {self.steps_in_a_row} {unit}s in a row, after one "
-            f"step changed the weights by {_share(self.update_ratio)}."
+            f"step changed the weights by {update} their norm."
         )
 
 
@@ -117,33 +109,28 @@ class DivergenceAtStart(Detector):
     places = WHOLE
     severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
-    remedies = (
-        LOWER_RATE_3_TO_10,
-        WARM_UP_LEARNING_RATE,
-        CLIP_AT_1,
-    )
+    remedies = (LOWER_RATE_3_TO_10, WARM_UP_LEARNING_RATE, CLIP_AT_1)
     state_type = DivergenceAtStartState
 
     def step(self, state: DivergenceAtStartState, point: Point) -> tuple[DivergenceAtStartState, Finding | None]:
-        """Look at the next loss, gradient norm or update."""
-        if state.over or not point.finite:
+        if state.is_over or not point.finite:
             return state, None
         if point.has_level:
             return state, self._look(state, point, self.smallest_rise)
-        if point.reason is not NoLevel.ADVERSARIAL:
-            return state, None
-        return state, self._look(state, point, self.smallest_rise_adversarial)
+        if point.reason is NoLevel.ADVERSARIAL:
+            return state, self._look(state, point, self.smallest_rise_adversarial)
+        return state, None
 
     def _look(self, state: DivergenceAtStartState, point: Point, rise: float) -> Finding | None:
         if point.quantity == "update_ratio":
             state.update = max(state.update, point.value)
-            return self._judged(state, point, rise)
+            return self._judge(state, point, rise)
         if point.quantity == "micro_batches":
-            _even_first(state, point.value)
+            _scale_first_values(state, point.value)
             return None
         if point.quantity == "loss":
-            state.seen += 1
-            state.over = state.seen > self.steps or (state.seen == 1 and point.value <= 0)
+            state.losses += 1
+            state.is_over = state.losses > self.steps or (state.losses == 1 and point.value <= 0)
             state.first_loss = state.first_loss or point.value
             state.step, state.loss = point.step, point.value
             return None
@@ -156,35 +143,23 @@ class DivergenceAtStart(Detector):
             return None
         state.row += 1
         state.onset = point.step if state.row == 1 else state.onset
-        return self._judged(state, point, rise)
+        return self._judge(state, point, rise)
 
-    def _judged(self, state: DivergenceAtStartState, point: Point, rise: float) -> Finding | None:
+    def _judge(self, state: DivergenceAtStartState, point: Point, rise: float) -> Finding | None:
         needed = self.huge_row if state.update >= self.huge_update else self.large_row
         if state.row < needed or state.update < self.large_update:
             return None
-        facts = StartFacts(
-            state.loss,
-            state.first_loss,
-            state.update,
-            state.onset,
-            state.row,
-            rise,
-            rises_beyond(state.loss, state.first_loss, self.smallest_rise),
-        )
+        exceeds = rises_beyond(state.loss, state.first_loss, self.smallest_rise)
+        facts = StartFacts(state.loss, state.first_loss, state.update, state.onset, state.row, rise, exceeds)
         severity = self.severity_of(facts)
         if not state.episode_filter.report(severity):
             return None
         return self.finding(point._replace(quantity="loss"), severity, facts)
 
 
-def _even_first(state: DivergenceAtStartState, count: float) -> None:
-    """Bring the first values to the usual number of micro-batches: a script may begin with one of several."""
+def _scale_first_values(state: DivergenceAtStartState, count: float) -> None:
+    """Scale the first values to the usual number of micro-batches: the first step of a script may have fewer."""
     if state.first_count and count > state.first_count:
         state.first_loss *= count / state.first_count
         state.first_norm *= count / state.first_count
     state.first_count = max(state.first_count, count)
-
-
-def _share(update: float) -> str:
-    """An update beside the norm of the weights: "30 % of their norm", "5.6 times their norm"."""
-    return f"{update:.2g} times their norm" if update >= 1 else f"{100 * update:.2g}% of their norm"

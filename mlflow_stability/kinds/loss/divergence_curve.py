@@ -1,4 +1,4 @@
-"""Says when a loss ended far above its best and stayed there, or rose to the end."""
+"""Find losses that ended far above their best level."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mlflow_stability.vocabulary.text.phrases import factor
 class LastingRiseFacts(LossEndFacts):
     """A loss that ended above its best and did not come down again; `last` is its last finite value."""
 
-    kind: ClassVar[str] = "lasting_rise"
+    kind = "lasting_rise"
     metrics = ("best", "highest", "last")
 
     last_is_single: bool
@@ -40,7 +40,6 @@ class LastingRiseFacts(LossEndFacts):
     """From how many times its best level on it is a rise."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss rose from step 400 on: ended at 9, 7 times its best level of 1.28 at step 380 …``"""
         ended = f"ended {'at' if self.last_is_single else 'near'} {self.last:.4g}"
         ended = ended if self.is_finite else f"last finite value {self.last:.4g}"
         times = "; best level"
@@ -155,117 +154,122 @@ class DivergenceRule(Rule):
     """Rise in nats from which it is critical, as is an end above the early curve."""
 
     def like(self, detector: Detector) -> Rule:
-        """The smallest rise is that of the detector, and σ move as its own."""
+        """Take the smallest rise from the detector, and scale σ as its own."""
         if not isinstance(detector, Divergence):
             return self
-        usual = Divergence()
+        usual, smallest = Divergence(), math.log(max(1.0, detector.smallest_rise))
         times = detector.threshold / usual.threshold
         below_zero = detector.threshold_of_differences / usual.threshold_of_differences
         return replace(
             self,
-            smallest_rise=math.log(max(1.0, detector.smallest_rise)),
+            smallest_rise=smallest,
             chance=self.chance * times,
             wandering=self.wandering * times,
             smallest_rise_in_spreads=self.smallest_rise_in_spreads * below_zero,
-            above_start=max(self.above_start, math.log(max(1.0, detector.smallest_rise))),
-            above_first=max(self.above_first, math.log(max(1.0, detector.smallest_rise))),
+            above_start=max(self.above_start, smallest),
+            above_first=max(self.above_first, smallest),
         )
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        """The losses that were lost; validation losses only where no training loss was logged."""
         judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
-        return [episode for curve in judged for episode in self._of(_known(curve.last_phase), curves.validations)]
+        findings = (self._judge(_without_first_zeros(curve.last_phase), curves.validations) for curve in judged)
+        return [finding for finding in findings if finding is not None]
 
-    def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Finding]:
+    def _judge(self, curve: Curve, validations: tuple[Curve, ...]) -> Finding | None:
         levels = levels_of(curve)
         if levels is None or len(levels.raw_x) < self.fewest_points:
-            return []
+            return None
         tails = sorted({max(2, round(share * len(levels))) for share in self.tails}, reverse=True)
         for count in tails:
-            found = self._ended_above(curve, levels, count, validations)
-            if found:
-                return found
-        start = self._never_back(curve, levels) if levels.logarithmic else None
+            finding = self._ended_above_best(curve, levels, count, validations)
+            if finding is not None:
+                return finding
+        if not levels.logarithmic:
+            return None
+        best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
+        start = self._start_never_reached_again(curve, levels)
         if start is not None:
-            best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
-            return [self._episode(curve, levels, best, onset(levels, best, start), critical=True)]
-        return self._above_its_start(curve, levels)
+            return self._finding(curve, levels, best, onset(levels, best, start), critical=True)
+        middle = self._middle_of_risen_thirds(curve, levels)
+        return None if middle is None else self._finding(curve, levels, best, onset(levels, best, middle))
 
-    def _above_its_start(self, curve: Curve, levels: Levels) -> list[Finding]:
-        """A loss so noisy that no point says so, but whose last third is above its first."""
+    def _middle_of_risen_thirds(self, curve: Curve, levels: Levels) -> float | None:
+        """Return the level between the first and the last third of a noisy loss; None where that did not rise."""
         x, third = levels.raw_x, len(levels.raw_x) // 3
-        if not curve.has_level or not levels.logarithmic or len(x) < self.fewest_points_of_thirds:
-            return []
+        if not curve.has_level or len(x) < self.fewest_points_of_thirds:
+            return None
         first, last = x[:third], x[-third:]
         low, high = float(np.median(first)), float(np.median(last))
         error = math.hypot(_error_of_median(first), _error_of_median(last))
-        if high - low < max(self.smallest_rise, self.errors_of_thirds * error) or _ended(curve) < curve.floor:
-            return []
-        best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
-        return [self._episode(curve, levels, best, onset(levels, best, (low + high) / 2), critical=False)]
+        risen = high - low >= max(self.smallest_rise, self.errors_of_thirds * error)
+        return (low + high) / 2 if risen and _last_level(curve) >= curve.floor else None
 
-    def _ended_above(self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]) -> list[Finding]:
-        """Judge so many last levels against the best of those before."""
+    def _ended_above_best(
+        self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]
+    ) -> Finding | None:
+        """Judge the last `count` levels against the best level before."""
         x = levels.x
         best, floor = _best_held(x[:-count]) if len(x) > count else (0, float(x[0]))
         end = x[-count:]
         early = float(np.median(x[: min(3, best + 1)])) if best < len(x) // 20 else float(x[len(x) // 20])
         rise = float(end.mean()) - floor
-        if rise < self._smallest(levels, early - floor) or _ended(curve) < curve.floor:
-            return []
+        if rise < self._smallest(levels, early - floor) or _last_level(curve) < curve.floor:
+            return None
         if not levels.logarithmic and self._died_away(levels, best, floor):
-            return []
+            return None
         noise = self._noise(levels, best)
-        if self._confirmed(curve, int(levels.steps[best]), validations):
+        if self._is_confirmed(curve, int(levels.steps[best]), validations):
             noise *= self.confirmed
-        lost = _lost(early, floor, floor + rise) if levels.logarithmic else 1.0
-        wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _wandered(levels, len(x) - count - best)
+        lost = _lost_share(early, floor, floor + rise) if levels.logarithmic else 1.0
+        wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _random_walk(
+            levels, len(x) - count - best
+        )
         by_chance = max((self.chance / math.sqrt(count) + self.luck) * noise, wandering)
         stayed = float(end.min()) - floor >= max(noise, rise / 4)
-        long_ago = rise >= self.rise_to_long_ago and _undone(x, best, floor + rise) >= self.long_ago
-        if stayed and rise >= by_chance and (lost >= self.lost_progress or long_ago):
-            limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
-            half = max(limit, floor + rise / 2)
-            sure = onset(levels, best, half)
-            jump = self._jump_near(levels, sure)
-            start = _left(levels, sure, best, limit, half) if jump is None else jump
-            return [self._episode(curve, levels, best, start, rise >= self.critical_rise or lost >= 1)]
-        return []
+        long_ago = rise >= self.rise_to_long_ago and _undone_share(x, best, floor + rise) >= self.long_ago
+        if not stayed or rise < by_chance or not (lost >= self.lost_progress or long_ago):
+            return None
+        limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
+        half = max(limit, floor + rise / 2)
+        certain = onset(levels, best, half)
+        jump = self._jump_near(levels, certain)
+        start = _departure(levels, certain, best, limit, half) if jump is None else jump
+        return self._finding(curve, levels, best, start, critical=rise >= self.critical_rise or lost >= 1)
 
-    def _jump_near(self, levels: Levels, at: int) -> int | None:
-        """The point near this one at which most of the rise happened at once; None where it took longer."""
+    def _jump_near(self, levels: Levels, index: int) -> int | None:
+        """Return the point near this one at which most of the rise happened at once; None for a slower rise."""
         x, width = levels.raw_x, self.beside_a_jump
-        first, last = max(width, at - 2 * width), min(len(x) - width, at + 2 * width)
+        first, last = max(width, index - 2 * width), min(len(x) - width, index + 2 * width)
         if first > last:
             return None
-        usual, end = float(np.median(x[max(0, at - 8 * width) : at])), float(np.median(x[at:]))
+        usual, end = float(np.median(x[max(0, index - 8 * width) : index])), float(np.median(x[index:]))
         near = np.clip(x[first - width : last + width], None, 2 * end - usual)
         means = np.convolve(near, np.full(width, 1 / width), "valid")
-        risen = means[width:] - means[:-width]
-        return first + int(np.argmax(risen)) if risen.max() >= self.sudden * (end - usual) > 0 else None
+        rises = means[width:] - means[:-width]
+        return first + int(np.argmax(rises)) if rises.max() >= self.sudden * (end - usual) > 0 else None
 
     def _died_away(self, levels: Levels, best: int, floor: float) -> bool:
-        """Whether it went to zero and its noise with it, as the objective of a policy that has become certain."""
+        """Return whether the loss and its noise went to zero, as in a policy that has become certain."""
         end, fall = levels.x[-10:], levels.x[: max(best + 1, 10)]  # fewer show no noise
         near_zero = abs(float(np.median(end))) <= self.near_zero * abs(floor)
         return near_zero and noise_of(end) <= self.less_noise * noise_of(fall)
 
     def _smallest(self, levels: Levels, fallen: float) -> float:
-        if not levels.logarithmic:
-            walked = 2 * self.wandering * _wandered(levels, len(levels))
-            learnt = fallen >= max(self.clear_fall * levels.noise, walked)
-            least = max(1.0, self.smallest_share_of_fall * fallen)
-            return min(self.smallest_rise_in_spreads, least) if learnt else self.smallest_rise_in_spreads
-        return self.smallest_rise
+        if levels.logarithmic:
+            return self.smallest_rise
+        walked = 2 * self.wandering * _random_walk(levels, len(levels))
+        if fallen < max(self.clear_fall * levels.noise, walked):
+            return self.smallest_rise_in_spreads
+        return min(self.smallest_rise_in_spreads, max(1.0, self.smallest_share_of_fall * fallen))
 
     def _noise(self, levels: Levels, best: int) -> float:
-        """Chance, as the whole curve or what came since the best shows it, whichever is more."""
+        """Return the larger noise of the whole curve and of the part since its best level."""
         since = levels.x[best:]
         noise = max(levels.noise, noise_of(since)) if len(since) >= 10 else levels.noise
         return noise * (1 + self.unsure / len(levels))
 
-    def _confirmed(self, curve: Curve, best_step: int, validations: tuple[Curve, ...]) -> bool:
-        """Whether the last validations since then are worse than the best of all: other data, the same model."""
+    def _is_confirmed(self, curve: Curve, best_step: int, validations: tuple[Curve, ...]) -> bool:
+        """Return whether the last two validation losses after `best_step` are worse than the best one."""
         for other in validations:
             if other is curve or other.place != curve.place or other.attempt != curve.attempt:
                 continue
@@ -275,8 +279,8 @@ class DivergenceRule(Rule):
                 return bool(np.log(late.min() / values.min()) > self.smallest_rise)
         return False
 
-    def _never_back(self, curve: Curve, levels: Levels) -> float | None:
-        """Where the curve began, if its whole second half, point by point, is above that: no noise does that."""
+    def _start_never_reached_again(self, curve: Curve, levels: Levels) -> float | None:
+        """Return the level at the start where the whole second half is above it, which noise cannot explain."""
         x = levels.raw_x
         if len(x) < self.fewest_points_never_back:
             return None
@@ -286,12 +290,12 @@ class DivergenceRule(Rule):
             starts.append((float(x[0]), self.above_first))
         return next((start for start, above in starts if lowest > start + above), None)
 
-    def _episode(self, curve: Curve, levels: Levels, best: int, start: int, critical: bool) -> Finding:
+    def _finding(self, curve: Curve, levels: Levels, best: int, start: int, *, critical: bool = False) -> Finding:
         finite = curve.values[curve.finite]
         broken = not np.isfinite(curve.values[-1])
-        last = float(finite[-1]) if broken else _ended(curve)
+        last = float(finite[-1]) if broken else _last_level(curve)
         peak = start + int(np.argmax(finite[start:]))
-        # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
+        # The median of its level: the lowest single point is luck, and reported elsewhere as the best.
         lowest = float(np.median(finite[best * levels.size : (best + 1) * levels.size]))
         facts = LastingRiseFacts(
             curve.name,
@@ -308,69 +312,72 @@ class DivergenceRule(Rule):
 
 
 def _error_of_median(x: NDArray[np.float64]) -> float:
-    """The standard error of the median of a stretch, as its points show it or the medians of its parts do."""
-    parts = np.array([float(np.median(each)) for each in np.array_split(x, 5)])
+    """Return the standard error of a median, by the spread of the points or of the medians of five parts."""
+    parts = np.array([float(np.median(part)) for part in np.array_split(x, 5)])
     single = NORMAL_MAD * median_deviation(x) * 1.25 / math.sqrt(len(x))
     return max(single, float(parts.std(ddof=1)) / math.sqrt(len(parts)))
 
 
-def _known(curve: Curve) -> Curve:
-    """The curve without the zeros before it: some log a zero before they know a loss."""
-    positive = np.flatnonzero(curve.values != 0)
-    first = int(positive[0]) if len(positive) else 0
+def _without_first_zeros(curve: Curve) -> Curve:
+    # Some trainings log a zero before they know a loss.
+    nonzero = np.flatnonzero(curve.values != 0)
+    first = int(nonzero[0]) if len(nonzero) else 0
     return replace(curve, steps=curve.steps[first:], values=curve.values[first:]) if first else curve
 
 
-def _ended(curve: Curve) -> float:
+def _last_level(curve: Curve) -> float:
     # The median of five points: a single one may be low by chance.
     return float(np.median(curve.values[curve.finite][-5:]))
 
 
-def _wandered(levels: Levels, since: int) -> float:
-    """How far a random walk with the curve's own steps would be by now.
+def _random_walk(levels: Levels, since: int) -> float:
+    """Return how far a random walk with the curve's own steps would be by now.
 
-    Its steps are taken from a coarse reading of the curve, in which noise that differs from point to point evens out.
+    The steps are those of the coarsened curve, in which noise that differs from point to point evens out.
     """
     coarse, size = coarser(levels, 25)
     return noise_of(coarse) * math.sqrt(max(1.0, since / size))
 
 
-def _lost(early: float, floor: float, end: float) -> float:
-    """The share of what had been gained that is gone, so that a ripple near zero is no matter."""
-    gained, lost = (math.expm1(min(each - floor, 700.0)) for each in (early, end))
+def _lost_share(early: float, floor: float, end: float) -> float:
+    """Return the share of the progress that is lost: a ripple near zero loses little."""
+    gained, lost = (math.expm1(min(level - floor, 700.0)) for level in (early, end))
     return lost / gained if gained > 0 else 1.0
 
 
-def _undone(x: NDArray[np.float64], best: int, end: float) -> float:
-    """How long before its best the curve was last as high as it ended, as a share of its points."""
+def _undone_share(x: NDArray[np.float64], best: int, end: float) -> float:
+    """Return how long before its best the curve was last as high as at its end, as a share of its points."""
     high = np.flatnonzero(x[:best] >= end)
-    return (best - int(high[-1])) / len(x) if len(high) else (best / len(x))
+    return (best - int(high[-1] if len(high) else 0)) / len(x)
 
 
 def _best_held(x: NDArray[np.float64]) -> tuple[int, float]:
-    """The best level that the curve held, and where: of a long curve for five levels, so that luck is none."""
+    """Return the best level that the curve held, for up to five levels, and its index."""
     width = 5 if len(x) >= 40 else 3 if len(x) >= 18 else 1
     held = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
     best = int(np.argmin(held))
     return best + int(np.argmin(x[best : best + width])), float(held[best])
 
 
-def _left(levels: Levels, sure: int, best: int, limit: float, half: float) -> int:
-    """The point at which the curve left its level: back from one where that is sure, while it stays above a limit.
+def _departure(levels: Levels, certain: int, best: int, limit: float, half: float) -> int:
+    """Return the point at which the curve left its level: going back from a certain one, the last at or below `limit`.
 
-    Of a curve of many points medians of neighbours are asked, so that one lucky point is no return.
+    In a curve of many points, medians of neighbours count, so that one lucky point is no return.
     """
     width = max(1, min(levels.size, 5) | 1) if levels.size > 1 else 1 if len(levels) < 30 else 3
     first = best * levels.size
-    x = levels.raw_x[first : sure + 1]
+    x = levels.raw_x[first : certain + 1]
     if len(x) <= width:
-        return sure
+        return certain
     medians = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
     low = np.flatnonzero(medians <= limit)
-    start = first + int(low[-1]) + (width + 1) // 2 if len(low) else sure
-    while start < sure and start < first + int(low[-1]) + width and levels.raw_x[start] < half:
-        start += 1  # a median saw the step up to half of its width too early
-    start = min(start, sure)
-    before, creep = levels.raw_x[first:start], levels.raw_x[start:sure]
-    jumped = len(before) > len(creep) > 0 and creep.max() <= before.max()  # nothing had left the level until then
-    return sure if jumped else start
+    if not len(low):
+        return certain
+    last_low = first + int(low[-1])
+    start = last_low + (width + 1) // 2
+    while start < min(certain, last_low + width) and levels.raw_x[start] < half:
+        start += 1  # a median rises up to half of its width before the step
+    start = min(start, certain)
+    before, rising = levels.raw_x[first:start], levels.raw_x[start:certain]
+    stayed = len(before) > len(rising) > 0 and rising.max() <= before.max()
+    return certain if stayed else start

@@ -1,7 +1,4 @@
-"""Says when the loss leaps up, and whether that has a consequence.
-
-Says when the loss lies three deviations above its last 100 values: the rule in general use.
-"""
+"""Detect loss spikes and whether they have a consequence, and the classic rule for them."""
 
 from __future__ import annotations
 
@@ -24,28 +21,26 @@ from mlflow_stability.vocabulary.text.phrases import sigmas
 
 @dataclass(slots=True)
 class LossSpikeState:
-    """What has been seen so far."""
-
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     restart: RateRestart = field(default_factory=RateRestart)
     begun: FirstValues = field(default_factory=FirstValues)
     waiting: Point | None = None
-    """A loss that is a spike if the gradient of its step stands out too."""
+    """A loss that is a spike if the gradient norm of its step is an outlier, too."""
     gradient_step: int = -1
     gradient_z: float = 0.0
     returns: RecentOutliers = field(default_factory=RecentOutliers)
     watch: Aftermath | None = None
-    """The losses since a spike of which nothing has come yet, ..."""
+    """The losses since the last spike that is INFO."""
     spike: SpikeFacts | None = None
-    """... and what is known of that spike."""
+    """The facts of that spike."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpikeFacts(LossRiseFacts):
     """A loss that jumped above what was normal."""
 
-    kind: ClassVar[str] = "loss_spike"
-    metrics: ClassVar[Mapping[str, str]] = {
+    kind = "loss_spike"
+    metrics: ClassVar = {
         "loss": "value",
         "level": "baseline",
         "z": "sigmas",
@@ -81,7 +76,6 @@ class SpikeFacts(LossRiseFacts):
         return self.sigmas / self.threshold
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss 7.47 at step 400, 18.8σ above its baseline of 0.552 (threshold 8σ).``"""
         at = step if self.found_first is None else self.found_first
         above = f"{sigmas(self.sigmas)} above its baseline of {self.baseline:.4g} (threshold {self.threshold:.3g}σ)"
         parts = [f"loss {self.value:.4g} at {unit} {at}, {above}"]
@@ -103,7 +97,7 @@ class SpikeFacts(LossRiseFacts):
 class AboveMeanSpikeFacts(Facts):
     """A loss that is high by the classic rule: some standard deviations above the mean of the values before."""
 
-    kind: ClassVar[str] = "loss_spike_classic"
+    kind = "loss_spike_classic"
     metrics = ("loss", "mean", "limit")
 
     loss: float
@@ -121,7 +115,6 @@ class AboveMeanSpikeFacts(Facts):
         return self.loss / self.limit if self.limit > 0 else None
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss 7.47 at step 400, above the threshold of 2.1 (mean of the 100 values before: 0.552).``"""
         return (
             f"loss {self.loss:.4g} at {unit} {step}, above the threshold of {self.limit:.4g} (mean of the "
             f"{self.values} values before: {self.mean:.4g})."
@@ -215,12 +208,7 @@ class LossSpike(Detector):
         "share_of_tail": "times",
         "smallest_rise": "power",
     }
-    remedies = (
-        LOWER_RATE_2_TO_5,
-        CLIP_AT_1,
-        Remedy(Action.INSPECT_BATCH),
-        Remedy(Action.ENABLE_ROLLBACK),
-    )
+    remedies = (LOWER_RATE_2_TO_5, CLIP_AT_1, Remedy(Action.INSPECT_BATCH), Remedy(Action.ENABLE_ROLLBACK))
     state_type = LossSpikeState
 
     def __post_init__(self) -> None:
@@ -230,11 +218,10 @@ class LossSpike(Detector):
             object.__setattr__(self, "calm_steps", 1)
 
     def after_rollback(self, state: LossSpikeState) -> LossSpikeState:
-        """Keep the learning rates so far."""
+        """Keep the learning rates."""
         return LossSpikeState(restart=state.restart.after_rollback())
 
     def step(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Finding | None]:
-        """Look at the next loss, gradient norm or learning rate."""
         if point.quantity == "learning_rate":
             state.restart.see(point.value, point.step)
             return state, None
@@ -245,38 +232,37 @@ class LossSpike(Detector):
         return state, worse if event is None or (worse is not None and worse.severity > event.severity) else event
 
     def _look(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Finding | None]:
-        z = point.z
-        if z < self.calm_below:
+        if point.z < self.calm_below:
             if point.quantity == "loss" and point.finite:
                 state.begun.take(point.value)
-            if state.episode_filter.reported and point.finite and point.quantity == "loss":
-                state.episode_filter.note_calm(self.calm_steps)
+                if state.episode_filter.reported:
+                    state.episode_filter.note_calm(self.calm_steps)
             return state, None
-        if point.quantity != "loss":
-            return state, self._with_gradient(state, point)
+        if point.quantity == "loss":
+            return state, self._judge_loss(state, point)
+        return state, self._judge_gradient(state, point)
+
+    def _judge_loss(self, state: LossSpikeState, point: Point) -> Finding | None:
         state.waiting, state.episode_filter.calm = None, 0
         adversarial = point.reason is NoLevel.ADVERSARIAL
         if not (point.has_level or (adversarial and point.logarithmic) or point.reason is NoLevel.SIGNED):
-            return state, None
+            return None
         if self.threshold_alone:
-            return state, self._spike(state, point, None) if z >= self.threshold else None
-        if state.restart.excuses(point.step):
-            return state, None
-        smallest = self.smallest_rise_adversarial if adversarial else self.smallest_rise
-        if (point.logarithmic or adversarial) and point.value < abs(point.center) * smallest:
-            return state, None
+            return self._spike(state, point, None) if point.z >= self.threshold else None
+        if state.restart.excuses(point.step) or not self._rises_enough(point):
+            return None
         if not state.begun.matters(point.value, point.center, point.scale if point.logarithmic else 0.0):
-            return state, None
-        if z >= self._alone(point):
-            return state, self._spike(state, point, None)
-        if z >= self._together(point):
+            return None
+        if point.z >= self._limit(point):
+            return self._spike(state, point, None)
+        if point.z >= self._limit_with_gradient(point):
             if state.gradient_step == point.step:
-                return state, self._spike(state, point, state.gradient_z)
+                return self._spike(state, point, state.gradient_z)
             state.waiting = point
-        return state, None
+        return None
 
-    def _with_gradient(self, state: LossSpikeState, point: Point) -> Finding | None:
-        if self.threshold_alone or point.z < self._together(point):
+    def _judge_gradient(self, state: LossSpikeState, point: Point) -> Finding | None:
+        if self.threshold_alone or point.z < self._limit_with_gradient(point):
             return None
         state.gradient_step, state.gradient_z = point.step, point.z
         waiting, state.waiting = state.waiting, None
@@ -284,19 +270,24 @@ class LossSpike(Detector):
             return self._spike(state, waiting, point.z)
         return None
 
-    def _alone(self, point: Point) -> float:
+    def _rises_enough(self, point: Point) -> bool:
+        """Return whether the loss has the smallest ratio to its baseline, or is judged by differences."""
+        adversarial = point.reason is NoLevel.ADVERSARIAL
+        smallest = self.smallest_rise_adversarial if adversarial else self.smallest_rise
+        return not (point.logarithmic or adversarial) or point.value >= abs(point.center) * smallest
+
+    def _limit(self, point: Point) -> float:
         if self.threshold_alone:
             return self.threshold
         compares_ratios = point.logarithmic and point.reason is not NoLevel.SIGNED
-        return max(
-            self.threshold if compares_ratios else self.threshold_of_differences, self.share_of_tail * point.tail
-        )
+        threshold = self.threshold if compares_ratios else self.threshold_of_differences
+        return max(threshold, self.share_of_tail * point.tail)
 
-    def _together(self, point: Point) -> float:
-        return max(self.threshold_with_gradient, self._alone(point) * self.threshold_with_gradient / self.threshold)
+    def _limit_with_gradient(self, point: Point) -> float:
+        return max(self.threshold_with_gradient, self._limit(point) * self.threshold_with_gradient / self.threshold)
 
     def _spike(self, state: LossSpikeState, point: Point, gradient_z: float | None) -> Finding | None:
-        limit = self._alone(point) if gradient_z is None else self._together(point)
+        limit = self._limit(point) if gradient_z is None else self._limit_with_gradient(point)
         facts = SpikeFacts(point.value, point.center, point.z, limit, gradient_sigmas=gradient_z)
         often = None
         if not state.episode_filter.reported:
@@ -313,19 +304,15 @@ class LossSpike(Detector):
         return self.finding(point, severity, facts)
 
     def _consequence(self, state: LossSpikeState, watch: Aftermath, spike: SpikeFacts, point: Point) -> Finding | None:
-        """Judge what came of a spike, at one of the losses after it."""
-        adversarial = point.reason is NoLevel.ADVERSARIAL
-        high = point.z >= max(self.calm_below, self._alone(point) / 2)
-        if point.logarithmic or adversarial:
-            least = self.smallest_rise_adversarial if adversarial else self.smallest_rise
-            high = high and point.value >= abs(point.center) * least
+        """Judge at a loss after a spike whether the spike has become a warning."""
+        high = point.z >= max(self.calm_below, self._limit(point) / 2) and self._rises_enough(point)
         watch.take(point, high=high)
         worse: SpikeFacts | None = None
         kept = point.has_level and 0 <= spike.value < self.kept * start_level(state.begun.first)
         if not kept and watch.high >= self.lasting_steps:
             worse = replace(spike, high_steps=watch.high)
         elif not kept and watch.steps >= self.watched_steps:
-            worse = self._worse(state, watch, spike, point)
+            worse = self._raised(state, watch, spike, point)
         if worse or watch.steps >= self.watched_steps or state.restart.excuses(point.step):
             state.watch = None
         if not worse or not state.episode_filter.report(Severity.WARNING):
@@ -333,8 +320,8 @@ class LossSpike(Detector):
         worse = replace(worse, found_first=watch.step, watched_steps=watch.steps + 1)
         return self.finding(point, Severity.WARNING, worse)
 
-    def _worse(self, state: LossSpikeState, watch: Aftermath, spike: SpikeFacts, point: Point) -> SpikeFacts | None:
-        """The spike, where the losses after it are above their baseline."""
+    def _raised(self, state: LossSpikeState, watch: Aftermath, spike: SpikeFacts, point: Point) -> SpikeFacts | None:
+        """Return the facts of a spike after which the losses are above their baseline, else None."""
         value, level, z = watch.medians()
         if z < self.worse_sigmas or not state.begun.matters(value):
             return None
@@ -373,15 +360,10 @@ class LossSpikeClassic(Detector):
     on_request = True
     rule = "classic"
     quantities = ("loss",)
-    remedies = (
-        LOWER_RATE_2_TO_5,
-        CLIP_AT_1,
-        Remedy(Action.INSPECT_BATCH),
-    )
+    remedies = (LOWER_RATE_2_TO_5, CLIP_AT_1, Remedy(Action.INSPECT_BATCH))
     state_type = ClassicWindow
 
     def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Finding | None]:
-        """Look at the next loss."""
         if not point.finite:
             return state, None
         event = None

@@ -1,11 +1,11 @@
-"""Says when a loss stood far above both what came before and what came after, in one point or for a while."""
+"""Find losses that were far above the points before and after them, in one point or in several."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,16 @@ from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
-_STEP_BY_STEP = LossSpike()
-"""The detector: where a threshold means the same for a whole curve, it is the same number."""
+_DETECTOR = LossSpike()
+"""Thresholds that mean the same in a whole curve are the detector's."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurveSpikeFacts(Facts):
     """A loss that was far above both what came before and what came after."""
 
-    kind: ClassVar[str] = "curve_spike"
-    metrics: ClassVar[Mapping[str, str]] = {"peak": "value", "before": "baseline", "z": "sigmas"}
+    kind = "curve_spike"
+    metrics: ClassVar = {"peak": "value", "before": "baseline", "z": "sigmas"}
 
     signal: str
     """The loss, by the name that the log gives it."""
@@ -52,16 +52,29 @@ class CurveSpikeFacts(Facts):
     """Whether it was over by the end of the log."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss jumped to 7.47 at step 400 from about 0.552 (18.8σ, threshold 8σ) and recovered.``"""
         top = step if self.peak_step is None else self.peak_step
         above = f" ({sigmas(self.sigmas)}, threshold {self.threshold:.3g}σ)" if self.sigmas >= self.threshold else ""
-        said = f"{self.signal} jumped to {self.value:.4g} at {unit} {top} from about {self.baseline:.4g}{above}"
+        rise = f"{self.signal} jumped to {self.value:.4g} at {unit} {top} from about {self.baseline:.4g}{above}"
         if self.points > 1:
-            begun = "" if self.peak_step is None else f" at {unit} {step}"
-            said = f"{self.signal} rose from about {self.baseline:.4g}{begun} to {self.value:.4g} at {unit} {top}"
+            start = "" if self.peak_step is None else f" at {unit} {step}"
+            rise = f"{self.signal} rose from about {self.baseline:.4g}{start} to {self.value:.4g} at {unit} {top}"
         if not self.recovered:
-            return f"{said}; the log ends there."
-        return f"{said} and recovered after {self.points} points." if self.points > 1 else f"{said} and recovered."
+            return f"{rise}; the log ends there."
+        return f"{rise} and recovered after {self.points} points." if self.points > 1 else f"{rise} and recovered."
+
+
+class Spike(NamedTuple):
+    """One or several high points of a curve, by index."""
+
+    first: int
+    last: int
+    level: float
+    """The level beside it, as the curve is scaled."""
+    points: int
+    """Number of high points."""
+
+    def peak(self, jumps: Jumps) -> int:
+        return self.first + int(np.argmax(jumps.values[self.first : self.last + 1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +139,9 @@ class SpikeRule(Rule):
     """Numbers of points of a short and of a long curve: thresholds with two values move from the one to the other."""
     further_of_many: float = 1.3
     """Factor on the tail for long curves, which the detector judges as well."""
-    share_of_tail: float = _STEP_BY_STEP.share_of_tail
+    share_of_tail: float = _DETECTOR.share_of_tail
     """Factor on the tail of the curve's own noise; 0 turns this off."""
-    deviations: tuple[float, float] = (5.0, _STEP_BY_STEP.threshold)
+    deviations: tuple[float, float] = (5.0, _DETECTOR.threshold)
     """Thresholds in σ for short and for long curves."""
     smallest_jump: tuple[float, float] = (math.log(1.3), math.log(1.15))
     """Minimum rises in nats for the same two lengths."""
@@ -137,7 +150,7 @@ class SpikeRule(Rule):
     flagged than with single points alone."""
     smallest_rise_of_several: float = math.log(1.3)
     """Minimum rise of several points, in nats: healthy validations vary by 10 to 20 %."""
-    deviations_below_zero: float = _STEP_BY_STEP.threshold_of_differences
+    deviations_below_zero: float = _DETECTOR.threshold_of_differences
     """Threshold in σ for a loss that reaches zero or below."""
     smallest_rise_in_spreads: float = 1.0
     """Minimum rise of such a loss in units of the curve's own standard deviation."""
@@ -158,7 +171,7 @@ class SpikeRule(Rule):
     """Maximum number of neighbours on each side; of short curves an eighth of the points."""
     start_up: float = 0.05
     """A spike within this share of the run that recovered is a start-up transient, and INFO only."""
-    huge: float = _STEP_BY_STEP.critical_rise
+    huge: float = _DETECTOR.critical_rise
     """Ratio to the level before from which a spike is critical."""
     lost_progress: tuple[float, float] = (0.1, 0.25)
     """Rise of a single point that recovered, as a share of the progress until then, from which it is a warning: for
@@ -171,30 +184,27 @@ class SpikeRule(Rule):
     """Share of the rise that the points after a spike keep where it made the loss worse."""
     fewest_after: int = 3
     """Minimum number of points after it that show this."""
-    returns: int = _STEP_BY_STEP.returns
+    returns: int = _DETECTOR.returns
     """Number of spikes within `returns_within` points from which on each is a warning."""
-    returns_within: int = _STEP_BY_STEP.returns_within
+    returns_within: int = _DETECTOR.returns_within
     """The points in which they are counted."""
     threshold_alone: bool = False
     """Whether every spike is a warning, as for a threshold of your own."""
 
     def like(self, detector: Detector) -> Rule:
-        """σ, ratios and counts are those of the detector.
-
-        `threshold_alone` finds all that is so many σ above its level, whatever its size and however heavy the tail.
-        """
+        """Take σ, ratios and counts from the detector; with `threshold_alone`, σ decides whatever the size and tail."""
         if not isinstance(detector, LossSpike):
             return self
         if not detector.threshold_alone:
-            return self._like(detector)
-        asked = detector.threshold
+            return self._with_thresholds_of(detector)
+        threshold = detector.threshold
         return replace(
             self,
-            deviations=(asked, asked),
-            deviations_of_several=asked,
-            deviations_below_zero=asked,
-            agreeing=(asked, 0.0),
-            agreeing_with_gradient=(asked, 0.0),
+            deviations=(threshold, threshold),
+            deviations_of_several=threshold,
+            deviations_below_zero=threshold,
+            agreeing=(threshold, 0.0),
+            agreeing_with_gradient=(threshold, 0.0),
             agreeing_share_of_tail=0.0,
             smallest_jump=(0.0, 0.0),
             smallest_rise_in_spreads=0.0,
@@ -204,62 +214,57 @@ class SpikeRule(Rule):
             threshold_alone=True,
         )
 
-    def _like(self, detector: LossSpike) -> Rule:
-        usual = _STEP_BY_STEP
-        times = detector.threshold / usual.threshold
-        together = detector.threshold_with_gradient / usual.threshold_with_gradient
-        below_zero = detector.threshold_of_differences / usual.threshold_of_differences
-        few, many = self.deviations
-        shared, rise_shared = self.agreeing
-        with_gradient, rise_with_gradient = self.agreeing_with_gradient
+    def _with_thresholds_of(self, detector: LossSpike) -> Rule:
+        times = detector.threshold / _DETECTOR.threshold
+        with_gradient = detector.threshold_with_gradient / _DETECTOR.threshold_with_gradient
+        below_zero = detector.threshold_of_differences / _DETECTOR.threshold_of_differences
         rule = replace(
             self,
-            deviations=(few * times, many * times),
+            deviations=(self.deviations[0] * times, self.deviations[1] * times),
             deviations_of_several=self.deviations_of_several * times,
             deviations_below_zero=self.deviations_below_zero * below_zero,
-            agreeing=(shared * times, rise_shared),
-            agreeing_with_gradient=(with_gradient * together, rise_with_gradient),
-            share_of_tail=self.share_of_tail * (detector.share_of_tail / usual.share_of_tail),
+            agreeing=(self.agreeing[0] * times, self.agreeing[1]),
+            agreeing_with_gradient=(self.agreeing_with_gradient[0] * with_gradient, self.agreeing_with_gradient[1]),
+            share_of_tail=self.share_of_tail * (detector.share_of_tail / _DETECTOR.share_of_tail),
             huge=detector.critical_rise,
             returns=detector.returns,
             returns_within=detector.returns_within,
         )
-        if detector.smallest_rise == usual.smallest_rise:
+        if detector.smallest_rise == _DETECTOR.smallest_rise:
             return rule
-        asked = math.log(max(1.0, detector.smallest_rise))
+        rise = math.log(max(1.0, detector.smallest_rise))
         return replace(
             rule,
-            smallest_jump=(asked, asked),
-            smallest_rise_of_several=asked,
-            agreeing=(rule.agreeing[0], max(asked, rise_shared)),
-            agreeing_with_gradient=(rule.agreeing_with_gradient[0], max(asked, rise_with_gradient)),
+            smallest_jump=(rise, rise),
+            smallest_rise_of_several=rise,
+            agreeing=(rule.agreeing[0], max(rise, rule.agreeing[1])),
+            agreeing_with_gradient=(rule.agreeing_with_gradient[0], max(rise, rule.agreeing_with_gradient[1])),
         )
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        """The spikes of the losses of the whole model, those of training first."""
-        every = (*curves.losses, *curves.validations, *curves.averages)
-        judged = [curve for curve in every if not curve.part and curve.has_level]
-        jumps = {id(curve): self._jumps(curve) for curve in (*judged, *curves.norms)}
-        found: list[Finding] = []
+        losses = (*curves.losses, *curves.validations, *curves.averages)
+        judged = [curve for curve in losses if not curve.part and curve.has_level]
+        jumps_of_curve = {id(curve): self._jumps(curve) for curve in (*judged, *curves.norms)}
+        findings: list[Finding] = []
         for curve in judged:
-            mine = jumps[id(curve)]
-            if mine is None:
+            jumps = jumps_of_curve[id(curve)]
+            if jumps is None:
                 continue
-            high = mine.far(self._limit(mine), self._jump(mine))
-            tail = self.agreeing_share_of_tail * tail_limit(mine.z, len(mine.z))
-            for other in (*judged, *curves.norms) if mine.logarithmic else ():
-                theirs = jumps[id(other)]
-                if theirs is None or other.attempt != curve.attempt or other.quantity == curve.quantity:
+            high = jumps.far(self._limit(jumps), self._smallest_jump(jumps))
+            tail = self.agreeing_share_of_tail * tail_limit(jumps.z, len(jumps.z))
+            for other in (*judged, *curves.norms) if jumps.logarithmic else ():
+                others = jumps_of_curve[id(other)]
+                if others is None or other.attempt != curve.attempt or other.quantity == curve.quantity:
                     continue
-                needed = self.agreeing_with_gradient if other.quantity == "grad_norm" else self.agreeing
-                least = max(needed[0], tail) if other.quantity == "grad_norm" else needed[0]
-                high |= mine.far(least, needed[1]) & np.isin(mine.steps, theirs.steps[theirs.far(*needed)])
-            spikes = [each for each in self._stretches(mine, high) if self._stands_out(curve, mine, *each)]
-            found += [self._episode(curve, mine, *each, often=self._comes_back(each[0], spikes)) for each in spikes]
-        return found
+                is_gradient = other.quantity == "grad_norm"
+                deviations, height = self.agreeing_with_gradient if is_gradient else self.agreeing
+                shared = np.isin(jumps.steps, others.steps[others.far(deviations, height)])
+                high |= jumps.far(max(deviations, tail) if is_gradient else deviations, height) & shared
+            spikes = [spike for spike in self._spikes(jumps, high) if self._stands_out(curve, jumps, spike)]
+            findings += [self._finding(curve, jumps, spike, self._is_frequent(spike, spikes)) for spike in spikes]
+        return findings
 
     def judges(self, curve: Curve) -> bool:
-        """Whether the curve is one that this rule can judge: neither too short nor too long, nor mostly zero."""
         values = curve.values[curve.finite]
         fits = self.fewest_points <= len(values) <= self.most_points
         return fits and (bool(values.min() < 0) or scaled(values)[1])
@@ -272,7 +277,7 @@ class SpikeRule(Rule):
         return jumps_of(steps, values, x, self._reach(len(values)), logarithmic)
 
     def _share(self, jumps: Jumps) -> float:
-        """How far the curve is from a short to a long one, by its number of points: 0 to 1."""
+        """Return by its number of points where the curve lies between a short and a long one, from 0 to 1."""
         short, long = self.lengths
         return min(1.0, max(0.0, math.log(len(jumps.z) / short) / math.log(long / short)))
 
@@ -282,66 +287,65 @@ class SpikeRule(Rule):
         least = few + self._share(jumps) * (many - few) if jumps.logarithmic else self.deviations_below_zero
         return max(least, further * tail_limit(jumps.z, len(jumps.z)))
 
-    def _jump(self, jumps: Jumps) -> float:
+    def _smallest_jump(self, jumps: Jumps) -> float:
         few, many = self.smallest_jump
-        return few + self._share(jumps) * (many - few) if jumps.logarithmic else self._jump_below_zero(jumps)
+        return few + self._share(jumps) * (many - few) if jumps.logarithmic else self._smallest_jump_below_zero(jumps)
 
-    def _jump_below_zero(self, jumps: Jumps) -> float:
+    def _smallest_jump_below_zero(self, jumps: Jumps) -> float:
         fallen = float(np.median(jumps.x[:3])) - float(jumps.x.min())
         return max(self.smallest_rise_in_spreads, self.smallest_share_of_fall * fallen)
 
     def _reach(self, count: int) -> int:
         return max(3, min(self.reach, count // 8))
 
-    def _stretches(self, jumps: Jumps, high: NDArray[np.bool_]) -> list[tuple[int, int, float, int]]:
-        """The first place of each spike, its last, the level beside it, and how many points of it are high."""
-        places = np.flatnonzero(high)
-        gaps = np.flatnonzero(np.diff(places) > self._reach(len(high))) + 1
-        points = [each for each in np.split(places, gaps) if len(each)]
-        found = []
-        least = self.smallest_rise_of_several if jumps.logarithmic else self._jump_below_zero(jumps)
+    def _spikes(self, jumps: Jumps, high: NDArray[np.bool_]) -> list[Spike]:
+        """Return bumps of several points, joined with the high points in them, and the other high points."""
+        indices = np.flatnonzero(high)
+        gaps = np.flatnonzero(np.diff(indices) > self._reach(len(high))) + 1
+        groups = [(int(group[0]), int(group[-1]), len(group)) for group in np.split(indices, gaps) if len(group)]
+        spikes = []
+        least = self.smallest_rise_of_several if jumps.logarithmic else self._smallest_jump_below_zero(jumps)
         deviations = self.deviations_of_several if jumps.logarithmic else self.deviations_below_zero
         for bump in bumps_of(jumps.x, deviations, least, self.share_of_tail):
-            within = [each for each in points if each[0] <= bump.last and bump.first <= each[-1]]
-            points = [each for each in points if not any(each is one for one in within)]
-            first = min([bump.first, *(int(each[0]) for each in within)])
-            last = max([bump.last, *(int(each[-1]) for each in within)])
-            found.append((first, last, bump.level, bump.last - bump.first + 1))
-        for each in points:
-            peak = int(each[0]) + int(np.argmax(jumps.values[each[0] : each[-1] + 1]))
-            found.append((int(each[0]), int(each[-1]), float(jumps.before[peak]), len(each)))
-        return _joined(sorted(found))
+            inside = [group for group in groups if group[0] <= bump.last and bump.first <= group[1]]
+            groups = [group for group in groups if group not in inside]
+            first = min([bump.first, *(group[0] for group in inside)])
+            last = max([bump.last, *(group[1] for group in inside)])
+            spikes.append(Spike(first, last, bump.level, bump.last - bump.first + 1))
+        for first, last, count in groups:
+            peak = first + int(np.argmax(jumps.values[first : last + 1]))
+            spikes.append(Spike(first, last, float(jumps.before[peak]), count))
+        return _join_overlapping(spikes)
 
-    def _stands_out(self, curve: Curve, jumps: Jumps, first: int, last: int, beside: float, count: int) -> bool:
-        """Whether it is above what the log rounds to, what was learnt, and the noise of the points around it."""
-        values = jumps.values
-        peak = first + int(np.argmax(values[first : last + 1]))
-        level = jumps.value_of(beside)
+    def _stands_out(self, curve: Curve, jumps: Jumps, spike: Spike) -> bool:
+        """Return whether a spike is above rounding, above what was learnt, and above the noise around it."""
+        values, peak, level = jumps.values, spike.peak(jumps), jumps.value_of(spike.level)
         if is_rounding(values, float(values[peak]) - level):
             return False
-        near = np.concatenate([jumps.x[max(0, first - self.there) : first], jumps.x[last + 1 : last + 1 + self.there]])
+        before = jumps.x[max(0, spike.first - self.there) : spike.first]
+        near = np.concatenate([before, jumps.x[spike.last + 1 : spike.last + 1 + self.there]])
         noise = noise_of_points(near)
-        if values[peak] < curve.floor_above(level, noise if jumps.logarithmic and count == 1 else 0.0):
+        if values[peak] < curve.floor_above(level, noise if jumps.logarithmic and spike.points == 1 else 0.0):
             return False
-        return len(near) < self.there or float(jumps.x[peak]) - beside >= self.deviations_there * noise
+        return len(near) < self.there or float(jumps.x[peak]) - spike.level >= self.deviations_there * noise
 
-    def _comes_back(self, first: int, spikes: list[tuple[int, int, float, int]]) -> bool:
-        """Whether it is one of several spikes that are not far from each other."""
-        firsts = np.array([each[0] for each in spikes])
+    def _is_frequent(self, spike: Spike, spikes: list[Spike]) -> bool:
+        firsts = np.array([other.first for other in spikes])
         until = np.searchsorted(firsts, firsts + self.returns_within, side="right")
-        near = (firsts <= first) & (first <= firsts + self.returns_within)
+        near = (firsts <= spike.first) & (spike.first <= firsts + self.returns_within)
         return bool((near & (until - np.arange(len(firsts)) >= self.returns)).any())
 
-    def _has_consequence(self, jumps: Jumps, first: int, last: int, peak: int, beside: float) -> bool:
-        """Whether a single point left the loss higher, or cost much of what had been learnt."""
-        reach = self._reach(len(jumps.x))
-        before, after = jumps.x[max(0, first - reach) : first], jumps.x[last + 1 : last + 1 + reach]
+    def _has_consequence(self, jumps: Jumps, spike: Spike) -> bool:
+        """Return whether a single point left the loss higher, or undid much of the progress."""
+        reach, peak = self._reach(len(jumps.x)), spike.peak(jumps)
+        before = jumps.x[max(0, spike.first - reach) : spike.first]
+        after = jumps.x[spike.last + 1 : spike.last + 1 + reach]
         if not len(before) or not len(after):
             return True  # nothing shows that it recovered
         rise = float(jumps.x[peak] - np.median(before))
         if len(after) >= self.fewest_after and float(np.median(after) - np.median(before)) >= self.kept_rise * rise:
             return True
-        start, level, top = float(np.median(jumps.values[:3])), jumps.value_of(beside), float(jumps.values[peak])
+        start, level, top = float(np.median(jumps.values[:3])), jumps.value_of(spike.level), float(jumps.values[peak])
         if self._share(jumps) < 1.0:
             return top - level >= self.lost_progress[0] * (start - level)
         if float(jumps.z[peak]) < self.times_beyond_noise * self._limit(jumps):
@@ -349,49 +353,39 @@ class SpikeRule(Rule):
         learnt = math.log(start / level) if start > 0 and level > 0 else 0.0
         return top >= start or (learnt >= self.learnt and math.log(top / level) >= self.lost_progress[1] * learnt)
 
-    def _episode(
-        self, curve: Curve, jumps: Jumps, first: int, last: int, beside: float, count: int, *, often: bool
-    ) -> Finding:
-        values, steps = jumps.values, jumps.steps
-        peak = first + int(np.argmax(values[first : last + 1]))
-        level = jumps.value_of(beside)
-        recovered = last < len(values) - 1
+    def _finding(self, curve: Curve, jumps: Jumps, spike: Spike, is_frequent: bool) -> Finding:
+        values, steps, peak, last = jumps.values, jumps.steps, spike.peak(jumps), spike.last
+        level, recovered = jumps.value_of(spike.level), last < len(values) - 1
         early = (steps[last] - steps[0]) <= self.start_up * (steps[-1] - steps[0])
-        transient = early and recovered and float(np.median(values[last + 1 :])) < values[0]
-        huge = jumps.logarithmic and float(values[peak]) >= self.huge * level
-        passed = count == 1 and recovered and not often and not self.threshold_alone
-        passed = passed and not self._has_consequence(jumps, first, last, peak, beside)
-        severity = Severity.CRITICAL if huge else Severity.INFO if passed else Severity.WARNING
-        severity = Severity.INFO if transient else severity
+        if early and recovered and float(np.median(values[last + 1 :])) < values[0]:
+            severity = Severity.INFO
+        elif jumps.logarithmic and float(values[peak]) >= self.huge * level:
+            severity = Severity.CRITICAL
+        elif spike.points > 1 or not recovered or is_frequent or self.threshold_alone:
+            severity = Severity.WARNING
+        else:
+            severity = Severity.WARNING if self._has_consequence(jumps, spike) else Severity.INFO
         facts = CurveSpikeFacts(
             curve.name,
             float(values[peak]),
             level,
             float(jumps.z[peak]),
             self._limit(jumps),
-            points=count,
-            peak_step=int(steps[peak]) if peak > first else None,
+            points=spike.points,
+            peak_step=int(steps[peak]) if peak > spike.first else None,
             recovered=recovered,
         )
-        return self.finding(
-            curve,
-            severity,
-            facts,
-            steps[first],
-            steps[last],
-            peak=steps[peak],
-            recovered=True if recovered else None,
-            count=count,
-        )
+        start, end, ended = steps[spike.first], steps[last], True if recovered else None
+        return self.finding(curve, severity, facts, start, end, peak=steps[peak], recovered=ended, count=spike.points)
 
 
-def _joined(stretches: list[tuple[int, int, float, int]]) -> list[tuple[int, int, float, int]]:
-    """Those that overlap as one, with the lower of their levels."""
-    found: list[tuple[int, int, float, int]] = []
-    for first, last, level, count in stretches:
-        if found and first <= found[-1][1]:
-            before = found.pop()
-            found.append((before[0], max(before[1], last), min(before[2], level), before[3] + count))
+def _join_overlapping(spikes: list[Spike]) -> list[Spike]:
+    joined: list[Spike] = []
+    for spike in sorted(spikes):
+        if joined and spike.first <= joined[-1].last:
+            before = joined.pop()
+            last, level = max(before.last, spike.last), min(before.level, spike.level)
+            joined.append(Spike(before.first, last, level, before.points + spike.points))
         else:
-            found.append((first, last, level, count))
-    return found
+            joined.append(spike)
+    return joined

@@ -1,19 +1,18 @@
-"""Detects the first NaN and the first infinity of a loss or a gradient norm.
+"""Detect the first NaN and the first infinity of a loss or a gradient norm.
 
-A run of bad values is one finding, not one for each step and each quantity: it begins with the first and is over when
-every quantity is finite again. Gradients that a loss scaler found to be infinite and discarded are its normal search
-for a scale and do not count.
+A series of non-finite values is one finding, which is over when every quantity is finite again. Gradients that a loss
+scaler found to be infinite and discarded are its normal search for a scale and do not count.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
@@ -23,15 +22,12 @@ from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5_OR_CLIP, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import infinite
 
-SKIPPED = "skipped_steps"
-LOSS = "loss"
-
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteFacts(Facts):
     """A loss or a gradient norm that is NaN or infinite."""
 
-    kind: ClassVar[str] = "non_finite"
+    kind = "non_finite"
 
     signal: str
     """What is not finite, by the name that the log gives it."""
@@ -51,7 +47,6 @@ class NonFiniteFacts(Facts):
     """Of a gradient norm: the first step at which the loss is not finite, too; None where it stays finite."""
 
     def numbers(self) -> dict[str, float]:
-        """The value under its own name; of a whole curve also how many there are, and the last finite one."""
         if self.count is None:
             return {self.signal: self.value}
         before = {} if self.last_finite is None else {"before": self.last_finite}
@@ -63,43 +58,24 @@ class NonFiniteFacts(Facts):
         return "; no finite value before" if self.last_finite is None else f"; last finite value {self.last_finite:.4g}"
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss is NaN at step 400; last finite value 0.31.``"""
-        said = f"{self.signal} is {'NaN' if math.isnan(self.value) else infinite(self.value)} at {unit} {step}"
+        sentence = f"{self.signal} is {'NaN' if math.isnan(self.value) else infinite(self.value)} at {unit} {step}"
         if self.nan_from is not None:
-            said += f" and NaN from {unit} {self.nan_from} on"
-        said += self.last_finite_clause
+            sentence += f" and NaN from {unit} {self.nan_from} on"
+        sentence += self.last_finite_clause
         if self.count is not None and self.count > 1:
-            said += f"; {self.count} non-finite values up to {unit} {self.last_step}"
+            sentence += f"; {self.count} non-finite values up to {unit} {self.last_step}"
         if self.finite_afterwards is not None:
-            said += f"; {'finite again' if self.finite_afterwards else 'none finite'} afterwards"
-        return f"{said}."
+            sentence += f"; {'finite again' if self.finite_afterwards else 'none finite'} afterwards"
+        return f"{sentence}."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NonFiniteState:
-    """What has been seen so far."""
-
-    ill: frozenset[str] = frozenset()
-    """The quantities that are bad at the moment."""
+    broken: set[str] = field(default_factory=set)
+    """The quantities that are non-finite at the moment."""
     skips: float = 0.0
-    excused_step: int = -1
-    """The step that the loss scaler threw away."""
-
-
-def watch(state: NonFiniteState, point: Point, *, is_bad: bool) -> tuple[NonFiniteState, bool]:
-    """The new state, and whether a finding begins here."""
-    quantity = point.quantity
-    if quantity == SKIPPED:
-        if point.value > state.skips:
-            return replace(state, skips=point.value, excused_step=point.step), False
-        return state, False
-    if is_bad:
-        if quantity in state.ill or (quantity != LOSS and point.step == state.excused_step):
-            return state, False
-        return replace(state, ill=state.ill | {quantity}), not state.ill
-    if point.finite and quantity in state.ill:
-        return replace(state, ill=state.ill - {quantity}), False
-    return state, False
+    skipped_step: int = -1
+    """The last step that the loss scaler skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +91,24 @@ class NonFiniteDetector(Detector):
     @staticmethod
     @abstractmethod
     def is_bad(value: float) -> bool:
-        """Whether the value is what the detector looks for."""
+        """Return whether the detector looks for this value."""
 
     def step(self, state: NonFiniteState, point: Point) -> tuple[NonFiniteState, Finding | None]:
-        """Look at the next value."""
-        if point.finite and not state.ill and point.quantity != SKIPPED:
-            return state, None  # nearly always
-        new, found = watch(state, point, is_bad=self.is_bad(point.value))
-        if not found:
-            return new, None
-        facts = NonFiniteFacts(point.quantity, point.value, point.before)
-        return new, self.finding(point, Severity.CRITICAL, facts)
+        quantity = point.quantity
+        if quantity == "skipped_steps":
+            if point.value > state.skips:
+                state.skips, state.skipped_step = point.value, point.step
+        elif self.is_bad(point.value):
+            if quantity in state.broken or (quantity != "loss" and point.step == state.skipped_step):
+                return state, None
+            is_first = not state.broken
+            state.broken.add(quantity)
+            if is_first:
+                facts = NonFiniteFacts(quantity, point.value, point.before)
+                return state, self.finding(point, Severity.CRITICAL, facts)
+        elif point.finite:
+            state.broken.discard(quantity)
+        return state, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +141,6 @@ class NanDetected(NonFiniteDetector):
 
     @staticmethod
     def is_bad(value: float) -> bool:
-        """Whether it is NaN."""
         return math.isnan(value)
 
 
@@ -192,7 +174,6 @@ class InfDetected(NonFiniteDetector):
 
     @staticmethod
     def is_bad(value: float) -> bool:
-        """Whether it is infinite."""
         return math.isinf(value)
 
 
@@ -232,73 +213,69 @@ class NonFiniteRule(Rule):
     """Number of first gradient norms in which NaN may come from a loss scaler's search."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        """The stretches, earliest first."""
-        losses = sorted(
-            (each for curve in (*curves.losses, *curves.validations) for each in self._stretches(curve)),
-            key=lambda each: (each.attempt, each.start, each.place != ""),
-        )
-        norms = sorted(
-            (each for curve in curves.norms for each in self._stretches(curve)),
-            key=lambda each: (each.attempt, each.start, each.place != ""),
-        )
+        """Return one finding for each series, earliest first."""
         reach = self.nearby * max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)
-        merged = list(_merged(losses, reach))
-        for norm in norms:
-            at = next((at for at, loss in enumerate(merged) if _together(norm, loss, reach)), None)
-            if at is None:
-                merged.append(self._thrown_away(norm, curves.norms))
-            elif norm.start < merged[at].start:
-                merged[at] = _led(norm, merged[at])
-        return sorted(_merged(merged, reach), key=lambda each: (each.attempt, each.start))
+        merged = _merge_neighbours(self._series((*curves.losses, *curves.validations)), reach)
+        for norm in self._series(curves.norms):
+            index = next((index for index, loss in enumerate(merged) if _belongs_to(norm, loss, reach)), None)
+            if index is None:
+                merged.append(self._skipped_by_scaler(norm, curves.norms))
+            elif norm.start < merged[index].start:
+                merged[index] = _followed_by_loss(norm, merged[index])
+        return sorted(_merge_neighbours(merged, reach), key=lambda series: (series.attempt, series.start))
 
-    def _stretches(self, curve: Curve) -> Iterator[Finding]:
-        bad = ~curve.finite
-        if not bad.any():
-            return
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], bad, [False]]).astype(np.int8)))
-        stretches = list(zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True))
-        first, last = stretches[0][0], stretches[-1][1]
-        share = float(bad[first : last + 1].mean())
-        if share > 0.5 or len(stretches) > 5:
-            stretches = [(first, last)]
-        for low, high in stretches:
-            yield self._episode(curve, low, high, int(bad[low : high + 1].sum()))
+    def _series(self, curves: Iterable[Curve]) -> list[Finding]:
+        findings = [
+            self._finding(curve, first, last)
+            for curve in curves
+            for first, last in _non_finite_stretches(~curve.finite)
+        ]
+        return sorted(findings, key=lambda series: (series.attempt, series.start, series.place != ""))
 
-    def _episode(self, curve: Curve, low: int, high: int, count: int) -> Finding:
-        values = curve.values[low : high + 1]
+    def _finding(self, curve: Curve, first: int, last: int) -> Finding:
+        values, count = curve.values[first : last + 1], int((~curve.finite[first : last + 1]).sum())
         nan = np.isnan(values)
-        detector = NanDetected if nan.any() else InfDetected
-        recovered = high + 1 < len(curve.values)
-        before = curve.values[:low][curve.finite[:low]]
+        recovered = last + 1 < len(curve.values)
+        before = curve.values[:first][curve.finite[:first]]
         facts = NonFiniteFacts(
             curve.name,
             float(values[0]),
             float(before[-1]) if len(before) else None,
-            nan_from=int(curve.steps[low + int(np.argmax(nan))]) if nan.any() and not nan[0] else None,
+            nan_from=int(curve.steps[first + int(np.argmax(nan))]) if nan.any() and not nan[0] else None,
             count=count,
-            last_step=int(curve.steps[high]) if count > 1 else None,
+            last_step=int(curve.steps[last]) if count > 1 else None,
             finite_afterwards=recovered if recovered or count > 1 else None,
         )
-        return self.finding(
-            curve, Severity.CRITICAL, facts, curve.steps[low], curve.steps[high], recovered=recovered, of=detector
-        )
+        detector = NanDetected if nan.any() else InfDetected
+        start, end = curve.steps[first], curve.steps[last]
+        return self.finding(curve, Severity.CRITICAL, facts, start, end, recovered=recovered, of=detector)
 
-    def _thrown_away(self, norm: Finding, norms: tuple[Curve, ...]) -> Finding:
-        """A gradient norm that broke while no loss did: a step that a loss scaler did not take."""
+    def _skipped_by_scaler(self, norm: Finding, norms: tuple[Curve, ...]) -> Finding:
+        """Lower the severity of a gradient norm that recovered while the loss stayed finite: its step was skipped."""
         if not norm.recovered:
             return norm
-        curve = next(each for each in norms if each.name == norm.metric and each.attempt == norm.attempt)
-        rare = (~curve.finite).mean() < self.often
-        nan = norm.kind == NanDetected.kind and norm.start > int(curve.steps[: self.search][-1])
-        return replace(norm, severity=Severity.INFO if rare and not nan else Severity.WARNING)
+        curve = next(curve for curve in norms if curve.name == norm.metric and curve.attempt == norm.attempt)
+        is_rare = (~curve.finite).mean() < self.often
+        is_late_nan = norm.kind == NanDetected.kind and norm.start > int(curve.steps[: self.search][-1])
+        return replace(norm, severity=Severity.INFO if is_rare and not is_late_nan else Severity.WARNING)
 
 
-def _together(norm: Finding, loss: Finding, reach: float) -> bool:
+def _non_finite_stretches(broken: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the first and last index of each stretch; of many stretches, those of all together."""
+    if not broken.any():
+        return []
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], broken, [False]]).astype(np.int8)))
+    stretches = list(zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True))
+    first, last = stretches[0][0], stretches[-1][1]
+    return [(first, last)] if broken[first : last + 1].mean() > 0.5 or len(stretches) > 5 else stretches
+
+
+def _belongs_to(norm: Finding, loss: Finding, reach: float) -> bool:
     return norm.attempt == loss.attempt and norm.start <= loss.end and loss.start <= norm.end + reach
 
 
-def _led(norm: Finding, loss: Finding) -> Finding:
-    """One finding of a gradient norm that broke first and the loss that followed it."""
+def _followed_by_loss(norm: Finding, loss: Finding) -> Finding:
+    """Return one finding of a gradient norm and of the loss that became non-finite after it."""
     facts = norm.facts
     if isinstance(facts, NonFiniteFacts):
         facts = replace(facts, loss_step=loss.start)
@@ -312,20 +289,16 @@ def _led(norm: Finding, loss: Finding) -> Finding:
     )
 
 
-def _merged(episodes: list[Finding], reach: float) -> Iterator[Finding]:
-    """Neighbours as one, under the name of the first; NaN if any of them is."""
-    waiting: Finding | None = None
-    for each in episodes:
-        if waiting is None:
-            waiting = each
+def _merge_neighbours(findings: list[Finding], reach: float) -> list[Finding]:
+    """Join findings of the same severity that begin near each other into the first of them."""
+    merged: list[Finding] = []
+    for series in findings:
+        last = merged[-1] if merged else series
+        is_near = series.attempt == last.attempt and series.start <= max(last.end, last.start + reach)
+        if not merged or not is_near or series.severity != last.severity:
+            merged.append(series)
             continue
-        same = each.attempt == waiting.attempt and each.start <= max(waiting.end, waiting.start + reach)
-        if not same or (each.severity != waiting.severity):
-            yield waiting
-            waiting = each
-            continue
-        stayed = waiting.recovered and each.recovered
-        span = replace(waiting.span, end=max(waiting.end, each.end), recovered=stayed)
-        waiting = replace(waiting, span=span, count=waiting.count + 1)
-    if waiting is not None:
-        yield waiting
+        recovered = last.recovered and series.recovered
+        span = replace(last.span, end=max(last.end, series.end), recovered=recovered)
+        merged[-1] = replace(last, span=span, count=last.count + 1)
+    return merged

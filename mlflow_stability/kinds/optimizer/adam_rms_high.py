@@ -1,4 +1,4 @@
-"""Says when gradients outrun what Adam remembers of them."""
+"""Detect gradients larger than Adam's second moment expects."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_BETA2, Action, R
 class AdamRmsFacts(RiseFacts):
     """A high AdamW RMS: the root mean square of the gradient divided by its second-moment estimate."""
 
-    kind: ClassVar[str] = "adam_rms_high"
+    kind = "adam_rms_high"
     metrics: ClassVar = {"adam_rms": "value", "level": "baseline"}
 
     threshold: float
     """The AdamW RMS above which it is high."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``AdamW RMS 2.4 at step 400 (threshold 1); baseline 0.6.``"""
         limit = f"threshold {self.threshold:g}"
         return f"AdamW RMS {self.value:.3g} at {unit} {step} ({limit}); baseline {self.baseline:.3g}."
 
@@ -69,13 +68,8 @@ class AdamRmsHigh(StreakDetector):
     places = WHOLE
     severities = (Severity.INFO,)
     experimental = True
-    remedies = (
-        LOWER_BETA2,
-        Remedy(Action.CLIP_UPDATES),
-        CLIP_AT_1,
-    )
+    remedies = (LOWER_BETA2, Remedy(Action.CLIP_UPDATES), CLIP_AT_1)
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
-        """Whether the RMS is high."""
         high = point.value > self.highest and point.value >= point.center * self.smallest_rise
         return AdamRmsFacts(point.value, point.center, self.smallest_rise, self.highest) if high else None

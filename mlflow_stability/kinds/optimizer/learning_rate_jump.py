@@ -1,4 +1,4 @@
-"""Says when the learning rate leaps to where it has never been."""
+"""Detect jumps of the learning rate above its highest value."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.learning_rate_restart import MAX_RESTART, MIN_RISE, RESTART_STEPS
 from mlflow_stability.vocabulary.facts import SINCE, Facts
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
 class LearningRateJumpFacts(Facts):
     """A learning rate that jumped above its highest value so far."""
 
-    kind: ClassVar[str] = "learning_rate_jump"
+    kind = "learning_rate_jump"
     metrics: ClassVar = {
         "learning_rate": "learning_rate",
         "before": "before",
@@ -46,7 +44,6 @@ class LearningRateJumpFacts(Facts):
     """The step of the jump, where the losses after it made it a warning."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``learning rate jumped from 0.001 to 0.03 at step 400; highest before: 0.001.``"""
         at = step if self.found_first is None else self.found_first
         jump = f"learning rate jumped from {self.before:.3g} to {self.learning_rate:.3g} at {unit} {at}"
         jump += f"; highest before: {self.highest_before:.3g}."
@@ -58,56 +55,49 @@ class LearningRateJumpFacts(Facts):
 
 @dataclass(slots=True)
 class Rate:
-    """What has been seen of one parameter group."""
+    """The learning rate of one parameter group."""
 
     last: float
     highest: float
     first: float = 0.0
-    """The very first rate."""
+    last_step: int = 0
+    changed_at: int = 0
+    """The step of its last change."""
     stage: float = 0.0
-    """By how much the last stage of a warm-up that rises once an epoch was higher than the one before; 0: none was."""
-    fallen: bool = False
-    """Whether it has ever gone down, or not changed for long, which ends its warm-up."""
-    since: int = 0
-    """The step from which on it has not changed."""
-    leap: tuple[Point, float, float] | None = None
-    """A leap that may be the first step of a linear warm-up, with the rate before it and the highest before it."""
-    seen: int = 0
-    """The last step."""
+    """Rise of the last stage of a warm-up that rises once an epoch; 0 without a stage."""
+    warm_up_is_over: bool = False
+    """Whether it has decreased, or has been constant for long."""
+    pending_jump: tuple[Point, float, float] | None = None
+    """A jump that may be the first step of a linear warm-up, the rate before it, and the highest rate before it."""
     jumped_at: int | None = None
-    """The step of the last jump, ..."""
-    before_jump: float = 0.0
-    """... and the highest rate before it."""
+    """The step of the last jump."""
+    highest_before_jump: float = 0.0
     is_barred: bool = False
-    """Whether the present rate was rolled back from, and does not count until it has come down."""
+    """Whether a rollback undid the present rate, which does not count until it has decreased."""
 
     def after_rollback(self) -> Rate:
-        """What is still known of it after a rollback."""
-        known = replace(self, leap=None, jumped_at=None, before_jump=0.0, is_barred=False)
-        if self.jumped_at is None or self.seen - self.jumped_at > RESTART_STEPS:
-            return known
-        return replace(known, highest=self.before_jump, fallen=True, is_barred=True)
+        rate = replace(self, pending_jump=None, jumped_at=None, highest_before_jump=0.0, is_barred=False)
+        if self.jumped_at is None or self.last_step - self.jumped_at > RESTART_STEPS:
+            return rate
+        return replace(rate, highest=self.highest_before_jump, warm_up_is_over=True, is_barred=True)
 
 
 @dataclass(slots=True)
 class JumpInWarmUp:
-    """A jump that may be the next stage of a warm-up, until the losses after it are known."""
+    """A jump that may be the next stage of a warm-up, and the losses around it."""
 
     point: Point
     facts: LearningRateJumpFacts
     before: Mapping[str, float]
-    """The median of the last losses before it, by place."""
+    """Median of the last losses before it, by place."""
     after: dict[str, list[float]] = field(default_factory=dict)
-    """The losses since."""
 
 
 @dataclass(slots=True)
 class LearningRateJumpState:
-    """What has been seen so far, by parameter group."""
-
     groups: dict[str, Rate] = field(default_factory=dict)
-    said_at: int = -1
-    """Groups that leap together are one finding."""
+    found_at: int = -1
+    """The step of the last finding: groups that jump together are one."""
     losses: dict[str, deque[float]] = field(default_factory=dict)
     """The last losses, by place."""
     watched: JumpInWarmUp | None = None
@@ -169,65 +159,63 @@ class LearningRateJump(Detector):
     quantities = ("loss", "learning_rate")
     severities = (Severity.INFO, Severity.WARNING)
     across_places = True
-    remedies = (
-        Remedy(Action.CHECK_SCHEDULE_AT_RESUME),
-        Remedy(Action.WARM_UP_TO_NEW_RATE),
-    )
+    remedies = (Remedy(Action.CHECK_SCHEDULE_AT_RESUME), Remedy(Action.WARM_UP_TO_NEW_RATE))
     state_type = LearningRateJumpState
 
     def after_rollback(self, state: LearningRateJumpState) -> LearningRateJumpState:
-        """Keep the learning rates so far, but for one that had jumped just before: it is still untested."""
+        """Keep the learning rates, except one that had jumped just before: it is still untested."""
         return LearningRateJumpState({place: group.after_rollback() for place, group in state.groups.items()})
 
     def step(self, state: LearningRateJumpState, point: Point) -> tuple[LearningRateJumpState, Finding | None]:
-        """Look at the next learning rate."""
         if point.quantity == "loss":
-            return state, self._worse(state, point)
-        rate = point.value
-        if not point.finite:
-            return state, None
-        group = state.groups.get(point.place)
+            return state, self._look_at_loss(state, point)
+        return state, self._look_at_rate(state, point) if point.finite else None
+
+    def _look_at_rate(self, state: LearningRateJumpState, point: Point) -> Finding | None:
+        rate, group = point.value, state.groups.get(point.place)
         if group is None:
-            state.groups[point.place] = Rate(rate, rate, rate, since=point.step, seen=point.step)
-            return state, None
-        last, highest, leap = group.last, group.highest, group.leap
-        group.last, group.leap, group.seen = rate, None, point.step
+            state.groups[point.place] = Rate(rate, rate, rate, point.step, point.step)
+            return None
+        last, highest, pending = group.last, group.highest, group.pending_jump
+        group.last, group.pending_jump, group.last_step = rate, None, point.step
         group.is_barred = group.is_barred and rate > highest * self.beyond_highest
         if rate != last:
-            in_stages = group.stage > 0 or self._may_warm_up(group, last)
-            group.fallen = group.fallen or (point.step - group.since >= self.constant and not in_stages)
-            group.since = point.step
-        if leap is not None and rate - last < self.same_pace * (leap[0].value - leap[1]):
-            in_stages = self._may_warm_up(group, leap[1])
-            group.stage = leap[0].value - leap[1] if in_stages else 0.0
-            group.fallen = not in_stages
-            return state, self._jump(state, group, *leap)
-        if rate <= last:
-            group.fallen = group.fallen or rate < last
-            return state, None
-        if group.is_barred:
-            return state, None
+            in_stages = group.stage > 0 or self._may_be_first_stage(group, last)
+            if point.step - group.changed_at >= self.constant and not in_stages:
+                group.warm_up_is_over = True
+            group.changed_at = point.step
+        if pending is not None:
+            jumped, before, _ = pending
+            if rate - last < self.same_pace * (jumped.value - before):
+                in_stages = self._may_be_first_stage(group, before)
+                group.stage = jumped.value - before if in_stages else 0.0
+                group.warm_up_is_over = not in_stages
+                return self._jump(state, group, *pending)
+        if rate < last:
+            group.warm_up_is_over = True
+        if rate <= last or group.is_barred:
+            return None
         group.highest = max(rate, highest)
         if group.stage and rate - last <= (1 + self.same_pace) * group.stage:
-            return state, None
+            return None
         if last > 0 and rate >= highest * self.beyond_highest:
-            if group.fallen and rate >= last * self.smallest_rise:
-                return state, self._jump(state, group, point, last, highest)
-            if not group.fallen and rate >= last * self.smallest_rise_in_warm_up:
-                group.leap = (point, last, highest)
-        return state, None
+            if group.warm_up_is_over and rate >= last * self.smallest_rise:
+                return self._jump(state, group, point, last, highest)
+            if not group.warm_up_is_over and rate >= last * self.smallest_rise_in_warm_up:
+                group.pending_jump = (point, last, highest)
+        return None
 
-    def _may_warm_up(self, group: Rate, rate: float) -> bool:
+    def _may_be_first_stage(self, group: Rate, rate: float) -> bool:
         """Return whether a rate may be the first stage of a warm-up that rises once an epoch."""
-        return not group.fallen and rate == group.first <= self.warm_up_start
+        return not group.warm_up_is_over and rate == group.first <= self.warm_up_start
 
     def _jump(
         self, state: LearningRateJumpState, group: Rate, point: Point, last: float, highest: float
     ) -> Finding | None:
-        group.jumped_at, group.before_jump = point.step, highest
-        if state.said_at == point.step:
+        group.jumped_at, group.highest_before_jump = point.step, highest
+        if state.found_at == point.step:
             return None
-        state.said_at = point.step
+        state.found_at = point.step
         facts = LearningRateJumpFacts(point.value, last, highest)
         before = {
             place: median(losses) for place, losses in state.losses.items() if len(losses) == self.compared_losses
@@ -237,8 +225,8 @@ class LearningRateJump(Detector):
         state.watched = JumpInWarmUp(point, facts, before)
         return self.finding(point, Severity.INFO, facts)
 
-    def _worse(self, state: LearningRateJumpState, point: Point) -> Finding | None:
-        """Take a loss in, and judge it where the rate has jumped in what may be a warm-up."""
+    def _look_at_loss(self, state: LearningRateJumpState, point: Point) -> Finding | None:
+        """Keep the loss, and judge by it a jump that may be the next stage of a warm-up."""
         losses = state.losses.setdefault(point.place, deque(maxlen=self.compared_losses))
         jump = state.watched
         if jump is None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.vocabulary.facts.facts import Facts
-from mlflow_stability.vocabulary.facts.text_enum import TextEnum
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.facts import Facts, TextEnum
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
 class DataChangedFacts(Facts):
     """The data or the loss function changed: the weights were not to blame for a rollback."""
 
-    kind: ClassVar[str] = "data_changed"
+    kind = "data_changed"
 
     reason: str
     """How that is known, in a sentence."""
@@ -32,7 +29,6 @@ class DataChangedFacts(Facts):
     """The step whose weights are used again; None where the training continues from the restored ones."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``The weights of step 380 give a loss of 5.2 where they gave 0.3: …``."""
         after = "The training continues from the restored weights."
         if self.target is not None:
             after = f"Going back to the weights of step {self.target}, as they were before the rollback."
@@ -43,7 +39,7 @@ class DataChangedFacts(Facts):
 class EarlyStopFacts(Facts):
     """A condition of `stop_on` ended the training."""
 
-    kind: ClassVar[str] = "early_stopping"
+    kind = "early_stopping"
 
     condition: str
     """The condition, as it was written: ``loss>50``."""
@@ -53,7 +49,6 @@ class EarlyStopFacts(Facts):
     """Whether the step was not taken."""
 
     def statement(self, step: int) -> str:
-        """``before step 74 was taken: loss is 60 (stop_on=loss>50).``"""
         return f"{self._when(step)}: {self.reason} (stop_on={self.condition})."
 
     def _when(self, step: int) -> str:
@@ -64,7 +59,6 @@ class EarlyStopFacts(Facts):
         return f"{self.reason} (stop_on={self.condition}), {self._when(step)}"
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Training stopped before step 74 was taken: loss is 60 (stop_on=loss>50). …``"""
         weights = f"from before step {step}" if self.before_step else "those of this step"
         return (
             f"Training stopped {self.statement(step)} The weights are {weights}; restore() loads the last good state, "
@@ -91,8 +85,8 @@ class SkipNews(TextEnum):
 class SkippedStepFacts(Facts):
     """The autopilot, or a loss scaler that it watches, skipped a step."""
 
-    kind: ClassVar[str] = "skipped_step"
-    metrics: ClassVar[tuple[str, ...]] = ("skips_in_a_row", "skipped_steps", "loss_scale", "share")
+    kind = "skipped_step"
+    metrics = ("skips_in_a_row", "skipped_steps", "loss_scale", "share")
 
     news: SkipNews
     """What is new about it."""
@@ -114,7 +108,6 @@ class SkippedStepFacts(Facts):
     """Whether buffers are not finite, and no earlier copy of them exists."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Skipped step 320: non-finite or extremely large loss or gradients. …``"""
         lost = "Buffers (batch-norm statistics) are not finite and were not restored: no earlier copy of them exists."
         return f"{self._news(step)} {lost}" if self.buffers_not_restored else self._news(step)
 
@@ -149,8 +142,8 @@ class Smaller(TextEnum):
 class SmallerStepsFacts(Facts):
     """The autopilot made the next steps smaller without a rollback."""
 
-    kind: ClassVar[str] = "smaller_steps"
-    metrics: ClassVar[tuple[str, ...]] = ("factor", "steps", "tensors")
+    kind = "smaller_steps"
+    metrics = ("factor", "steps", "tensors")
 
     how: Smaller
     """The option that asked for it."""
@@ -166,7 +159,6 @@ class SmallerStepsFacts(Facts):
     """The value of the option `act_ahead`."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Learning rate limited to 0.5 times its scheduled value for the rest of the training, …``"""
         if self.how is Smaller.CUT:
             return (
                 f"Learning rate limited to {self.factor:g} times its scheduled value for the rest of the training, "
@@ -189,7 +181,7 @@ class SmallerStepsFacts(Facts):
 class CheckpointFailedFacts(Facts):
     """A checkpoint could not be written."""
 
-    kind: ClassVar[str] = "checkpoint_failed"
+    kind = "checkpoint_failed"
 
     reason: str = ""
     """The error of the system; empty where the state is split over processes."""
@@ -201,11 +193,9 @@ class CheckpointFailedFacts(Facts):
     """What splits the state over processes; empty where it is not split."""
 
     def numbers(self) -> dict[str, float]:
-        """None: the sentence has them."""
         return {}
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Checkpoint of step 400 not written to /a (No space left on device). …``"""
         if self.split_by:
             return (
                 f"No checkpoints written: the state is split over processes ({self.split_by}), and one file would "
@@ -219,7 +209,7 @@ class CheckpointFailedFacts(Facts):
 class CheckpointNotFiniteFacts(Facts):
     """A checkpoint was not written because the state is not finite."""
 
-    kind: ClassVar[str] = "checkpoint_not_finite"
+    kind = "checkpoint_not_finite"
 
     tensors: int
     """Number of tensors that are not finite."""
@@ -227,11 +217,9 @@ class CheckpointNotFiniteFacts(Facts):
     """The first of them."""
 
     def numbers(self) -> dict[str, float]:
-        """None: the sentence has them."""
         return {}
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Checkpoint of step 400 not written: 3 non-finite tensors (such as net.0.weight). …``"""
         return (
             f"Checkpoint of step {step} not written: {self.tensors} non-finite tensors (such as {self.first}). Earlier "
             "checkpoints are kept."
@@ -265,10 +253,7 @@ class DataChanged(FindingType):
     plural = "changes of the data or the loss function"
     order = 1052
     severities = (Severity.WARNING,)
-    remedies = (
-        Remedy(Action.CHECK_DATA_CHANGE),
-        Remedy(Action.KEEP_IF_INTENDED),
-    )
+    remedies = (Remedy(Action.CHECK_DATA_CHANGE), Remedy(Action.KEEP_IF_INTENDED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +348,4 @@ class EarlyStopping(FindingType):
     plural = "early stops"
     order = 1065
     severities = (Severity.INFO,)
-    remedies = (
-        Remedy(Action.LOAD_GOOD_CHECKPOINT),
-        Remedy(Action.RELAX_STOP_CONDITION),
-    )
+    remedies = (Remedy(Action.LOAD_GOOD_CHECKPOINT), Remedy(Action.RELAX_STOP_CONDITION))

@@ -1,19 +1,12 @@
-"""Findings about how a training process ends or hangs.
-
-They are reported by the courier and the session, not detected; each is documented here in the same sections as every
-detector.
-"""
+"""Findings about how a training ends or hangs, and what lines of a log say about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
-from mlflow_stability.vocabulary.facts.facts import Facts
-from mlflow_stability.vocabulary.facts.text_enum import TextEnum
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.facts import Facts, TextEnum
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 from mlflow_stability.vocabulary.text import process_ended
 
 
@@ -21,7 +14,7 @@ from mlflow_stability.vocabulary.text import process_ended
 class EndFacts(Facts):
     """A process that crashed, was killed or ran out of memory."""
 
-    kind: ClassVar[str] = "process_end"
+    kind = "process_end"
 
     outcome: str
     """``crashed``, ``exited``, ``killed`` or ``out_of_memory``."""
@@ -29,7 +22,6 @@ class EndFacts(Facts):
     """The exception, the exit status or the signal."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``The process crashed after step 80: ValueError: …``"""
         detail = f": {self.detail.removesuffix('.')}" if self.detail else ""
         return f"{process_ended(self.outcome)} after {unit} {step}{detail}."
 
@@ -49,8 +41,8 @@ class StallEnd(TextEnum):
 class StallFacts(Facts):
     """No step for a long time."""
 
-    kind: ClassVar[str] = "stall"
-    metrics: ClassVar[tuple[str, ...]] = ("seconds",)
+    kind = "stall"
+    metrics = ("seconds",)
 
     seconds: float
     """How long no step came, in seconds; while none has come yet, the threshold."""
@@ -60,7 +52,6 @@ class StallFacts(Facts):
     """The usual time of a step, in seconds; None where it is not known."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``No step for 130 s after step 80; then training continued.``"""
         if self.ended is StallEnd.NONE:
             return (
                 f"No step for more than {self.seconds:.0f} s since {unit} {step} (usual step time "
@@ -74,8 +65,8 @@ class StallFacts(Facts):
 class RestartFacts(Facts):
     """A launcher started the job again."""
 
-    kind: ClassVar[str] = "job_restarted"
-    metrics: ClassVar[tuple[str, ...]] = ("attempt",)
+    kind = "job_restarted"
+    metrics = ("attempt",)
 
     attempt: int
     """The attempt that begins, from 1."""
@@ -83,7 +74,6 @@ class RestartFacts(Facts):
     """How often the launcher starts it again at most."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``Attempt 2 of the job: torchrun started it again (1 of at most 3 restarts).``"""
         times = f"{self.attempt - 1} of at most {self.restarts_allowed} restarts"
         return f"Attempt {self.attempt} of the job: torchrun started it again ({times})."
 
@@ -112,11 +102,7 @@ class Stall(FindingType):
     symptom = Symptom.ENDED
     order = 1010
     severities = (Severity.CRITICAL,)
-    remedies = (
-        Remedy(Action.FIND_WHERE_IT_WAITS),
-        Remedy(Action.CHECK_FOR_DEAD_WORKER),
-        Remedy(Action.CHECK_DISK),
-    )
+    remedies = (Remedy(Action.FIND_WHERE_IT_WAITS), Remedy(Action.CHECK_FOR_DEAD_WORKER), Remedy(Action.CHECK_DISK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +126,7 @@ class Crashed(FindingType):
     symptom = Symptom.ENDED
     order = 1020
     severities = (Severity.CRITICAL,)
-    remedies = (
-        Remedy(Action.READ_TRACEBACK),
-        Remedy(Action.RESTART_FROM_LAST_GOOD),
-    )
+    remedies = (Remedy(Action.READ_TRACEBACK), Remedy(Action.RESTART_FROM_LAST_GOOD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +151,7 @@ class Killed(FindingType):
     symptom = Symptom.ENDED
     order = 1030
     severities = (Severity.CRITICAL,)
-    remedies = (
-        Remedy(Action.CHECK_TIME_LIMIT),
-        Remedy(Action.CHECK_KERNEL_LOG),
-    )
+    remedies = (Remedy(Action.CHECK_TIME_LIMIT), Remedy(Action.CHECK_KERNEL_LOG))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +184,58 @@ class OutOfMemory(FindingType):
 
 WAYS_TO_END: tuple[type[Stall | Crashed | Killed | OutOfMemory], ...] = (Stall, Crashed, Killed, OutOfMemory)
 """Those that are seen from outside."""
+
+
+class LogSays(TextEnum):
+    """What a line of a log is about."""
+
+    FINDING = "finding"
+    """It names a type of finding."""
+    SKIPPED = "skipped"
+    """A step was skipped."""
+    STOPPED = "stopped"
+    """The script stops because a number is not finite."""
+    ENDED = "ended"
+    """The process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLineFacts(Facts):
+    """A line of a log that tells something in words."""
+
+    kind = "log_line"
+    metrics = ("line", "loss_scale", "sdr_unique_ratio")
+
+    says: LogSays
+    """What it is about."""
+    text: str
+    """The line."""
+    after_step: int
+    """The last step before it."""
+    line: int | None = None
+    """Its number in the log, from 1; None where the log has no lines."""
+    went_on: bool = False
+    """Whether training went on after it."""
+    outcome: str = ""
+    """How the process ended, where that is what it says."""
+    names_nan: bool = False
+    """Whether it names NaN."""
+    names_not_finite: bool = False
+    """Whether it names numbers that are not finite: NaN, infinities or both."""
+    loss_scale: float | None = None
+    """The loss scale that it names."""
+    sdr_unique_ratio: float | None = None
+    """The share of unique codes that it names."""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the script stopped for good because a number was not finite."""
+        return self.says is LogSays.STOPPED and not self.went_on
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        place = "The log" if self.line is None else f"Line {self.line:,} of the log"
+        if self.says is LogSays.ENDED:
+            ended = f"{process_ended(self.outcome)} after {unit} {self.after_step}, and continued or was restarted"
+            return f"{ended}. {place}: {self.text}"
+        said = f"{place} says after {unit} {self.after_step}: {self.text}"
+        return f"{said} It continued afterwards." if self.says is LogSays.STOPPED and self.went_on else said

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.vocabulary.facts.facts import Facts
-from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
 MAX_NAMED = 8
@@ -55,15 +54,13 @@ class FirstRanksFacts(RankFacts):
 class RankNonfiniteFacts(FirstRanksFacts):
     """The loss became non-finite on some ranks first."""
 
-    kind: ClassVar[str] = "rank_nonfinite"
-    metrics: ClassVar[tuple[str, ...]] = ("ranks", "first_rank")
+    kind = "rank_nonfinite"
+    metrics = ("ranks", "first_rank")
 
     def heading(self, step: int, /) -> str:
-        """``Non-finite loss first on rank 3 at step 80``."""
         return f"Non-finite loss first on {self._where} at step {step}"
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Non-finite loss first on rank 3 at step 80; the other ranks were finite at that step.``"""
         others = "on all ranks" if self.is_everywhere else "the other ranks were finite"
         return f"{self.heading(step)}; {others} at that step."
 
@@ -72,8 +69,8 @@ class RankNonfiniteFacts(FirstRanksFacts):
 class RankSpikeFacts(FirstRanksFacts):
     """The loss jumped on some ranks first."""
 
-    kind: ClassVar[str] = "rank_spike"
-    metrics: ClassVar[tuple[str, ...]] = ("ranks", "first_rank", "loss", "level", "z", "limit")
+    kind = "rank_spike"
+    metrics = ("ranks", "first_rank", "loss", "level", "z", "limit")
 
     rank: str
     """The rank with the largest jump."""
@@ -87,11 +84,9 @@ class RankSpikeFacts(FirstRanksFacts):
     """Threshold in σ, where it is on one of so many ranks."""
 
     def heading(self, step: int, /) -> str:
-        """``Loss spike first on rank 3 at step 80``."""
         return f"Loss spike first on {self._where} at step {step}"
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Loss spike first on rank 3 at step 80; no spike on the other ranks at that step. …``"""
         others = "on all ranks" if self.is_everywhere else "no spike on the other ranks"
         return (
             f"{self.heading(step)}; {others} at that step. Loss {self.loss:.4g} on {self.rank}, {sigmas(self.z)} above "
@@ -104,7 +99,7 @@ class RankSpikeFacts(FirstRanksFacts):
 class WaitFacts(RankFacts):
     """The time that one rank took before its backward pass."""
 
-    metrics: ClassVar[tuple[str, ...]] = ("seconds", "level", "rank")
+    metrics = ("seconds", "level", "rank")
 
     name: str
     """The rank, such as ``rank 3``."""
@@ -126,17 +121,15 @@ class WaitFacts(RankFacts):
 class RankSlowStepFacts(WaitFacts):
     """One rank made all others wait at one step."""
 
-    kind: ClassVar[str] = "rank_slow_step"
+    kind = "rank_slow_step"
 
     def heading(self, step: int, /) -> str:
-        """``Rank 3 took 8 s before its backward pass at step 80, 40 times its usual 0.2 s (threshold 5 times)``."""
         return (
             f"{self.name.capitalize()} took {self.seconds:.3g} s before its backward pass at step {step}, "
             f"{self._ratio:.3g} times its usual {self.level:.3g} s (threshold {self.times:g} times)"
         )
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """The heading, and that the others waited."""
         return f"{self.heading(step)}; the other ranks waited."
 
 
@@ -144,13 +137,12 @@ class RankSlowStepFacts(WaitFacts):
 class StragglerFacts(WaitFacts):
     """One rank is slower than the others."""
 
-    kind: ClassVar[str] = "straggler"
+    kind = "straggler"
 
     in_a_row: int
     """Threshold: number of comparisons in a row."""
 
     def heading(self, step: int, /) -> str:
-        """``Rank 3 takes 0.5 s before its backward pass at step 80, 2.5 times the 0.2 s of the other ranks …``."""
         return (
             f"{self.name.capitalize()} takes {self.seconds:.3g} s before its backward pass at step {step}, "
             f"{self._ratio:.3g} times the {self.level:.3g} s of the other ranks (threshold {self.times:g} times, "
@@ -158,7 +150,6 @@ class StragglerFacts(WaitFacts):
         )
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """The heading, as a sentence."""
         return f"{self.heading(step)}."
 
 
@@ -166,8 +157,8 @@ class StragglerFacts(WaitFacts):
 class RankDiedFacts(Facts):
     """The processes of other ranks ended before this one."""
 
-    kind: ClassVar[str] = "rank_died"
-    metrics: ClassVar[tuple[str, ...]] = ("seconds_before", "ranks")
+    kind = "rank_died"
+    metrics = ("seconds_before", "ranks")
 
     names: tuple[str, ...]
     """These ranks, such as ``rank 3``, the first that ended first."""
@@ -179,7 +170,6 @@ class RankDiedFacts(Facts):
     """How long before rank 0, in seconds; 0 where that is not known."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Rank 3 ended first: after step 80, at 12:03:44 UTC, 2.1 s before rank 0.``"""
         names = ", ".join(self.names)
         before = f", {self.seconds_before:.2g} s before rank 0" if self.seconds_before else ""
         return f"{names[:1].upper()}{names[1:]} ended first: after step {step}, at {self.at}{before}."
@@ -207,10 +197,7 @@ class RankNonfinite(FindingType):
     plural = "NaNs that began on one rank"
     order = 1160
     severities = (Severity.WARNING,)
-    remedies = (
-        Remedy(Action.INSPECT_BATCH_OF_RANK),
-        Remedy(Action.CHECK_HOST_OF_RANK),
-    )
+    remedies = (Remedy(Action.INSPECT_BATCH_OF_RANK), Remedy(Action.CHECK_HOST_OF_RANK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +223,7 @@ class RankDied(FindingType):
     plural = "ranks that died"
     order = 1155
     severities = (Severity.INFO, Severity.WARNING)
-    remedies = (
-        Remedy(Action.READ_LOG_OF_RANK),
-        Remedy(Action.CHECK_KERNEL_LOG_OF_RANK),
-    )
+    remedies = (Remedy(Action.READ_LOG_OF_RANK), Remedy(Action.CHECK_KERNEL_LOG_OF_RANK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +276,7 @@ class RankSpike(FindingType):
     plural = "loss spikes that began on one rank"
     order = 1162
     severities = (Severity.INFO, Severity.WARNING)
-    remedies = (
-        Remedy(Action.INSPECT_BATCH_OF_RANK),
-        CLIP_AT_1,
-        Remedy(Action.CHECK_HOST_OF_RANK),
-    )
+    remedies = (Remedy(Action.INSPECT_BATCH_OF_RANK), CLIP_AT_1, Remedy(Action.CHECK_HOST_OF_RANK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +308,7 @@ class RankSlowStep(FindingType):
     order = 1165
     severities = (Severity.INFO,)
     experimental = True
-    remedies = (
-        Remedy(Action.LOOK_FOR_WORK_OF_RANK),
-        Remedy(Action.PROFILE_DATA_LOADER_OF_RANK),
-    )
+    remedies = (Remedy(Action.LOOK_FOR_WORK_OF_RANK), Remedy(Action.PROFILE_DATA_LOADER_OF_RANK))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.facts import Facts
@@ -27,7 +26,7 @@ VERDICTS: Mapping[str, str] = {
 class RepresentationSummaryFacts(Facts):
     """What was measured of the representations of one module in a whole training."""
 
-    kind: ClassVar[str] = "representation_summary"
+    kind = "representation_summary"
 
     module: str
     """The module."""
@@ -50,13 +49,11 @@ class RepresentationSummaryFacts(Facts):
         return dict(self.last).get("sdr_unique_ratio")
 
     def numbers(self) -> dict[str, float]:
-        """The means, and the share of unique codes at the end."""
         numbers = {**dict(self.means), "measurements": float(self.measurements), "warnings": float(self.warnings)}
         unique = self.last_unique_ratio
         return numbers if unique is None else {**numbers, "last_unique_ratio": unique}
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
-        """``Codes of encoder, averages of 12 measurements: 93.1% unique patterns (90.2% at the end), …``"""
         means = dict(self.means)
         what = "Codes" if OF_CODES in means else "Representations"
         parts = ", ".join(self._of_codes(means) if OF_CODES in means else self._of_rows(means))

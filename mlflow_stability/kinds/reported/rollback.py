@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.vocabulary.facts.facts import Facts
-from mlflow_stability.vocabulary.facts.text_enum import TextEnum
-from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.facts import Facts, TextEnum
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +25,8 @@ class HeldRate:
 class RollbackFacts(Facts):
     """The training was rolled back, or a rollback was reverted."""
 
-    kind: ClassVar[str] = "rollback"
-    metrics: ClassVar[tuple[str, ...]] = (
+    kind = "rollback"
+    metrics = (
         "target",
         "onset",
         "steps_lost",
@@ -74,7 +71,6 @@ class RollbackFacts(Facts):
     """The step of that finding."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Rolled back from step 402 to step 380 (22 steps lost): …``."""
         done = f"Rolled back from step {step} to step {self.target} ({self.steps_lost} steps lost)"
         if self.steps_regained is not None:
             regained = f"({self.steps_regained} steps regained)"
@@ -119,8 +115,8 @@ class GaveUp(TextEnum):
 class GiveUpFacts(Facts):
     """The autopilot stopped rolling back."""
 
-    kind: ClassVar[str] = "give_up"
-    metrics: ClassVar[tuple[str, ...]] = ("onset", "rollbacks")
+    kind = "give_up"
+    metrics = ("onset", "rollbacks")
 
     gave_up: GaveUp
     """What it stopped doing."""
@@ -142,7 +138,6 @@ class GiveUpFacts(Facts):
     """Where a rollback failed: what is neither as it was nor as it should be."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``No rollback at step 402: …``."""
         if self.gave_up is GaveUp.LEVEL_IGNORED:
             return self.reason
         if self.gave_up is GaveUp.NOT_RESTORED:
@@ -208,7 +203,4 @@ class GiveUp(FindingType):
     noun = "the end of the rollbacks"
     order = 1060
     severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
-    remedies = (
-        LOWER_RATE_2_TO_5,
-        Remedy(Action.RESTART_FROM_LAST_GOOD),
-    )
+    remedies = (LOWER_RATE_2_TO_5, Remedy(Action.RESTART_FROM_LAST_GOOD))

@@ -6,13 +6,10 @@ They are reported, not detected; each is documented here in the same sections as
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.vocabulary.facts.facts import Facts
-from mlflow_stability.vocabulary.facts.text_enum import TextEnum
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.facts import Facts, TextEnum
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import counted
 
 
@@ -61,7 +58,7 @@ class SettingName:
 class ConfigurationFacts(Facts):
     """A setting changed while the training ran."""
 
-    kind: ClassVar[str] = "configuration_changed"
+    kind = "configuration_changed"
 
     name: SettingName
     """Which setting."""
@@ -75,7 +72,6 @@ class ConfigurationFacts(Facts):
     """Where gradients are cleared again: the first step at which they were not."""
 
     def numbers(self) -> dict[str, float]:
-        """The values, where both are numbers."""
         if self.not_cleared_since is not None:
             return {"not_cleared_since": float(self.not_cleared_since)}
         try:
@@ -84,7 +80,6 @@ class ConfigurationFacts(Facts):
             return {}
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``weight_decay of AdamW changed from 0.01 to 0.1, seen at step 40.``"""
         if self.not_cleared_since is not None:
             return f"Gradients are cleared again at step {step}; since step {self.not_cleared_since} they were not."
         often = " It changes often; further changes are not reported." if self.last_report else ""
@@ -95,13 +90,12 @@ class ConfigurationFacts(Facts):
 class UnclearedFacts(Facts):
     """Gradients of earlier steps are still there when a step begins."""
 
-    kind: ClassVar[str] = "missing_zero_grad"
+    kind = "missing_zero_grad"
 
     steps: int
     """Number of steps in a row in which they were not cleared."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``Gradients are not cleared since step 12: …``"""
         return (
             f"Gradients are not cleared since step {step}: each step used those of the step before as well, "
             f"{self.steps} steps in a row."
@@ -112,7 +106,7 @@ class UnclearedFacts(Facts):
 class LintFacts(Facts):
     """A setting of the model that is rarely intended."""
 
-    kind: ClassVar[str] = "model_lint"
+    kind = "model_lint"
 
     check: str
     """Which check found it: ``frozen``, ``small_eps``, ``few_rows``."""
@@ -122,11 +116,9 @@ class LintFacts(Facts):
     """Numbers behind that, with their names."""
 
     def numbers(self) -> dict[str, float]:
-        """The numbers, by name."""
         return dict(self.values)
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """The text: it is about the model, and not about a step."""
         return self.text
 
 
@@ -147,8 +139,8 @@ class Unmeasured(TextEnum):
 class NotMeasuredFacts(Facts):
     """A part of the training is not measured."""
 
-    kind: ClassVar[str] = "not_measured"
-    metrics: ClassVar[tuple[str, ...]] = ("parameters",)
+    kind = "not_measured"
+    metrics = ("parameters",)
 
     part: Unmeasured
     """Which part."""
@@ -166,7 +158,6 @@ class NotMeasuredFacts(Facts):
     """Whether the parameters are split although there is one process."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``Activations, attention and representations of net are not measured: …``"""
         some = f"{self.parameters} of {self.of_parameters} trained parameters"
         if self.part is Unmeasured.HIDDEN_MODEL:
             return (
@@ -194,7 +185,7 @@ def _are(count: int, noun: str) -> str:
 class EvaluationModeFacts(Facts):
     """The model is trained in evaluation mode."""
 
-    kind: ClassVar[str] = "evaluation_mode"
+    kind = "evaluation_mode"
 
     norms: int
     """Number of batch normalisations that do not update their running statistics."""
@@ -204,7 +195,6 @@ class EvaluationModeFacts(Facts):
     """The first of them."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``The model is trained in evaluation mode, seen at step 20: 2 dropout layers are off (net.drop).``"""
         parts = []
         if self.norms:
             parts.append(f"{_are(self.norms, 'batch normalisation')} not updating the running statistics")
@@ -217,8 +207,8 @@ class EvaluationModeFacts(Facts):
 class DiscardedBatchFacts(Facts):
     """The script discarded the gradients of a batch with a non-finite loss."""
 
-    kind: ClassVar[str] = "batch_discarded"
-    metrics: ClassVar[tuple[str, ...]] = ("discarded",)
+    kind = "batch_discarded"
+    metrics = ("discarded",)
 
     losses: tuple[float, ...]
     """The first losses that were discarded before the step."""
@@ -226,7 +216,6 @@ class DiscardedBatchFacts(Facts):
     """Number of such losses so far."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        """``A non-finite loss (nan) before step 40 belongs to no step: …``"""
         losses = ", ".join(f"{each:g}" for each in self.losses)
         return (
             f"A non-finite loss ({losses}) before step {step} belongs to no step: the script discarded its gradients. "

@@ -18,7 +18,7 @@ from mlflow_stability.kinds.first_look.module_settings import (
     StrongDropout,
     StrongDropoutFacts,
 )
-from mlflow_stability.kinds.optimizer.weight_decay_strong import OF_L2, StrongDecayFacts, StrongWeightDecay
+from mlflow_stability.kinds.optimizer.clipping_and_decay import OF_L2, StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.probes.first_look.loss_graph import LOSSES, MEAN, node_name
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.detectors.layer_values import gradient_flow
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.kinds.gradients.gradient_vanishing_layers import GradientVanishingLayers
+from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishingLayers
 from mlflow_stability.kinds.inside.dead_units import DeadUnits
 from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
 from mlflow_stability.probes.model_check.one_batch import ZERO_SHARE, BatchPass, LossFunction, run_batch

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mlflow_stability.kinds.reported.nan_origin import TensorFacts, TokenFacts
+from mlflow_stability.kinds.reported.broken_steps import TensorFacts, TokenFacts
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, named_tensors
 
 MOST_VALUES = 2**22

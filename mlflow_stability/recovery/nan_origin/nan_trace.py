@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from mlflow_stability.kinds.reported.nan_origin import TensorFacts
+from mlflow_stability.kinds.reported.broken_steps import TensorFacts
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.rerun import WrittenTensors, storage_of
 from mlflow_stability.recovery.nan_origin.batch_capture import tensors_in

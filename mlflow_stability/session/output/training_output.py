@@ -13,7 +13,7 @@ from threading import RLock, Timer
 from typing import Any
 
 from mlflow_stability.kinds.reported.autopilot import DataChanged
-from mlflow_stability.kinds.reported.nan_origin import NanOrigin
+from mlflow_stability.kinds.reported.broken_steps import NanOrigin
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZeroGrad
 from mlflow_stability.session.output.terminal_lines import write_line

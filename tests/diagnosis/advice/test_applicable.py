@@ -16,7 +16,7 @@ from mlflow_stability.kinds.catalog import documentation
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
-from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.kinds.optimizer.loss_scaling import LossScaleCollapse
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
 from mlflow_stability.vocabulary.result import SMALLER_UPDATE_TOPICS, Action, Remedy, Topic, read_remedies
 from mlflow_stability.vocabulary.result.cause import Cause

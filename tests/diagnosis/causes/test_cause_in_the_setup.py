@@ -19,7 +19,7 @@ from mlflow_stability.kinds.first_look.precision import (
     UpdatesLost,
     UpdatesLostFacts,
 )
-from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts, StrongWeightDecay
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.run import RunHistory

@@ -9,7 +9,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict import title_of
 from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP
 from mlflow_stability.kinds.hardware.throughput_drop import ThroughputFacts
-from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
 from mlflow_stability.reports.words.run_phrases import headline
 from mlflow_stability.vocabulary.result import Action, Finding, Severity
 from mlflow_stability.vocabulary.text.metric_names import Meaning

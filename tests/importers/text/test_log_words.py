@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from importers.reading import history
 
-from mlflow_stability.kinds.reported.log_line import LogLineFacts
+from mlflow_stability.kinds.reported.endings import LogLineFacts
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
 

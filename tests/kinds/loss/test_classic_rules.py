@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from detectors.series import at, judged
 
-from mlflow_stability.kinds.loss.divergence_classic import DivergenceClassic
+from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary import Signal, StepReading
 

@@ -7,7 +7,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.curves.curves import run_curves
-from mlflow_stability.kinds.optimizer.clipping_strong import StrongClippingFacts, StrongClippingRule
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongClippingFacts, StrongClippingRule
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning

@@ -14,8 +14,12 @@ from diagnosis.histories import metric_of, run_of
 
 import mlflow_stability
 from mlflow_stability.curves.curves import run_curves
-from mlflow_stability.kinds.optimizer.learning_rate_rise import LearningRateRiseRule, RateRiseFacts
-from mlflow_stability.kinds.optimizer.learning_rate_zero import LearningRateZeroRule, ZeroRateFacts
+from mlflow_stability.kinds.optimizer.learning_rate_schedule import (
+    LearningRateRiseRule,
+    LearningRateZeroRule,
+    RateRiseFacts,
+    ZeroRateFacts,
+)
 from mlflow_stability.vocabulary.result import Action, Diagnosis, Severity
 
 STEPS = 450

@@ -7,9 +7,8 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseRule
-from mlflow_stability.kinds.loss.final_rise import FinalRiseRule
-from mlflow_stability.kinds.loss.resume import ResumeRule
-from mlflow_stability.kinds.optimizer.step_skipped import SkippedEndRule
+from mlflow_stability.kinds.loss.divergence_rules import FinalRiseRule, ResumeRule
+from mlflow_stability.kinds.optimizer.loss_scaling import SkippedEndRule
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run.run_history import Metric

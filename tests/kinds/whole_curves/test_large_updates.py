@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.optimizer.update_ratio import LargeUpdatesRule
+from mlflow_stability.kinds.optimizer.update_size import LargeUpdatesRule
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning

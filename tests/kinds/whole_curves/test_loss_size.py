@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.loss.loss_size import LossSizeRule
+from mlflow_stability.kinds.loss.divergence_rules import LossSizeRule
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning

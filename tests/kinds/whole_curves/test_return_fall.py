@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.loss.return_fall import ReturnFallRule
+from mlflow_stability.kinds.loss.divergence_rules import ReturnFallRule
 from mlflow_stability.vocabulary.result import Severity
 
 POINTS = np.arange(300)

@@ -5,7 +5,7 @@ from diagnosis.histories import run_named
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
-from mlflow_stability.kinds.loss.final_rise import FinalRiseRule
+from mlflow_stability.kinds.loss.divergence_rules import FinalRiseRule
 from mlflow_stability.vocabulary.result.finding import Finding
 
 Floats = np.ndarray

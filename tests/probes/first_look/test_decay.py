@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongDecayFacts
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
 from mlflow_stability.probes.first_look.module_settings import strong_decay
 from mlflow_stability.vocabulary.result import Action
 

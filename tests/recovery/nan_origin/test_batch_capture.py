@@ -12,7 +12,7 @@ from recovery.guarded_training import differences, picture
 from recovery.listening import listening
 from torch import Tensor, nn
 
-from mlflow_stability.kinds.reported.nan_origin import TensorFacts
+from mlflow_stability.kinds.reported.broken_steps import TensorFacts
 from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch, tensors_in
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of, save_batch
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_batch

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts
+from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, Source
 from mlflow_stability.recovery.nan_origin.origin_checks import origin_event, overflowed

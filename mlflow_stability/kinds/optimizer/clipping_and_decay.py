@@ -1,9 +1,9 @@
-"""Clipping that leaves hardly anything of the gradients, under an optimizer whose steps follow their size."""
+"""Findings about clipping and weight decay that are too strong."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 class StrongClippingFacts(Facts):
     """What clipping does to the gradients of a run."""
 
-    kind: ClassVar[str] = "clipping_strong"
+    kind = "clipping_strong"
 
     before: float
     """Median gradient norm before clipping."""
@@ -31,7 +31,6 @@ class StrongClippingFacts(Facts):
     """Median update norm as a share of the weight norm."""
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
-        """``Clipping divides gradients by 1,200 in 100% of steps (norm 1.2, clipped to 0.001): …``"""
         return (
             f"Clipping divides gradients by {self.before / self.after:,.3g} in {self.share:.0%} of {unit}s "
             f"(norm {self.before:.3g}, clipped to {self.after:.3g}): a {unit} changes the weights by "
@@ -99,35 +98,102 @@ class StrongClippingRule(Rule):
     """Maximum update norm in units of the learning rate times the clipped norm; 1 / (1 - momentum) under SGD."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        """The last attempt of the whole model."""
         attempt = max((curve.attempt for curve in curves.clipped), default=0)
         norm, clipped, ratio, move, rate = (
-            next((curve for curve in found if curve.attempt == attempt and not curve.part), None)
-            for found in (curves.norms, curves.clipped, curves.updates, curves.moves, curves.rates)
+            next((curve for curve in group if curve.attempt == attempt and not curve.part), None)
+            for group in (curves.norms, curves.clipped, curves.updates, curves.moves, curves.rates)
         )
         if norm is None or clipped is None or ratio is None or move is None or rate is None:
             return []
-        steps, before, after = _common(norm, clipped)
+        steps, before, after = _at_common_steps(norm, clipped)
         if len(steps) < self.fewest:
             return []
         share = float(np.mean(after < 0.99 * before))
-        facts = StrongClippingFacts(
-            float(np.median(before)), float(np.median(after)), share, float(np.median(ratio.values[ratio.finite]))
-        )
-        _, moved, left = _common(move, clipped)
-        _, rates, _ = _common(rate, move)
-        if not len(moved) or len(rates) != len(moved) or not facts.after > 0:
+        usual_ratio = float(np.median(ratio.values[ratio.finite]))
+        facts = StrongClippingFacts(float(np.median(before)), float(np.median(after)), share, usual_ratio)
+        _, moves, clipped_norms = _at_common_steps(move, clipped)
+        _, rates, _ = _at_common_steps(rate, move)
+        if not len(moves) or len(rates) != len(moves) or not facts.after > 0:
             return []
-        follows = float(np.median(moved)) <= self.momentum * float(np.median(rates)) * float(np.median(left))
+        follows = np.median(moves) <= self.momentum * np.median(rates) * np.median(clipped_norms)
         is_strong = share >= self.share and facts.before >= self.factor * facts.after
         if not follows or not is_strong or not facts.update_ratio < self.update_ratio:
             return []
         return [self.finding(norm, Severity.WARNING, facts, int(steps[0]), int(steps[-1]))]
 
 
-def _common(first: Curve, second: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """The steps at which both are finite, and their values there."""
-    steps, mine, theirs = np.intersect1d(first.steps, second.steps, return_indices=True)
-    one, other = first.values[mine], second.values[theirs]
-    good = np.isfinite(one) & np.isfinite(other)
-    return steps[good], one[good], other[good]
+def _at_common_steps(first: Curve, second: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the steps at which both curves are finite, and their values at these steps."""
+    steps, in_first, in_second = np.intersect1d(first.steps, second.steps, return_indices=True)
+    first_values, second_values = first.values[in_first], second.values[in_second]
+    finite = np.isfinite(first_values) & np.isfinite(second_values)
+    return steps[finite], first_values[finite], second_values[finite]
+
+
+@dataclass(frozen=True, slots=True)
+class StrongDecayFacts(Facts):
+    """What a weight decay does in each step."""
+
+    kind = "weight_decay_strong"
+
+    weight_decay: float
+    """The weight decay of the parameter group."""
+    learning_rate: float
+    """Its learning rate at this step."""
+    is_l2: bool = False
+    """Whether Adam adds it to the gradient."""
+
+    @property
+    def shrinks_by(self) -> float:
+        """Share of each weight that one step removes."""
+        return self.weight_decay * self.learning_rate
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        if self.is_l2:
+            return (
+                f"Adam adds {self.weight_decay:g} times each weight to its gradient, and divides both by their size: "
+                "the decay may outweigh the gradient. AdamW keeps them apart."
+            )
+        half = math.log(2) / -math.log1p(-min(self.shrinks_by, 0.99))
+        return (
+            f"Weight decay {self.weight_decay:g} at learning rate {self.learning_rate:g} removes "
+            f"{100 * self.shrinks_by:.2g}% of each weight per step: without gradients, weights halve in "
+            f"{max(1, round(half))} steps."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StrongWeightDecay(FindingType):
+    """The weight decay shrinks the weights within a few steps.
+
+    What it sees: the weight decay times the learning rate of a parameter group of SGD, AdamW or another optimizer with
+    decoupled decay, at steps 10, 20, 100 and 1,000. A WARNING from {strong} on, where weights halve in 70 steps; usual
+    are 1e-6 to 1e-3. Of Adam, which adds the decay to the gradient, a weight decay of {strong_l2} or more. Once a
+    recording.
+
+    Why it matters: the decay, and not the gradient, sets the weights. They stay so small that the outputs hardly
+    depend on the input, and the loss stops near chance level.
+
+    What to try: lower the weight decay; 0.01 to 0.1 is usual for AdamW, 1e-5 to 5e-4 for SGD.
+
+    When it is wrong: a group whose weights are meant to decay.
+
+    Reference: https://arxiv.org/abs/1711.05101
+    """
+
+    strong: float = 0.01
+    """Minimum share of each weight that one step removes."""
+    strong_l2: float = 0.1
+    """Minimum weight decay of Adam, which is part of the gradient."""
+
+    kind = "weight_decay_strong"
+    of_setup = True
+    noun = "too strong a weight decay"
+    order = 166
+    question = "Is the weight decay small?"
+    check_by_hand = "Print learning rate times weight decay of each parameter group: above {strong} it is too large."
+    remedies = (Remedy(Action.LOWER_WEIGHT_DECAY),)
+
+
+OF_L2 = (Remedy(Action.USE_ADAMW),)
+"""What to try where Adam adds the decay to the gradient."""

@@ -1,4 +1,4 @@
-"""Says when optimizer steps are thrown away."""
+"""Detect a loss scale that only falls, and optimizer steps that are skipped."""
 
 from __future__ import annotations
 
@@ -13,15 +13,120 @@ from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import LOWER_RATE, Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.result import LOWER_RATE, LOWER_RATE_OR_CLIP, Action, Finding, Remedy, Severity
 from mlflow_stability.vocabulary.text.phrases import counted
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaleFacts(Facts):
+    """A loss scale that fell to its minimum, or kept falling."""
+
+    kind = "loss_scale_collapse"
+    metrics = ("loss_scale", "highest", "falls")
+
+    loss_scale: float
+    """The loss scale."""
+    highest: float
+    """The highest one so far."""
+    falls: int
+    """Number of times that it was lowered without growing in between."""
+    floor: float
+    """The threshold of the scale."""
+    most_falls: int
+    """The threshold of that number."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        why = f"lowered {self.falls} times without growing (threshold {self.most_falls})"
+        if self.loss_scale <= self.floor:
+            why = f"at its minimum (threshold {self.floor:g})"
+        return f"loss scale {self.loss_scale:g} at {unit} {step}, {why}; highest before: {self.highest:g}."
+
+
+@dataclass(slots=True)
+class LossScaleCollapseState:
+    last: float | None = None
+    highest: float = 0.0
+    held: int = 0
+    """Number of steps without a change of the scale."""
+    settled: bool = False
+    """Whether the search for a scale at the start is over."""
+    falls: int = 0
+    """Number of falls without growth in between, after that search."""
+    is_found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaleCollapse(Detector):
+    """The fp16 loss scale fell to its minimum, or kept falling.
+
+    What it sees: a scale that fell to {floor} or below, or that was lowered {falls} times without growing in between.
+    While the scaler searches for its first scale (until one has held for {settled_after} steps), only the minimum
+    counts. The finding ends when the scale grows again.
+
+    Why it matters: every decrease is a step that was skipped because a gradient was infinite. At the minimum the
+    gradients themselves overflow, and almost no step is applied.
+
+    What to try: train in bf16; start with a scale of 1024 and let it grow by 1.5 every 200 steps; lower the learning
+    rate; clip gradients; find the module that overflows.
+
+    When it is wrong: a scaler that was given a scale of 1 on purpose and grows it; DeepSpeed with hysteresis lowers its
+    scale later than the overflow.
+
+    Reference: Micikevicius et al., Mixed precision training (arXiv:1710.03740); DeepSpeed, loss_scaler.py
+    """
+
+    floor: float = 1.0
+    """Minimum loss scale; at or below it nothing is left to lower."""
+    falls: int = 5
+    """Number of decreases without growth in between."""
+    settled_after: int = 50
+    """Number of steps the first scale must hold until the search for it is over."""
+
+    kind = "loss_scale_collapse"
+    instability = Instability.HARMFUL
+    noun = "a collapse of the loss scale"
+    plural = "collapses of the loss scale"
+    question = "Did the loss scale fall?"
+    check_by_hand = "Print scaler.get_scale() every 100 steps; below 1 even gradients of usual size overflow."
+    symptom = Symptom.NON_FINITE
+    order = 100
+    quantities = ("loss_scale",)
+    severities = (Severity.CRITICAL,)
+    remedies = (
+        Remedy(Action.TRAIN_IN_BF16),
+        Remedy(Action.START_LOSS_SCALE),
+        LOWER_RATE_OR_CLIP,
+        Remedy(Action.FIND_OVERFLOWING_MODULE),
+    )
+    state_type = LossScaleCollapseState
+
+    def step(self, state: LossScaleCollapseState, point: Point) -> tuple[LossScaleCollapseState, Finding | None]:
+        scale, last = point.value, state.last
+        if not point.finite:
+            return state, None
+        state.last = scale
+        state.highest = max(state.highest, scale)
+        if last is None or scale == last:
+            state.held += 1
+            state.settled = state.settled or state.held >= self.settled_after
+            return state, None
+        state.held = 0
+        if scale > last:
+            state.settled, state.falls, state.is_found = True, 0, False
+            return state, None
+        state.falls += state.settled
+        if state.is_found or not (scale <= self.floor or state.falls >= self.falls):
+            return state, None
+        state.is_found = True
+        facts = LossScaleFacts(scale, state.highest, state.falls, self.floor, self.falls)
+        return state, self.finding(point, Severity.CRITICAL, facts)
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedStepsFacts(Facts):
     """Optimizer steps that were skipped, among the last ones."""
 
-    kind: ClassVar[str] = "step_skipped"
+    kind = "step_skipped"
     metrics: ClassVar = {"skipped_of_recent": "recent", "skipped_steps": "skipped_steps"}
 
     recent: int
@@ -34,7 +139,6 @@ class SkippedStepsFacts(Facts):
     """From how many on it is a finding; None without a loss scaler, where each is."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``5 of the last 300 optimizer steps skipped, the latest at step 400 (threshold 3).``"""
         allowed = "" if self.threshold is None else f" (threshold {self.threshold})"
         return (
             f"{self.recent} of the last {self.of_steps} optimizer steps skipped, the latest at {unit} {step}{allowed}."
@@ -43,19 +147,17 @@ class SkippedStepsFacts(Facts):
 
 @dataclass(slots=True)
 class StepSkippedState:
-    """What has been seen so far."""
-
     count: float | None = None
-    """How many steps had been skipped at the last look."""
-    scaled: bool = False
-    """Whether a loss scaler is at work."""
-    kept: int = 0
-    """For how many steps in a row nothing was skipped."""
+    """Number of steps skipped in all."""
+    has_scaler: bool = False
+    calm_steps: int = 0
+    """Number of steps in a row that were not skipped."""
     settled: bool = False
     """Whether the scaler's search for its first scale is over."""
     recent: deque[int] = field(default_factory=deque)
-    """The last steps at which one was skipped."""
-    said: int = 0
+    """The last skipped steps."""
+    severity: int = 0
+    """Severity of the finding that is not over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,45 +208,41 @@ class StepSkipped(Detector):
     state_type = StepSkippedState
 
     def step(self, state: StepSkippedState, point: Point) -> tuple[StepSkippedState, Finding | None]:
-        """Look at the count of skipped steps, or see that there is a loss scale."""
         if point.quantity == "loss_scale":
-            state.scaled = True
+            state.has_scaler = True
             return state, None
         if not point.finite:
             return state, None
         before, state.count = state.count, point.value
         if before is None or point.value <= before:
-            state.kept += 1
-            state.settled = state.settled or state.kept >= self.settled_after
-            if state.said and state.kept >= self.of_steps:
-                state.said = 0
+            state.calm_steps += 1
+            state.settled = state.settled or state.calm_steps >= self.settled_after
+            if state.calm_steps >= self.of_steps:
+                state.severity = 0
             return state, None
-        state.kept = 0
-        if state.scaled and not state.settled:
+        state.calm_steps = 0
+        if state.has_scaler and not state.settled:
             return state, None
         recent = state.recent
         recent.append(point.step)
         while recent and (recent[0] <= point.step - self.of_steps or recent[0] > point.step):
             recent.popleft()
-        many = len(recent)
-        if many > self.critical_share * self.of_steps:
-            severity = Severity.CRITICAL
-        elif not state.scaled or many >= self.scaler_skips:
-            severity = Severity.WARNING
-        else:
+        count = len(recent)
+        if state.has_scaler and count < self.scaler_skips and count <= self.critical_share * self.of_steps:
             return state, None
-        if severity <= state.said:
+        severity = Severity.CRITICAL if count > self.critical_share * self.of_steps else Severity.WARNING
+        if severity <= state.severity:
             return state, None
-        state.said = severity
-        allowed = self.scaler_skips if state.scaled else None
-        return state, self.finding(point, severity, SkippedStepsFacts(many, self.of_steps, point.value, allowed))
+        state.severity = severity
+        threshold = self.scaler_skips if state.has_scaler else None
+        return state, self.finding(point, severity, SkippedStepsFacts(count, self.of_steps, point.value, threshold))
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedEndFacts(Facts):
     """Last steps that were all skipped."""
 
-    kind: ClassVar[str] = "skipped_end"
+    kind = "skipped_end"
     metrics = ("skipped_of_recent", "skipped_steps")
 
     skipped_of_recent: int
@@ -157,7 +255,6 @@ class SkippedEndFacts(Facts):
     """From how many steps on it is a finding."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``all of the last 12 steps skipped, from step 388 to step 399 (threshold 5).``"""
         return (
             f"all of the last {counted(self.skipped_of_recent, unit)} skipped, from {unit} {step} to {unit} "
             f"{self.last_step} (threshold {self.threshold})."
@@ -188,12 +285,11 @@ class SkippedEndRule(Rule):
     """Minimum number of skipped steps in a row, up to the last."""
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        """The last stretch of skipped steps, in the last attempt alone."""
-        last = max((curve.attempt for curve in curves.skips), default=0)
-        judged = [curve for curve in curves.skips if curve.attempt == last]
-        return [found for curve in judged if (found := self._of(curve)) is not None]
+        attempt = max((curve.attempt for curve in curves.skips), default=0)
+        findings = [self._judge(curve) for curve in curves.skips if curve.attempt == attempt]
+        return [finding for finding in findings if finding is not None]
 
-    def _of(self, curve: Curve) -> Finding | None:
+    def _judge(self, curve: Curve) -> Finding | None:
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]
         kept = np.flatnonzero(np.diff(values) <= 0)
         first = int(kept[-1]) + 1 if len(kept) else 0
@@ -201,5 +297,5 @@ class SkippedEndRule(Rule):
         if count < self.fewest:
             return None
         facts = SkippedEndFacts(count, int(values[-1]), int(steps[-1]), self.fewest)
-        begun = steps[min(first + 1, len(steps) - 1)]
-        return self.finding(curve, Severity.WARNING, facts, begun, steps[-1], peak=steps[-1])
+        start = steps[min(first + 1, len(steps) - 1)]
+        return self.finding(curve, Severity.WARNING, facts, start, steps[-1], peak=steps[-1])

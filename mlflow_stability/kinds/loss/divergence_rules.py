@@ -1,0 +1,438 @@
+"""Find divergences in whole curves: in the last points, in size, after a resume, and of a return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.curves.curves import Curve, RunCurves, median_deviation
+from mlflow_stability.curves.levels import noise_of, scaled
+from mlflow_stability.curves.resumes import goes_on, pieces_of
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.finding_type import Moves
+from mlflow_stability.detectors.loss_fall import FIRST_VALUES
+from mlflow_stability.detectors.loss_level import LEAST_SIZE, LOSS_RISE
+from mlflow_stability.kinds.loss.divergence import Divergence
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts, LossEndFacts
+from mlflow_stability.vocabulary.result import LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.text.phrases import factor
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRiseFacts(LossEndFacts):
+    """A loss that jumped in its last points."""
+
+    kind = "final_rise"
+    metrics = ("before", "highest", "last")
+
+    before: float
+    """Its level before, in the unit of the loss."""
+    points: int
+    """Number of high points."""
+    threshold: float
+    """From how many times its level before on a loss above zero is high."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        times = f"; level before {self.before:.4g}"
+        if self.before > 0:
+            times = (
+                f", {factor(self.last / self.before)} times its level of {self.before:.4g} before (threshold "
+                f"{self.threshold:.3g} times)"
+            )
+        return (
+            f"{self.signal} jumped in the last {self.points} points, from {unit} {step} on: ended at "
+            f"{self.last:.4g}{times}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRiseRule(Rule):
+    """The last points of a loss, {fewest} or more, are all far above the points before them.
+
+    What it sees: at least {fewest} points up to the last one. Each is above {smallest_rise:exp} times the level before
+    them, above {deviations}σ of its noise, and above the highest of up to {before} points before, at least
+    {fewest_before}. Rises longer than {most:percent} of the run are left to the other rules. A loss that reaches zero
+    or below is judged by σ, and by {wandering} times its largest rise over as many points before: one that wanders does
+    not diverge.
+
+    Why it matters: the run ended while it diverged; its last checkpoint may hold broken weights.
+
+    What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; clip
+    gradients at 1.0.
+
+    When it is wrong: a spike that would have recovered had the log continued; the log cannot show that.
+
+    Reference: Chowdhery et al. 2022, PaLM, section 5.1.
+    """
+
+    kind = "divergence"
+    order = 40
+    severities = (Severity.CRITICAL,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"deviations": "times", "smallest_rise": "times"}
+    remedies = Divergence.remedies
+
+    fewest_before: int = 32
+    """Minimum number of points before the end."""
+    before: int = 128
+    """Maximum number of points before the end that are used."""
+    fewest: int = 3
+    """Minimum number of high points at the end."""
+    smallest_rise: float = math.log(2)
+    """Minimum rise of each of them above the level before, in nats."""
+    deviations: float = 10.0
+    """Minimum rise in σ of the noise of single points."""
+    wandering: float = 1.5
+    """Minimum rise of a loss that reaches zero or below, as a multiple of its largest rise over as many points before.
+    CRITICAL without it: 10 of 30 random walks and 1 of 30 autoregressive losses (0.98); with it: 1 and 0."""
+    most: float = 0.1
+    """Maximum share of the run; longer rises are left to the divergence rule."""
+
+    def like(self, detector: Detector) -> Rule:
+        if not isinstance(detector, Divergence):
+            return self
+        times, smallest_rise = _factor_and_rise(detector, self.smallest_rise)
+        return replace(self, deviations=self.deviations * times, smallest_rise=smallest_rise)
+
+    def find(self, curves: RunCurves) -> list[Finding]:
+        judged = [curve for curve in curves.losses or curves.validations if not curve.part and curve.has_level]
+        return _present(self._judge(curve.last_phase) for curve in judged)
+
+    def _judge(self, curve: Curve) -> Finding | None:
+        finite = curve.finite
+        values, steps = curve.values[finite], curve.steps[finite]
+        if len(values) < self.fewest_before + self.fewest or not finite[-1]:
+            return None
+        x, logarithmic = scaled(values)
+        reach = max(self.fewest, int(self.most * len(x)))
+        past = x[max(0, len(x) - reach - self.before) : max(self.fewest_before, len(x) - reach)]
+        level, least = float(np.median(past)), self.deviations * noise_of(past)
+        if logarithmic:
+            least = max(least, self.smallest_rise)
+        limit = max(level + least, float(past.max()))
+        if not logarithmic:
+            limit = max(limit, level + self.wandering * _largest_rise(x[: len(x) - reach], reach))
+        low = np.flatnonzero(x <= limit)
+        first = int(low[-1]) + 1 if len(low) else 0  # with values of 1e308 the limit is NaN, and no value is low
+        if not self.fewest <= len(x) - first <= reach or values[first:].min() < curve.floor:
+            return None
+        while first > 1 and x[first - 1] > level + least / 2:
+            first -= 1
+        peak = first + int(np.argmax(values[first:]))
+        facts = FinalRiseFacts(
+            curve.name,
+            float(values[-1]),
+            float(values[peak]),
+            before=float(np.median(values[max(0, first - self.before) : first])),
+            points=len(values) - first,
+            threshold=math.exp(self.smallest_rise),
+        )
+        return self.finding(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[peak])
+
+
+def _factor_and_rise(detector: Divergence, smallest_rise: float) -> tuple[float, float]:
+    """Return the factor on σ of a user's detector, and the larger of a rise in nats and its smallest rise."""
+    times = detector.threshold / Divergence().threshold
+    return times, max(smallest_rise, math.log(max(1.0, detector.smallest_rise)))
+
+
+def _present(findings: Iterable[Finding | None]) -> list[Finding]:
+    return [finding for finding in findings if finding is not None]
+
+
+def _largest_rise(x: NDArray[np.float64], within: int) -> float:
+    """Return the largest rise of a curve within a number of points, by medians of five: one high point is no rise."""
+    if len(x) < 10:
+        return 0.0
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(x, 5), axis=1)
+    return float((medians - _trailing_minimum(medians, min(within, len(medians)))).max())
+
+
+def _trailing_minimum(x: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Return for each point the minimum of the last `count` up to it, in linear time by minima within blocks."""
+    padded = np.full(-(-(len(x) + count - 1) // count) * count, np.inf)
+    padded[count - 1 : count - 1 + len(x)] = x
+    blocks = padded.reshape(-1, count)
+    forward = np.minimum.accumulate(blocks, axis=1).ravel()
+    backward = np.minimum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
+    return np.asarray(np.minimum(backward[: len(x)], forward[count - 1 : count - 1 + len(x)]), np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRiseFacts(LossEndFacts):
+    """A loss that ended many times as large as it began; `last` and `highest` are sizes, whatever its sign."""
+
+    kind = "size_rise"
+    metrics = ("early", "highest", "last")
+
+    early: float
+    """Its size in the first points, in the unit of the loss."""
+    threshold: float
+    """From which size on it is a finding, in the unit of the loss."""
+    points: int = FIRST_VALUES
+    """Number of first points."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        times = ""
+        if self.early > 0:
+            ratio = factor(self.last / self.early)
+            times = f", {ratio} times its size in the first {self.points} points, {self.early:.4g}"
+        return (
+            f"{self.signal} grew from {unit} {step} on: its size ended at {self.last:.4g}{times} (threshold "
+            f"{self.threshold:.4g})."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LossSizeRule(Rule):
+    """A loss without a level ended {smallest_rise} times as large as it began.
+
+    What it sees: losses whose level does not measure progress: of adversarial training, of reinforcement learning, of
+    self-distillation, or with a changing sign; with {fewest_points} points or more. The median size of the last {last}
+    points, whatever their sign, is {smallest_rise} times that of the first {loss_fall.FIRST_VALUES}, and above
+    {least_size}.
+
+    Why it matters: no healthy target grows that much. A critic that follows its own estimates grows without bound.
+
+    What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; clip
+    gradients; normalise rewards.
+
+    When it is wrong: rewards that appear late and are very large.
+
+    Reference: van Hasselt et al. 2018, Deep reinforcement learning and the deadly triad (arXiv:1812.02648).
+    """
+
+    kind = "divergence"
+    order = 45
+    severities = (Severity.CRITICAL,)
+    remedies = Divergence.remedies
+
+    smallest_rise: float = LOSS_RISE
+    """Minimum ratio of the size at the end to that in the first {loss_fall.FIRST_VALUES} points."""
+    least_size: float = LEAST_SIZE
+    """Minimum size at the end."""
+    last: int = 5
+    """Number of last points whose median is the end."""
+    fewest_points: int = 32
+    """Minimum number of points."""
+
+    def like(self, detector: Detector) -> Rule:
+        if not isinstance(detector, Divergence):
+            return self
+        return replace(
+            self, smallest_rise=detector.smallest_rise_without_level, least_size=detector.least_size_without_level
+        )
+
+    def find(self, curves: RunCurves) -> list[Finding]:
+        return _present(self._judge(curve) for curve in curves.losses or curves.validations if not curve.has_level)
+
+    def _judge(self, curve: Curve) -> Finding | None:
+        sizes, steps = np.abs(curve.values[curve.finite]), curve.steps[curve.finite]
+        if len(sizes) < self.fewest_points:
+            return None
+        early, last = curve.early_size, float(np.median(sizes[-self.last :]))
+        limit = max(self.least_size, self.smallest_rise * early)
+        if last < limit:
+            return None
+        low = np.flatnonzero(sizes[: -self.last] < limit)  # a single last value may be low again
+        first = int(low[-1]) + 1 if len(low) else 0
+        peak = first + int(np.argmax(sizes[first:]))
+        facts = SizeRiseFacts(curve.name, last, float(sizes[peak]), early, limit)
+        return self.finding(curve, Severity.CRITICAL, facts, steps[first], steps[-1], peak=steps[peak])
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFacts(LossEndFacts):
+    """A loss that was higher after a resume than before it, and did not recover."""
+
+    kind = "resume"
+    metrics = ("before", "resumed", "highest", "last")
+
+    before: float
+    """The loss before the resume, in its unit."""
+    after: float
+    """The loss after the resume, in its unit."""
+    resumed: int
+    """The first step after the resume."""
+    threshold: float
+    """From how many times the loss before on it is a finding."""
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        return (
+            f"{self.signal} {self.after:.4g} after the resume at {unit} {self.resumed}, "
+            f"{self.after / self.before:.3g} times the {self.before:.4g} before it (threshold {self.threshold:.3g} "
+            f"times); ended at {self.last:.4g}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRule(Rule):
+    """After a resume the loss is higher than before it, and does not recover.
+
+    What it sees: the first {fewest_points} to {most_points} values after the resume and the last ones of the run, both
+    more than {smallest_rise:exp_rise} and {chance}σ above the values of the same steps before the resume, or the last
+    ones before it. At the end {stayed:percent} of the rise must be left.
+
+    Why it matters: a state that was loaded in part, another learning rate or other data undo what was learnt.
+
+    What to try: compare the learning rate, the optimizer state, the data order and the number of processes before and
+    after; load weights, optimizer and scheduler together.
+
+    When it is wrong: a resume that continues with another task or other data on purpose.
+
+    Reference: PyTorch, Saving and loading a general checkpoint.
+    """
+
+    kind = "divergence"
+    order = 50
+    severities = (Severity.CRITICAL,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"chance": "times", "smallest_rise": "times"}
+    remedies = (Remedy(Action.COMPARE_RESUMED_STATE), *Divergence.remedies)
+
+    fewest_points: int = 8
+    """Minimum number of values on each side."""
+    most_points: int = 50
+    """Maximum number of values that are compared."""
+    smallest_rise: float = math.log(1.3)
+    """Minimum rise in nats."""
+    chance: float = 5.0
+    """Minimum rise in σ of the difference of both medians."""
+    stayed: float = 0.5
+    """Minimum share of the rise that remains at the end."""
+
+    def like(self, detector: Detector) -> Rule:
+        if not isinstance(detector, Divergence):
+            return self
+        times, smallest_rise = _factor_and_rise(detector, self.smallest_rise)
+        return replace(self, chance=self.chance * times, smallest_rise=smallest_rise)
+
+    def find(self, curves: RunCurves) -> list[Finding]:
+        judged = [curve for curve in curves.losses if not curve.part and curve.has_level]
+        pairs = [pair for pieces in pieces_of(judged) for pair in pairwise(pieces) if goes_on(*pair)]
+        return _present(self._judge(before, after) for before, after in pairs)
+
+    def _judge(self, before: Curve, after: Curve) -> Finding | None:
+        old, new = before.values[before.finite], after.values[after.finite]
+        old_steps, steps = before.steps[before.finite], after.steps[after.finite]
+        if min(len(old), len(new)) < self.fewest_points or min(old.min(), new.min()) <= 0:
+            return None
+        first_new = new[: self.most_points]
+        repeated = old[old_steps >= steps[0]][: self.most_points]
+        compared = repeated if len(repeated) >= self.fewest_points else old[-self.most_points :]
+        level, start, last = (float(np.log(np.median(part))) for part in (compared, first_new, new[-5:]))
+        noise = max(noise_of(np.log(compared)), noise_of(np.log(first_new)))
+        error = 1.25 * noise * math.sqrt(1 / len(compared) + 1 / len(first_new))
+        least = max(self.smallest_rise, self.chance * error)
+        rise = start - level
+        if math.exp(last) < before.floor or rise < least or last - level < max(least, self.stayed * rise):
+            return None
+        facts = ResumeFacts(
+            after.name,
+            math.exp(last),
+            float(new.max()),
+            before=math.exp(level),
+            after=math.exp(start),
+            resumed=int(steps[0]),
+            threshold=math.exp(self.smallest_rise),
+        )
+        peak = steps[int(np.argmax(new))]
+        return self.finding(after, Severity.CRITICAL, facts, steps[0], steps[-1], peak=peak)
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnFallFacts(Facts):
+    """A return that rose, fell back to where it began, and stayed there."""
+
+    kind = "return_fall"
+
+    signal: str
+    """The return, by the name that the log gives it."""
+    start: float
+    """Its level at the start, in its unit."""
+    best: float
+    """Its best level."""
+    last: float
+    """Its level since it fell."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"{self.signal} fell from about {self.best:.4g} to {self.last:.4g}, where it began ({self.start:.4g}), and "
+            f"stayed there from {unit} {step} to the end."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnFallRule(Rule):
+    """The return of a policy rose, fell back to where it began, and stayed there to the end.
+
+    What it sees: a metric whose name says that it is a reward or a return, with {fewest_points} points or more. Its
+    best stretch, {stretch:percent} of the points, is {clear_gain} median deviations above the first one. Of the last
+    {tails[1]:percent} of the points, and at least {fewest_last}, {back:percent} are back at the start, within
+    {left:percent} of what had been gained. From {tails[0]:percent} of the points on it is a warning.
+
+    Why it matters: a policy that has collapsed explores no more, and does not learn again by itself.
+
+    What to try: keep the policy of the best return; lower the learning rate by a factor of 2 to 5; raise the entropy
+    bonus; clip gradients.
+
+    When it is wrong: a harder environment from some step on, or an evaluation of another policy under the same name.
+
+    Reference: Dohare et al. 2023, Overcoming policy collapse in deep reinforcement learning.
+    """
+
+    kind = "divergence"
+    order = 46
+    severities = (Severity.INFO, Severity.WARNING)
+    remedies = (
+        Remedy(Action.KEEP_BEST_POLICY),
+        LOWER_RATE_2_TO_5,
+        Remedy(Action.RAISE_ENTROPY_BONUS),
+        Remedy(Action.CLIP_GRADIENTS),
+    )
+
+    fewest_points: int = 60
+    """Minimum number of points."""
+    fewest_last: int = 10
+    """Minimum number of points at the end."""
+    tails: tuple[float, float] = (0.1, 0.05)
+    """Shares of the points that count as the end: of the first it is a warning, of the second information."""
+    stretch: float = 0.1
+    """Share of the points in the first and in the best stretch."""
+    clear_gain: float = 1.5
+    """Minimum gain from the first to the best stretch, in median deviations of each of them."""
+    left: float = 0.1
+    """Maximum share of the gain that is left."""
+    back: float = 0.9
+    """Share of the last points that must be back."""
+
+    def find(self, curves: RunCurves) -> list[Finding]:
+        return _present(map(self._judge, curves.returns))[:1]  # several returns mostly mean the same
+
+    def _judge(self, curve: Curve) -> Finding | None:
+        values, steps = curve.values[curve.finite], curve.steps[curve.finite]
+        count = len(values)
+        if count < self.fewest_points:
+            return None
+        width = max(6, round(self.stretch * count))
+        windows = np.lib.stride_tricks.sliding_window_view(values, width)
+        top = int(np.argmax(np.median(windows, axis=1)))
+        start, best = float(np.median(values[:width])), float(np.median(windows[top]))
+        spread = max(median_deviation(values[:width]), median_deviation(windows[top]))
+        gain = best - start
+        if gain <= 0 or gain < self.clear_gain * spread:
+            return None
+        limit = start + self.left * gain
+        for tail, severity in zip(self.tails, (Severity.WARNING, Severity.INFO), strict=True):
+            last = values[-max(self.fewest_last, round(tail * count)) :]
+            if len(last) <= count - top - width and float(np.quantile(last, self.back)) <= limit:
+                high = np.flatnonzero(values[top + width :] > limit)
+                first = min(top + width + (int(high[-1]) + 1 if len(high) else 0), count - self.fewest_last)
+                facts = ReturnFallFacts(curve.name, start, best, float(np.median(values[first:])))
+                return self.finding(curve, severity, facts, steps[first], steps[-1])
+        return None

@@ -1,0 +1,415 @@
+"""Detect learning rates that are zero, that rise again after a schedule, or that are out of range."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.finding_type import Symptom
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts, LimitFacts
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+from mlflow_stability.vocabulary.text import counted
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroRateFacts(Facts):
+    """A learning rate that is zero in all parameter groups while steps go on."""
+
+    kind = "learning_rate_zero"
+    metrics = ("since", "steps", "highest")
+
+    since: int
+    """The first step at which it was zero."""
+    steps: int
+    """Number of steps since then."""
+    highest: float
+    """The highest learning rate before."""
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        return (
+            f"learning rate is 0 since {unit} {self.since}: {counted(self.steps, unit)} changed no weight; highest "
+            f"before: {self.highest:.3g}."
+        )
+
+
+@dataclass(slots=True)
+class GroupRate:
+    last: float = 0.0
+    highest: float = 0.0
+    smallest: float = math.inf
+    """The smallest rate above zero."""
+
+    def is_zero(self, nearly_zero: float) -> bool:
+        """Return whether the rate is zero, and not a small rate that a log rounds to zero."""
+        return self.last == 0 and (self.highest == 0 or not _may_be_rounded(self.smallest, self.highest, nearly_zero))
+
+
+def _may_be_rounded(smallest: float, highest: float, nearly_zero: float) -> bool:
+    """Return whether a log may round small rates to zero: its smallest rate above zero is high and has one digit."""
+    return smallest > nearly_zero * highest and math.isclose(smallest, float(f"{smallest:.0e}"), rel_tol=1e-6)
+
+
+@dataclass(slots=True)
+class LearningRateZeroState:
+    groups: dict[str, GroupRate] = field(default_factory=dict)
+    first_step: int | None = None
+    since: int | None = None
+    """The step since which all groups have a rate of zero."""
+    is_found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateZero(Detector):
+    """The learning rate is zero, and the training goes on.
+
+    What it sees: the learning rate of every parameter group has been exactly zero, after it was above, for {steps}
+    steps and for {share:percent} of all steps so far. A zero that a log of few digits may have rounded does not count:
+    where the smallest rate before has one digit, it must be below {nearly_zero:percent} of the highest one. Whole
+    curves: from some step to the end, likewise.
+
+    Why it matters: no step changes a weight any more. The loss looks as if it had converged, and all further time is
+    lost. Usually the schedule is shorter than the training, as one that counts epochs where the script steps it once a
+    batch.
+
+    What to try: set the length of the schedule to the number of optimizer steps; compare it with where the rate reached
+    zero.
+
+    When it is wrong: a script that goes on only to measure, with the rate set to zero on purpose.
+
+    Reference: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
+    """
+
+    steps: int = 100
+    """Minimum number of steps with a learning rate of zero."""
+    share: float = 0.05
+    """Minimum share of all steps so far."""
+    nearly_zero: float = 0.01
+    """Share of the highest rate; a smaller one of one digit is not rounded."""
+
+    kind = "learning_rate_zero"
+    of_setup = True
+    noun = "a learning rate of zero"
+    plural = "learning rates of zero"
+    question = "Is the learning rate above zero to the end?"
+    check_by_hand = "Print the learning rate of the last steps; the schedule must be as long as the training."
+    order = 165
+    symptom = Symptom.NONE
+    quantities = ("learning_rate",)
+    across_places = True
+    remedies = (Remedy(Action.MATCH_SCHEDULE_LENGTH),)
+    state_type = LearningRateZeroState
+
+    def step(self, state: LearningRateZeroState, point: Point) -> tuple[LearningRateZeroState, Finding | None]:
+        if not point.finite:
+            return state, None
+        state.first_step = point.step if state.first_step is None else state.first_step
+        group = state.groups.get(point.place)
+        if group is None:
+            group = state.groups[point.place] = GroupRate()
+        group.last = point.value
+        if point.value > 0:  # nearly always: skip the check of all groups
+            group.highest, group.smallest = max(group.highest, point.value), min(group.smallest, point.value)
+            state.since, state.is_found = None, False
+            return state, None
+        groups = state.groups.values()
+        highest = max(group.highest for group in groups)
+        if highest == 0 or not all(group.is_zero(self.nearly_zero) for group in groups):
+            state.since, state.is_found = None, False
+            return state, None
+        state.since = point.step if state.since is None else state.since
+        steps = point.step - state.since
+        if state.is_found or steps < max(self.steps, self.share * (point.step - state.first_step)):
+            return state, None
+        state.is_found = True
+        return state, self.finding(point, Severity.WARNING, ZeroRateFacts(state.since, steps, highest))
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateZeroRule(Rule):
+    """The learning rate was zero from some step to the end.
+
+    What it sees: at least {fewest} points and {share:percent} of the run, up to the end, at which the learning rate of
+    every parameter group was exactly zero, after it was above; where the smallest rate before has one digit, it must be
+    below {nearly_zero:percent} of the highest one.
+
+    Why it matters: these steps changed no weight.
+
+    What to try: set the length of the schedule to the number of optimizer steps.
+
+    When it is wrong: a script that goes on only to measure, with the rate set to zero on purpose.
+
+    Reference: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
+    """
+
+    kind = "learning_rate_zero"
+    order = 165
+    only_without_detectors = True
+    remedies = LearningRateZero.remedies
+
+    fewest: int = 5
+    """Minimum number of logged points."""
+    share: float = 0.05
+    """Minimum share of the steps of the run."""
+    nearly_zero: float = LearningRateZero().nearly_zero
+    """Share of the highest rate; a smaller one of one digit is not rounded."""
+
+    def find(self, curves: RunCurves) -> list[Finding]:
+        attempt = max((curve.attempt for curve in curves.rates), default=0)
+        rates = [curve for curve in curves.rates if curve.attempt == attempt and curve.finite.all()]
+        used = [curve for curve in rates if len(curve.values) and curve.values.max() > 0]
+        if not used or any(curve.values[-1] != 0 for curve in used):
+            return []
+        positive = [curve.values[curve.values > 0] for curve in used]
+        if any(_may_be_rounded(float(rates.min()), float(rates.max()), self.nearly_zero) for rates in positive):
+            return []
+        firsts = [int(np.flatnonzero(curve.values)[-1]) + 1 for curve in used]
+        curve, first = max(zip(used, firsts, strict=True), key=lambda pair: int(pair[0].steps[pair[1]]))
+        since, last = int(curve.steps[first]), int(curve.steps[-1])
+        if len(curve.values) - first < self.fewest or last - since < self.share * (last - int(curve.steps[0])):
+            return []
+        facts = ZeroRateFacts(since, last - since, max(float(rates.max()) for rates in positive))
+        return [self.finding(curve, Severity.WARNING, facts, since, last)]
+
+
+@dataclass(frozen=True, slots=True)
+class RateRiseFacts(Facts):
+    """A learning rate that rose again after it had fallen."""
+
+    kind = "learning_rate_rise"
+    metrics = ("learning_rate", "lowest", "lowest_step", "highest")
+
+    learning_rate: float
+    """The learning rate now, or at the end."""
+    lowest: float
+    """The lowest one after the highest."""
+    lowest_step: int
+    """The step of the lowest one."""
+    highest: float
+    """The highest one before."""
+
+    def sentence(self, _step: int, unit: str = "step", /) -> str:
+        return (
+            f"learning rate fell from {self.highest:.3g} to {self.lowest:.3g} at {unit} {self.lowest_step} and rose "
+            f"again, to {self.learning_rate:.3g}."
+        )
+
+
+@dataclass(slots=True)
+class LearningRateRiseState:
+    last: float = 0.0
+    highest: float = 0.0
+    lowest: float = 0.0
+    lowest_step: int = 0
+    steps: int = 0
+    """Number of rises in a row, each of them small."""
+    is_found: bool = False
+    """Whether it was found; a cyclic schedule is reported once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateRise(Detector):
+    """The learning rate rises again after a schedule had lowered it to almost nothing.
+
+    What it sees: a rate that had fallen to {low:percent} of its highest value or less, and has risen again to
+    {high:percent} of it, in {steps} or more small steps. INFO while the training runs, for a cyclic schedule may be
+    meant; a warning where the training ended so, after one fall and one rise.
+
+    Why it matters: the end of a schedule is where the loss gains most. A training that ends at a high rate loses that.
+    Usually the schedule is shorter than the training, as a cosine that is stepped twice for each optimizer step.
+
+    What to try: set the length of the schedule to the number of optimizer steps; call `scheduler.step()` once for each.
+
+    When it is wrong: cyclic schedules. Restarts, which raise the rate in one step, are none.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.CosineAnnealingLR.html
+    """
+
+    low: float = 0.02
+    """Share of the highest rate that it must have fallen to."""
+    high: float = 0.5
+    """Share of the highest rate that it must have risen to again."""
+    steps: int = 10
+    """Minimum number of rises; fewer are a restart."""
+
+    kind = "learning_rate_rise"
+    of_setup = True
+    noun = "a rising learning rate"
+    plural = "rising learning rates"
+    order = 166
+    quantities = ("learning_rate",)
+    severities = (Severity.INFO, Severity.WARNING)
+    remedies = (Remedy(Action.MATCH_SCHEDULE_LENGTH), Remedy(Action.CHECK_SCHEDULE))
+    state_type = LearningRateRiseState
+
+    def step(self, state: LearningRateRiseState, point: Point) -> tuple[LearningRateRiseState, Finding | None]:
+        rate, last, state.last = point.value, state.last, point.value
+        if not point.finite:
+            return state, None
+        if rate >= state.highest or (rate < state.lowest and state.highest > 0):
+            state.highest = max(rate, state.highest)
+            state.lowest, state.lowest_step, state.steps = rate, point.step, 0
+        elif rate > last:
+            state.steps += 1
+        risen = rate >= self.high * state.highest > 0 and state.lowest <= self.low * state.highest
+        if state.is_found or not risen or state.steps < self.steps:
+            return state, None
+        state.is_found = True
+        facts = RateRiseFacts(rate, state.lowest, state.lowest_step, state.highest)
+        return state, self.finding(point, Severity.INFO, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateRiseRule(Rule):
+    """The training ended at a learning rate that had risen again after a schedule had lowered it to almost nothing.
+
+    What it sees: a rate that fell to {low:percent} of its highest value or less, and was at {high:percent} of its
+    highest value or more at the end: because it rose in {steps} or more small steps, once, or because a schedule with
+    restarts had begun anew and was falling again.
+
+    Why it matters: the end of a schedule is where the loss gains most. A training that ends at a high rate loses that.
+
+    What to try: set the length of the schedule to the number of optimizer steps; call `scheduler.step()` once for each;
+    let a training with restarts end just before one.
+
+    When it is wrong: a training with a cyclic schedule that was stopped between two restarts.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.CosineAnnealingLR.html
+    """
+
+    kind = "learning_rate_rise"
+    order = 166
+    remedies = LearningRateRise.remedies
+
+    low: float = LearningRateRise().low
+    """Share of the highest rate that it must have fallen to."""
+    high: float = LearningRateRise().high
+    """Share of the highest rate that it must have at the end."""
+    steps: int = LearningRateRise().steps
+    """Minimum number of rises; fewer are a restart."""
+
+    def find(self, curves: RunCurves) -> list[Finding]:
+        """Judge the last attempt, and return the finding of its first parameter group that has one."""
+        attempt = max((curve.attempt for curve in curves.rates), default=0)
+        findings = (self._judge(curve) for curve in curves.rates if curve.attempt == attempt)
+        return [finding for finding in findings if finding is not None][:1]
+
+    def _judge(self, curve: Curve) -> Finding | None:
+        rates, steps = curve.values[curve.finite], curve.steps[curve.finite]
+        if len(rates) < 2 * self.steps:
+            return None
+        top = int(np.argmax(rates[: len(rates) // 2 + 1]))
+        low = top + int(np.argmin(rates[top:]))
+        highest, lowest, last = float(rates[top]), float(rates[low]), float(rates[-1])
+        falls, rises = np.diff(rates[top : low + 1]), np.diff(rates[low:])
+        slack = 1e-3 * highest
+        once = (falls <= slack).all() and (rises >= -slack).all() and (rises > 0).sum() >= self.steps
+        small = not len(rises) or float(rises.max()) < self.high * highest / 2
+        if highest <= 0 or last < self.high * highest:
+            return None
+        if not (once and small):
+            restart = self._last_restart(rates)
+            if restart is None:
+                return None
+            low, lowest, highest = restart, float(rates[restart]), float(rates[restart + 1])
+        if lowest > self.low * highest:
+            return None
+        facts = RateRiseFacts(last, lowest, int(steps[low]), highest)
+        return self.finding(curve, Severity.WARNING, facts, steps[low], steps[-1], peak=steps[-1])
+
+    def _last_restart(self, rates: np.ndarray) -> int | None:
+        """Return the point before the last restart; None unless the rate only fell between restarts and since."""
+        changes = np.diff(rates)
+        jumps = np.flatnonzero(changes > self.high * float(rates.max()))
+        if not len(jumps):
+            return None
+        last, before = int(jumps[-1]), int(jumps[-2]) + 1 if len(jumps) > 1 else int(np.argmax(rates[: jumps[-1]]))
+        between, since = changes[before:last], changes[last + 1 :]
+        # A rate that stays as it is afterwards belongs to another phase of the training.
+        falls = (between <= 0).all() and (since <= 0).all() and bool((since < 0).any())
+        return last if falls and len(between) >= self.steps and len(since) < len(between) else None
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateRangeFacts(LimitFacts):
+    """A learning rate that is outside the usual range."""
+
+    kind = "learning_rate_out_of_range"
+    metrics: ClassVar = {"learning_rate": "value", "limit": "threshold"}
+
+    is_high: bool
+    """Whether it was above the threshold in `in_a_row` steps; else it never was in that many first steps."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        where = f"above {self.threshold:g} for" if self.is_high else f"never above {self.threshold:g} in"
+        return f"learning rate {self.value:.3g} at {unit} {step}, {where} {self.in_a_row} {unit}s."
+
+
+@dataclass(slots=True)
+class LearningRateOutOfRangeState:
+    steps: int = 0
+    highest: float = 0.0
+    high: int = 0
+    """Number of high steps in a row."""
+    is_found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateOutOfRange(Detector):
+    """The learning rate is outside the usual range for Adam.
+
+    What it sees: a rate above {highest} for {high_steps} steps, or one that never exceeded {lowest} in the first
+    {low_steps} steps. One finding per parameter group. The end of a schedule, where the rate goes to zero, does not
+    count.
+
+    Why it matters: a rate that is off by powers of ten is usually a configuration error.
+
+    What to try: check the configuration; for Adam 1e-5 to 1e-3 is usual.
+
+    When it is wrong: optimizers other than the Adam family: SGD uses 0.1, Muon 0.02, Adafactor its own.
+
+    Reference: https://github.com/google-research/tuning_playbook
+    """
+
+    highest: float = 1e-2
+    """Learning rate above which it is unusually high."""
+    high_steps: int = 20
+    """Number of high steps in a row."""
+    lowest: float = 1e-8
+    """Learning rate that must be reached within `low_steps`."""
+    low_steps: int = 1000
+    """Number of first steps for `lowest`."""
+
+    kind = "learning_rate_out_of_range"
+    noun = "a learning rate out of range"
+    plural = "learning rates out of range"
+    order = 420
+    on_request = True
+    quantities = ("learning_rate",)
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (Remedy(Action.CHECK_CONFIGURED_RATE), Remedy(Action.CHECK_SCHEDULE))
+    state_type = LearningRateOutOfRangeState
+
+    def step(
+        self, state: LearningRateOutOfRangeState, point: Point
+    ) -> tuple[LearningRateOutOfRangeState, Finding | None]:
+        rate = point.value
+        if state.is_found or not point.finite:
+            return state, None
+        state.steps += 1
+        state.highest = max(state.highest, rate)
+        state.high = state.high + 1 if rate > self.highest else 0
+        if state.high >= self.high_steps:
+            facts = LearningRateRangeFacts(rate, self.highest, is_high=True, in_a_row=state.high)
+        elif state.steps == self.low_steps and state.highest < self.lowest:
+            facts = LearningRateRangeFacts(rate, self.lowest, is_high=False, in_a_row=state.steps)
+        else:
+            return state, None
+        state.is_found = True
+        return state, self.finding(point, Severity.INFO, facts)
