@@ -74,9 +74,9 @@ class SkipNews(TextEnum):
     SCALE_LOWERED = "scale lowered"
     """The loss scale was lowered because several were."""
     NO_HELP = "no help"
-    """So many were skipped in a row that a rollback is due."""
+    """Steps skipped in a row are enough for a rollback."""
     NO_PROGRESS = "no progress"
-    """So many were skipped in a row that the training makes no progress."""
+    """Steps skipped in a row are enough to say that the training makes no progress."""
     OFTEN = "often"
     """A large share of the last steps was skipped."""
 
@@ -108,8 +108,10 @@ class SkippedStepFacts(Facts):
     """Whether buffers are not finite, and no earlier copy of them exists."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        lost = "Buffers (batch-norm statistics) are not finite and were not restored: no earlier copy of them exists."
-        return f"{self._news(step)} {lost}" if self.buffers_not_restored else self._news(step)
+        buffers = (
+            " Buffers (batch-norm statistics) are not finite and were not restored: no earlier copy of them exists."
+        )
+        return f"{self._news(step)}{buffers if self.buffers_not_restored else ''}"
 
     def _news(self, step: int) -> str:
         row = f"{self.skips_in_a_row} consecutive steps skipped"
@@ -118,13 +120,14 @@ class SkippedStepFacts(Facts):
         if self.news is SkipNews.NO_HELP:
             return f"{row} up to step {step}: skipping does not help."
         if self.news is SkipNews.OFTEN and self.share is not None:
-            many = round(self.share * self.of_steps)
-            return f"{many} of the last {self.of_steps} steps were skipped, up to step {step}."
+            skipped = round(self.share * self.of_steps)
+            return f"{skipped} of the last {self.of_steps} steps were skipped, up to step {step}."
         if self.news is SkipNews.SCALE_LOWERED:
             return f"{row}; loss scale lowered from {self.loss_scale:g} to {self.new_loss_scale:g}."
-        found = "non-finite or extremely large loss or gradients"
-        found = "non-finite gradients, found by the loss scaler" if self.by_scaler else found
-        return f"Skipped step {step}: {found}. Weights and optimizer state are unchanged."
+        reason = "non-finite or extremely large loss or gradients"
+        if self.by_scaler:
+            reason = "non-finite gradients, found by the loss scaler"
+        return f"Skipped step {step}: {reason}. Weights and optimizer state are unchanged."
 
 
 class Smaller(TextEnum):

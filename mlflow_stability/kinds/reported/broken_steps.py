@@ -56,7 +56,6 @@ class TensorFacts:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all values are finite."""
         return not self.nan + self.inf
 
     @property
@@ -126,12 +125,11 @@ class NanOriginFacts(Facts):
 
     @property
     def operation(self) -> str:
-        """All operations in one text."""
         return ", ".join(self.operations)
 
     @property
     def value_range(self) -> tuple[float, float] | None:
-        """The smallest and the largest finite value of the first input; None where they are not known."""
+        """The smallest and the largest finite value of the first input, where they are known."""
         first = self.inputs[0] if self.inputs else None
         if first is None or first.least is None or first.greatest is None:
             return None
@@ -144,20 +142,21 @@ class NanOriginFacts(Facts):
         return self.source is NanSource.INPUT or (traced and bool(self.operations))
 
     def numbers(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for what, tensor in (("input", self.inputs[0] if self.inputs else None), ("output", self.output)):
+        numbers: dict[str, float] = {}
+        for name, tensor in (("input", self.inputs[0] if self.inputs else None), ("output", self.output)):
             if tensor is None:
                 continue
-            found[f"{what}.nan"], found[f"{what}.inf"] = float(tensor.nan), float(tensor.inf)
+            numbers |= {f"{name}.nan": float(tensor.nan), f"{name}.inf": float(tensor.inf)}
             if tensor.least is not None and tensor.greatest is not None:
-                found[f"{what}.least"], found[f"{what}.greatest"] = tensor.least, tensor.greatest
-        return found
+                numbers |= {f"{name}.least": tensor.least, f"{name}.greatest": tensor.greatest}
+        return numbers
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         return f"Step {step}: {self._statement()}"
 
     @property
     def statement(self) -> str:
+        """The sentence without its step."""
         return capitalised(self._statement())
 
     def _statement(self) -> str:
@@ -170,7 +169,10 @@ class NanOriginFacts(Facts):
             unexplained = "The optimizer's state does not explain it."
             return f"a {source} of {self.module} was non-finite: {self._holds()}. {unexplained}"
         if source is NanSource.OPTIMIZER:
-            return f"{self._of_optimizer()}: {self._holds()}."
+            reason = f"because its {self.name} is non-finite"
+            if self.name == "update":
+                reason = "and would again from its present state"
+            return f"{self.operation} wrote a non-finite weight, {reason}: {self._holds()}."
         if source is NanSource.LOSS:
             return self._of_loss()
         what = self.operation
@@ -188,32 +190,28 @@ class NanOriginFacts(Facts):
     def _made(self) -> str:
         if not self.inputs:
             return ""
-        given = " and ".join(f"{'' if each.name == 'input' else each.name + ', '}{each.words}" for each in self.inputs)
+        names = ("" if tensor.name == "input" else f"{tensor.name}, " for tensor in self.inputs)
+        inputs = " and ".join(f"{name}{tensor.words}" for name, tensor in zip(names, self.inputs, strict=True))
         if self.output is None:
-            return f", from {given}"
-        made = f", which produced {self.output.counts} from {given}"
-        dtype = self.output.dtype
-        return f"{made}; the largest {dtype} is {_LARGEST[dtype]}" if self.overflowed else made
+            return f", from {inputs}"
+        produced, dtype = f", which produced {self.output.counts} from {inputs}", self.output.dtype
+        return f"{produced}; the largest {dtype} is {_LARGEST[dtype]}" if self.overflowed else produced
 
     def _holds(self) -> str:
         return self.name if self.output is None else f"{self.output.name} is {self.output.words}"
 
-    def _of_optimizer(self) -> str:
-        if self.name == "update":
-            return f"{self.operation} wrote a non-finite weight, and would again from its present state"
-        return f"{self.operation} wrote a non-finite weight, because its {self.name} is non-finite"
-
     def _of_loss(self) -> str:
-        gave = f", which returned {self.inputs[0].words}" if self.inputs else ""
+        output = f", which returned {self.inputs[0].words}" if self.inputs else ""
         if self.name == "hook":
             return (
                 "the first non-finite value comes from the hook on the model's output or from the loss function"
-                f"{gave}; the gradient that the hook gave is non-finite."
+                f"{output}; the gradient that the hook gave is non-finite."
             )
-        what = {"loss": "the loss is non-finite", "gradient": "the loss is finite, its gradient is not"}
-        said = what.get(self.name, "the gradient from the loss is non-finite")
-        of = f": possible source {self.operation}" if self.operations else ""
-        return f"the first non-finite value comes from the loss function, not from the model{gave}; {said}{of}."
+        reasons = {"loss": "the loss is non-finite", "gradient": "the loss is finite, its gradient is not"}
+        reason = reasons.get(self.name, "the gradient from the loss is non-finite")
+        if self.operations:
+            reason += f": possible source {self.operation}"
+        return f"the first non-finite value comes from the loss function, not from the model{output}; {reason}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,22 +278,27 @@ class BatchFacts(Facts):
     """Why they are not saved, where saving failed."""
 
     def numbers(self) -> dict[str, float]:
-        found = {f"not_finite.{each.name}": float(each.nan + each.inf) for each in self.tensors if not each.is_finite}
-        for each in self.tensors[:MAX_TENSORS]:
-            if each.least is not None and each.greatest is not None:
-                found |= {f"least.{each.name}": float(each.least), f"greatest.{each.name}": float(each.greatest)}
-        return found
+        broken = (tensor for tensor in self.tensors if not tensor.is_finite)
+        numbers = {f"not_finite.{tensor.name}": float(tensor.nan + tensor.inf) for tensor in broken}
+        for tensor in self.tensors[:MAX_TENSORS]:
+            name, least, greatest = tensor.name, tensor.least, tensor.greatest
+            if least is not None and greatest is not None:
+                numbers |= {f"least.{name}": float(least), f"greatest.{name}": float(greatest)}
+        return numbers
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        return f"Batch of step {step}: {self._contents}.{self._kept}"
+        return f"Batch of step {step}: {self._contents}.{self._saved}"
+
+    @property
+    def _process(self) -> str:
+        return " in the first process" if self.first_process_only else ""
 
     @property
     def _contents(self) -> str:
         return "; ".join(map(_tensor_words, self.tensors[:MAX_TENSORS])) or "no tensors"
 
     @property
-    def _kept(self) -> str:
-        """Where the tensors are; empty where they were not to be saved."""
+    def _saved(self) -> str:
         if self.not_saved:
             return f" {self.not_saved}"
         if not self.saved_in:
@@ -316,13 +319,13 @@ class BrokenBatchFacts(BatchFacts):
     """The same in a sentence, with what it depends on."""
 
     def numbers(self) -> dict[str, float]:
-        again = {Rerun.HARDWARE: 1.0, Rerun.DATA_OR_NUMERICS: 0.0}.get(self.rerun) if self.rerun else None
-        found = super(BrokenBatchFacts, self).numbers()
-        return found if again is None else found | {"finite_again": again}
+        numbers = super(BrokenBatchFacts, self).numbers()
+        if self.rerun in (Rerun.HARDWARE, Rerun.DATA_OR_NUMERICS):
+            numbers["finite_again"] = float(self.rerun is Rerun.HARDWARE)
+        return numbers
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        whose = " in the first process" if self.first_process_only else ""
-        return f"Batch of step {step}{whose}: {self._contents}. {self.rerun_words}{self._kept}"
+        return f"Batch of step {step}{self._process}: {self._contents}. {self.rerun_words}{self._saved}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,22 +341,21 @@ class SpikeBatchFacts(BatchFacts):
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         several = f" ({self.micro_batches} micro-batches)" if self.micro_batches > 1 else ""
-        whose = " in the first process" if self.first_process_only else ""
-        what = "gradient explosion" if self.spike == "gradient_explosion" else "loss spike"
-        return f"Batch of the {what} at step {step}{whose}{several}: {self._contents}.{self._kept}"
+        spike = "gradient explosion" if self.spike == "gradient_explosion" else "loss spike"
+        return f"Batch of the {spike} at step {step}{self._process}{several}: {self._contents}.{self._saved}"
 
 
 def first_and_broken(tensors: Sequence[TensorFacts]) -> tuple[TensorFacts, ...]:
-    """The first tensors of a batch, and those of the others that are not finite."""
-    return (*tensors[:MAX_TENSORS], *(each for each in tensors[MAX_TENSORS:] if not each.is_finite))
+    """Return the first tensors of a batch, and the others that are not finite."""
+    return (*tensors[:MAX_TENSORS], *(tensor for tensor in tensors[MAX_TENSORS:] if not tensor.is_finite))
 
 
 def _tensor_words(tensor: TensorFacts) -> str:
     if tensor.tokens is None:
         return f"{tensor.name} {tensor.words}"
-    tokens = tensor.tokens
-    most = f"{tokens.its_share:.0%} of them {tokens.most_frequent}"
-    return f"{tensor.name} {tensor.words}, {tokens.different} different, {most}"
+    different, most_frequent = tensor.tokens.different, tensor.tokens.most_frequent
+    share = f"{tensor.tokens.its_share:.0%}"
+    return f"{tensor.name} {tensor.words}, {different} different, {share} of them {most_frequent}"
 
 
 @dataclass(frozen=True, slots=True)

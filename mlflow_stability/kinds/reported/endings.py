@@ -229,7 +229,7 @@ class LogLineFacts(Facts):
 
     @property
     def is_end(self) -> bool:
-        """Whether the script stopped for good because a number was not finite."""
+        """Whether the script stopped for good because of a non-finite number."""
         return self.says is LogSays.STOPPED and not self.went_on
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
@@ -237,5 +237,5 @@ class LogLineFacts(Facts):
         if self.says is LogSays.ENDED:
             ended = f"{process_ended(self.outcome)} after {unit} {self.after_step}, and continued or was restarted"
             return f"{ended}. {place}: {self.text}"
-        said = f"{place} says after {unit} {self.after_step}: {self.text}"
-        return f"{said} It continued afterwards." if self.says is LogSays.STOPPED and self.went_on else said
+        continued = " It continued afterwards." if self.says is LogSays.STOPPED and self.went_on else ""
+        return f"{place} says after {unit} {self.after_step}: {self.text}{continued}"

@@ -1,7 +1,4 @@
-"""Findings about one of several ranks that train together.
-
-They are reported by the session, not detected; each is documented here in the same sections as every detector.
-"""
+"""Findings about one of several ranks that train together."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class RankFacts(Facts):
-    """What is known of some ranks beside the others."""
+    """Some ranks, compared with the others."""
 
     @abstractmethod
     def heading(self, step: int, /) -> str:
-        """What happened and where, in a phrase without a full stop."""
+        """Return what happened and where, without a full stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class FirstRanksFacts(RankFacts):
     of_ranks: int
     """Number of all ranks."""
     first_rank: int
-    """Number of the first of them, or of the one that is told about."""
+    """Number of the first of them, or of the rank with the largest jump."""
 
     @property
     def _where(self) -> str:
@@ -46,7 +43,6 @@ class FirstRanksFacts(RankFacts):
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it began on all ranks."""
         return self.ranks == self.of_ranks
 
 
@@ -81,7 +77,7 @@ class RankSpikeFacts(FirstRanksFacts):
     z: float
     """How far the loss is above that, in σ of its noise."""
     limit: float
-    """Threshold in σ, where it is on one of so many ranks."""
+    """Threshold in σ for a spike on one of `of_ranks` ranks."""
 
     def heading(self, step: int, /) -> str:
         return f"Loss spike first on {self._where} at step {step}"

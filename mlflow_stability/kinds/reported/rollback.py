@@ -76,12 +76,12 @@ class RollbackFacts(Facts):
             regained = f"({self.steps_regained} steps regained)"
             done = f"Reverted the rollback: weights of step {self.target} restored {regained}"
         copies = f" Not restored: frozen copies of the model made after step {self.target} ({self.copies_left})."
-        return f"{done}: {self.reason}{self._eased()}{copies if self.copies_left else ''}"
+        return f"{done}: {self.reason}{self._rate_sentence()}{copies if self.copies_left else ''}"
 
-    def _eased(self) -> str:
-        whose = f" of {self.learning_rate_of}" if self.learning_rate_of else ""
+    def _rate_sentence(self) -> str:
+        owner = f" of {self.learning_rate_of}" if self.learning_rate_of else ""
         now = "" if self.learning_rate is None else f" now {self.learning_rate:.4g}: it"
-        rate = f" Learning rate{whose}{now}"
+        rate = f" Learning rate{owner}{now}"
         share = self.learning_rate_share
         if share is not None:
             return (
@@ -90,13 +90,13 @@ class RollbackFacts(Facts):
             )
         if self.easing_factor >= 1:
             return ""
-        held, beside, more = self.held, "", ""
+        held, limit, growth = self.held, "", ""
         if held is not None:
-            beside = f" of step {self.target}, {held.limit:.4g} (the present {held.scheduled:.4g} is a jump),"
-            more = f" That limit doubles every {held.doubles_in} steps."
+            limit = f" of step {self.target}, {held.limit:.4g} (the present {held.scheduled:.4g} is a jump),"
+            growth = f" That limit doubles every {held.doubles_in} steps."
         return (
-            f"{rate} starts at {self.easing_factor:g} times its scheduled value{beside} and returns to it over "
-            f"{self.easing_steps} steps.{more}"
+            f"{rate} starts at {self.easing_factor:g} times its scheduled value{limit} and returns to it over "
+            f"{self.easing_steps} steps.{growth}"
         )
 
 

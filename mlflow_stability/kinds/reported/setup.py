@@ -1,7 +1,4 @@
-"""Findings about how a training is set up: changes, unusual model settings, parts that are not measured.
-
-They are reported, not detected; each is documented here in the same sections as every detector. All but one are INFO.
-"""
+"""Findings about how a training is set up: changes, unusual model settings, parts that are not measured."""
 
 from __future__ import annotations
 
@@ -82,8 +79,8 @@ class ConfigurationFacts(Facts):
     def sentence(self, step: int, _unit: str = "step", /) -> str:
         if self.not_cleared_since is not None:
             return f"Gradients are cleared again at step {step}; since step {self.not_cleared_since} they were not."
-        often = " It changes often; further changes are not reported." if self.last_report else ""
-        return f"{self.name} changed from {self.before} to {self.after}, seen at step {step}.{often}"
+        last = " It changes often; further changes are not reported." if self.last_report else ""
+        return f"{self.name} changed from {self.before} to {self.after}, seen at step {step}.{last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +155,17 @@ class NotMeasuredFacts(Facts):
     """Whether the parameters are split although there is one process."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        some = f"{self.parameters} of {self.of_parameters} trained parameters"
+        count = f"{self.parameters} of {self.of_parameters} trained parameters"
         if self.part is Unmeasured.HIDDEN_MODEL:
             return (
-                f"Layers, throughput and facts of the model are not recorded: the model that owns {some} was not "
+                f"Layers, throughput and facts of the model are not recorded: the model that owns {count} was not "
                 "found. Objects frozen by `gc.freeze()` before the first step cannot be found."
             )
         if self.part is Unmeasured.SPLIT_PARAMETERS:
-            what = "AdamW RMS, extreme values and histograms by layer"
-            what = "Gradient norm and layers" if self.one_process else what
-            return f"{what} are not recorded: {some} are split over processes. Everything else is recorded."
+            parts = "Gradient norm and layers"
+            if not self.one_process:
+                parts = "AdamW RMS, extreme values and histograms by layer"
+            return f"{parts} are not recorded: {count} are split over processes. Everything else is recorded."
         if self.part is Unmeasured.INSIDE:
             return f"Activations, attention and representations of {self.model} are not measured: {self.reason}."
         return (
@@ -216,7 +214,7 @@ class DiscardedBatchFacts(Facts):
     """Number of such losses so far."""
 
     def sentence(self, step: int, _unit: str = "step", /) -> str:
-        losses = ", ".join(f"{each:g}" for each in self.losses)
+        losses = ", ".join(f"{loss:g}" for loss in self.losses)
         return (
             f"A non-finite loss ({losses}) before step {step} belongs to no step: the script discarded its gradients. "
             f"{self.discarded} such loss{'' if self.discarded == 1 else 'es'} so far."
