@@ -26,11 +26,9 @@ from mlflow_stability.kinds.first_look.inputs import InputScale, SameInput
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
 from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored, TargetsUnreachable
 from mlflow_stability.kinds.first_look.untied_weights import UntiedWeights
-from mlflow_stability.kinds.gradients.dead_layer import DeadLayer
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing, GradientVanishingLayers
-from mlflow_stability.kinds.gradients.imbalance import GradientImbalance, WeightImbalance
-from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosion
+from mlflow_stability.kinds.gradients.layers import DeadLayer, GradientImbalance, LayerExplosion, WeightImbalance
 from mlflow_stability.kinds.hardware.low_gpu_utilization import LowGpuUtilization
 from mlflow_stability.kinds.hardware.low_mfu import LowMfu
 from mlflow_stability.kinds.hardware.memory_pressure import MemoryPressure
@@ -48,11 +46,9 @@ from mlflow_stability.kinds.inside.sdr_bit_usage import SdrBitUsage
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
 from mlflow_stability.kinds.inside.sdr_temperature import SdrTemperature
 from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceClassic
-from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
-from mlflow_stability.kinds.loss.divergence_at_start import DivergenceAtStart
+from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead, DivergenceAtStart
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
-from mlflow_stability.kinds.optimizer.adam_rms_high import AdamRmsHigh
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.kinds.optimizer.learning_rate_schedule import (
     LearningRateOutOfRange,
@@ -60,7 +56,7 @@ from mlflow_stability.kinds.optimizer.learning_rate_schedule import (
     LearningRateZero,
 )
 from mlflow_stability.kinds.optimizer.loss_scaling import LossScaleCollapse, StepSkipped
-from mlflow_stability.kinds.optimizer.update_size import UpdateRatioHigh, UpdateRatioLow, WeightSpike
+from mlflow_stability.kinds.optimizer.update_size import AdamRmsHigh, UpdateRatioHigh, UpdateRatioLow, WeightSpike
 from mlflow_stability.kinds.progress.oscillation import Oscillation
 from mlflow_stability.kinds.progress.overfitting import Overfitting
 from mlflow_stability.kinds.progress.plateau import Plateau

@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts, SizeFacts, SlowRiseFacts
-from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
+from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.progress.overfitting import OverfittingFacts
@@ -29,7 +29,7 @@ from mlflow_stability.kinds.reported.broken_steps import (
     SpikeBatchFacts,
     TensorFacts,
 )
-from mlflow_stability.kinds.reported.representation_summary import RepresentationSummaryFacts
+from mlflow_stability.kinds.reported.endings import RepresentationSummaryFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
 from mlflow_stability.vocabulary.facts import Facts, OtherFacts

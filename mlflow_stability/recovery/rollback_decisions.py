@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from statistics import fmean, median
 
-from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
+from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.recovery.restored_losses import FIRST_LOSSES, gives_more, gives_no_less, highest_mean, midpoint
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, PastRollback, RollbackHistory, Situation
 from mlflow_stability.recovery.rollback_target import (

@@ -6,7 +6,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.kinds.catalog import named
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic
-from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.kinds.thresholds import chosen
 from mlflow_stability.session.recording.deferred_detection import Judging
 from mlflow_stability.vocabulary.judging_rule import DEFAULT

@@ -8,7 +8,7 @@ from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
+from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.recovery.rollback_decisions import decide
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
 from mlflow_stability.vocabulary.result.finding import Finding

@@ -9,7 +9,7 @@ import pytest
 
 from mlflow_stability import Severity
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts, SizeFacts, SlowRiseFacts
-from mlflow_stability.kinds.loss.divergence_at_start import StartFacts
+from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.old_events import facts_of_old_event

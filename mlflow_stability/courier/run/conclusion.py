@@ -22,7 +22,7 @@ from mlflow_stability.diagnosis.verdict import (
     training_outcome,
 )
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
-from mlflow_stability.kinds.reported.representation_summary import RepresentationSummaryFacts
+from mlflow_stability.kinds.reported.endings import RepresentationSummaryFacts
 from mlflow_stability.recovery.checkpoints import best_of, listing
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.reports.report import Report

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
 from mlflow_stability.diagnosis.findings.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
-from mlflow_stability.kinds.gradients.dead_layer import DeadLayerFacts
+from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory

@@ -30,9 +30,8 @@ from mlflow_stability.kinds.first_look.not_trained import NoGradient, NotOptimiz
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
 from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored, TargetsUnreachable
 from mlflow_stability.kinds.first_look.unregistered import UnregisteredModule
-from mlflow_stability.kinds.optimizer.clipping_strong import StrongClipping
-from mlflow_stability.kinds.optimizer.learning_rate_zero import LearningRateZero
-from mlflow_stability.kinds.optimizer.weight_decay_strong import StrongWeightDecay
+from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongClipping, StrongWeightDecay
+from mlflow_stability.kinds.optimizer.learning_rate_schedule import LearningRateZero
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau, PlateauFacts
 from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, NoNoiseFacts, RepeatedData

@@ -31,7 +31,7 @@ from mlflow_stability.kinds.inside.representation_collapse import Representation
 from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
 from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.kinds.inside.sdr_temperature import SdrTemperature
-from mlflow_stability.kinds.optimizer.adam_rms_high import AdamRmsHigh
+from mlflow_stability.kinds.optimizer.update_size import AdamRmsHigh
 from mlflow_stability.vocabulary.result import (
     LOWER_BETA2,
     LOWER_RATE,

@@ -24,9 +24,8 @@ from mlflow_stability.diagnosis.causes.catalog import (
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, usual_norm, value_at
 from mlflow_stability.diagnosis.causes.one_batch import abnormal_before, sudden_check
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
-from mlflow_stability.kinds.optimizer.loss_scale_collapse import LossScaleCollapse
-from mlflow_stability.kinds.reported.batches import BrokenBatchFacts, Rerun
-from mlflow_stability.kinds.reported.nan_origin import NanOriginFacts, NanSource
+from mlflow_stability.kinds.optimizer.loss_scaling import LossScaleCollapse
+from mlflow_stability.kinds.reported.broken_steps import BrokenBatchFacts, NanOriginFacts, NanSource, Rerun
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 
 NAN_ORIGIN = "nan_origin"

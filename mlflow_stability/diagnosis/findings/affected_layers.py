@@ -18,8 +18,12 @@ from mlflow_stability.curves.curves import Curve, curves_of
 from mlflow_stability.detectors.layer_values import gradient_flow
 from mlflow_stability.diagnosis.findings.notes import GradientFlowFacts, OtherLayersNote, with_note
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishingLayers
-from mlflow_stability.kinds.gradients.imbalance import GradientImbalance, WeightImbalance
-from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosion, LayerExplosionFacts
+from mlflow_stability.kinds.gradients.layers import (
+    GradientImbalance,
+    LayerExplosion,
+    LayerExplosionFacts,
+    WeightImbalance,
+)
 from mlflow_stability.kinds.optimizer.update_size import UpdateRatioHigh, UpdateRatioLow, WeightSpike
 from mlflow_stability.vocabulary.facts import LimitFacts
 from mlflow_stability.vocabulary.measured import of_the_whole

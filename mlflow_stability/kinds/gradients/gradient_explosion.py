@@ -140,7 +140,7 @@ class GradientExplosion(Detector):
     returns: int = 3
     """Number of findings within `returns_within` steps from which on each is a warning."""
     returns_within: int = 1000
-    """The steps in which they are counted."""
+    """Number of steps over which they are counted."""
     critical_norm: float = 1000.0
     """Norm from which it is critical, with `critical_rise`."""
     critical_rise: float = 100.0

@@ -23,7 +23,7 @@ from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Act
 from mlflow_stability.vocabulary.text.phrases import risen, sigmas
 
 SLOW_STEPS = 32
-"""Number of losses in the mean by which `SlowRise` judges."""
+"""Number of losses in each mean of `SlowRise`."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class DivergenceState:
     high: int = 0
     """The last steps as bits, the newest lowest: 1 for a high loss."""
     excesses: deque[float] = field(default_factory=deque)
-    """Each high loss as a multiple of what counts as high."""
+    """Each high loss as a multiple of the threshold."""
     baseline: tuple[float, float] | None = None
     """Center and scale of the baseline at the first high loss."""
     baseline_age: int = 0
@@ -183,7 +183,7 @@ class Divergence(Detector):
     """Minimum ratio of a loss whose level does not measure progress to the median size of the first
     {loss_fall.FIRST_VALUES}."""
     least_size_without_level: float = LEAST_SIZE
-    """Minimum size of such a loss."""
+    """Minimum size of a loss without a level."""
     slow_threshold: float = 7.0
     """Threshold of a slow rise, in standard errors of a mean of 32 steps."""
     slow_per_longer_run: float = 0.4

@@ -122,7 +122,7 @@ class DivergenceRule(Rule):
     """For a curve that reaches zero or below: it went back to zero where it ends nearer to it than this share of its
     best level, ..."""
     less_noise: float = 0.5
-    """... and its noise with it where that is at most this share of what it was until the best level."""
+    """... and its noise is at most this share of the noise until the best level."""
     chance: float = 4.0
     """Minimum mean rise in standard deviations of chance."""
     luck: float = 1.0
@@ -132,7 +132,7 @@ class DivergenceRule(Rule):
     confirmed: float = 0.5
     """Factor on chance where the validation loss ended above its best as well."""
     wandering: float = 2.0
-    """Minimum rise as a multiple of what a random walk with the curve's own steps would reach."""
+    """Minimum rise as a multiple of the reach of a random walk with the curve's own steps."""
     fewest_points_never_back: int = 10
     """Minimum number of points of a curve whose whole second half is above its start."""
     above_start: float = math.log(1.15)
@@ -146,7 +146,7 @@ class DivergenceRule(Rule):
     tails: tuple[float, float] = (0.05, 0.02)
     """Shares of the curve that count as its end, at least two levels."""
     sudden: float = 0.5
-    """Share of the rise between the means of two neighbouring stretches from which on it is a jump: the reported step
+    """Minimum share of the rise between the means of two neighbouring stretches for a jump: the reported step
     is then that of the jump, however low the loss happened to be shortly before."""
     beside_a_jump: int = 8
     """Number of points of each stretch; the rise is measured from eight times as many points before it."""
@@ -333,7 +333,7 @@ def _last_level(curve: Curve) -> float:
 def _random_walk(levels: Levels, since: int) -> float:
     """Return how far a random walk with the curve's own steps would be by now.
 
-    The steps are those of the coarsened curve, in which noise that differs from point to point evens out.
+    Coarsening the curve evens out noise that differs from point to point.
     """
     coarse, size = coarser(levels, 25)
     return noise_of(coarse) * math.sqrt(max(1.0, since / size))

@@ -62,7 +62,7 @@ class SpikeFacts(LossRiseFacts):
     high_steps: int | None = None
     """Number of high losses after it that made it a warning, itself included; None where these did not."""
     watched_steps: int | None = None
-    """Number of losses that were looked at for that, itself included."""
+    """Number of losses among which they are counted, itself included."""
     value_after: float | None = None
     """Median of the losses after it, in the unit of the loss, where that made it a warning."""
     baseline_after: float | None = None
@@ -176,7 +176,7 @@ class LossSpike(Detector):
     """Number of high losses among them, the first one included, that make a spike a warning. High are at least
     `calm_below`, half of the threshold of the loss alone, and `smallest_rise`."""
     worse_sigmas: float = 2.0
-    """Median of the losses after a spike, in σ above their baseline, from which on it made the loss worse."""
+    """Minimum median of the losses after a spike, in σ above their baseline, for a spike that made the loss worse."""
     worse_rise: float = 1.1
     """Minimum ratio of that median to the baseline; unused where the loss can be negative."""
     kept: float = 0.05
@@ -185,7 +185,7 @@ class LossSpike(Detector):
     """Number of spikes within `returns_within` steps from which on each is a warning: what the noise reaches once in
     {baseline.TAIL:one_in} steps does not come so often."""
     returns_within: int = 1000
-    """The steps in which they are counted."""
+    """Number of steps over which they are counted."""
     threshold_alone: bool = False
     """Judge by `threshold` alone: neither the noise's tail, nor a minimum ratio, nor a learning-rate restart excuses a
     loss, a gradient norm lowers no threshold, and a single high loss is a warning. `calm_steps` is 1 then, and

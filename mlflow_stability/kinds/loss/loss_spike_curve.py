@@ -153,9 +153,9 @@ class SpikeRule(Rule):
     deviations_below_zero: float = _DETECTOR.threshold_of_differences
     """Threshold in σ for a loss that reaches zero or below."""
     smallest_rise_in_spreads: float = 1.0
-    """Minimum rise of such a loss in units of the curve's own standard deviation."""
+    """Minimum rise of that loss in units of the curve's own standard deviation."""
     smallest_share_of_fall: float = 0.1
-    """Minimum rise of such a loss as a share of its fall to its lowest."""
+    """Minimum rise of that loss as a share of its fall to its lowest."""
     there: int = 24
     """Number of points on each side that show the local noise."""
     deviations_there: float = 4.0
@@ -187,7 +187,7 @@ class SpikeRule(Rule):
     returns: int = _DETECTOR.returns
     """Number of spikes within `returns_within` points from which on each is a warning."""
     returns_within: int = _DETECTOR.returns_within
-    """The points in which they are counted."""
+    """Number of points over which they are counted."""
     threshold_alone: bool = False
     """Whether every spike is a warning, as for a threshold of your own."""
 

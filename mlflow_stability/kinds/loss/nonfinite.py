@@ -34,7 +34,7 @@ class NonFiniteFacts(Facts):
     value: float
     """Its first value that is not finite."""
     last_finite: float | None
-    """Its last finite value before; None where there is none."""
+    """Its last finite value before, if there was one."""
     nan_from: int | None = None
     """The step at which an infinity became NaN; None where it did not."""
     count: int | None = None

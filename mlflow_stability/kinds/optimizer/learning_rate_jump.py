@@ -136,11 +136,11 @@ class LearningRateJump(Detector):
     constant: int = 1000
     """Number of steps without a change that end the warm-up."""
     same_pace: float = 0.5
-    """Minimum share of a jump by which the next step must rise for both to be one linear warm-up."""
+    """Minimum rise of the next step, as a share of the jump, for both to be one linear warm-up."""
     warm_up_start: float = 1e-5
     """First rate up to which a jump from it may be the second stage of a warm-up that rises once an epoch."""
     compared_losses: int = 8
-    """Number of losses before and after such a jump whose medians are compared."""
+    """Number of losses before and after that jump whose medians are compared."""
     watched_losses: int = 64
     """Number of losses for which it is followed."""
     worse: float = 1.3

@@ -225,7 +225,7 @@ class LearningRateRise(Detector):
 
     What to try: set the length of the schedule to the number of optimizer steps; call `scheduler.step()` once for each.
 
-    When it is wrong: cyclic schedules. Restarts, which raise the rate in one step, are none.
+    When it is wrong: cyclic schedules. Restarts, which raise the rate in one step, do not count.
 
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.CosineAnnealingLR.html
     """
@@ -270,7 +270,7 @@ class LearningRateRiseRule(Rule):
 
     What it sees: a rate that fell to {low:percent} of its highest value or less, and was at {high:percent} of its
     highest value or more at the end: because it rose in {steps} or more small steps, once, or because a schedule with
-    restarts had begun anew and was falling again.
+    restarts had begun again and was falling.
 
     Why it matters: the end of a schedule is where the loss gains most. A training that ends at a high rate loses that.
 

@@ -157,7 +157,7 @@ class SmallerStepsFacts(Facts):
     tensors: int | None = None
     """Number of tensors of moments that were reset."""
     checkpoint: str = ""
-    """What is said of a checkpoint that was written."""
+    """The sentence about a checkpoint that was written."""
     value: str = ""
     """The value of the option `act_ahead`."""
 
@@ -191,7 +191,7 @@ class CheckpointFailedFacts(Facts):
     folder: str = ""
     """Where it was to be written."""
     newest: int | None = None
-    """The step of the newest checkpoint there; None where there is none."""
+    """The step of the newest checkpoint there, if there is one."""
     split_by: str = ""
     """What splits the state over processes; empty where it is not split."""
 

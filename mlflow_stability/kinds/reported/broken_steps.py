@@ -20,7 +20,7 @@ class TokenFacts:
     different: int
     """How many different ones there are."""
     most_frequent: int
-    """The one that is there most often."""
+    """The most frequent number."""
     its_share: float
     """Its share of all."""
     longest_run: int
@@ -42,7 +42,7 @@ class TensorFacts:
     dtype: str
     """Such as ``float32``; empty where it was not recorded."""
     least: float | None
-    """The smallest finite value; None where there is none."""
+    """The smallest finite value, if there is one."""
     greatest: float | None
     """The largest finite value."""
     mean: float | None

@@ -56,7 +56,7 @@ class RollbackFacts(Facts):
     learning_rate_of: str = ""
     """The optimizer that it belongs to, where there are several."""
     learning_rate_share: float | None = None
-    """Factor on the learning rate for the rest of the training; None where there is none."""
+    """Factor on the learning rate for the rest of the training, if it is limited."""
     easing_factor: float = 1.0
     """Factor on the learning rate of the next step."""
     easing_steps: int = 0
@@ -121,7 +121,7 @@ class GiveUpFacts(Facts):
     gave_up: GaveUp
     """What it stopped doing."""
     reason: str
-    """Why a rollback was wanted and why there is none, in a sentence or two."""
+    """Why a rollback was needed and why it did not happen, in a sentence or two."""
     onset: int
     """The step at which the trouble began at the earliest."""
     rollbacks: int

@@ -19,7 +19,7 @@ from mlflow_stability.detectors.finding_type import Instability
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.kinds.catalog import of_instability
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.kinds.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.reported.autopilot import EarlyStopping
 from mlflow_stability.probes.step import StepCapture

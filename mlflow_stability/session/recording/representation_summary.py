@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from mlflow_stability.kinds.reported.representation_summary import (
+from mlflow_stability.kinds.reported.endings import (
     OF_CODES,
     OF_ROWS,
     VERDICTS,

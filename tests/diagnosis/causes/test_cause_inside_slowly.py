@@ -10,7 +10,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.gradients.dead_layer import DeadLayerFacts
+from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
 from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import Metric
 from mlflow_stability.vocabulary.text.metric_names import Meaning

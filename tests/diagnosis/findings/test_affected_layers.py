@@ -6,7 +6,7 @@ from findings import at_step, over_steps
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
-from mlflow_stability.kinds.gradients.layer_explosion import LayerExplosionFacts
+from mlflow_stability.kinds.gradients.layers import LayerExplosionFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, Statement, Text
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
