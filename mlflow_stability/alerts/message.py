@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from mlflow_stability.kinds.nouns import noun_of
+from mlflow_stability.kinds.catalog import noun_of
 from mlflow_stability.vocabulary.measured import condition_in
 from mlflow_stability.vocabulary.result import Severity
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.kinds.catalog import default_detectors
-from mlflow_stability.kinds.thresholds import chosen
+from mlflow_stability.kinds.catalog import choose_detectors, default_detectors
 from mlflow_stability.vocabulary.settings import TAKES
 
 
@@ -23,4 +22,4 @@ def asked_detectors(detectors: Iterable[Detector | str] | None, sensitivity: str
     given = TAKES["detectors"].checked("detectors", detectors)
     if sensitivity != "normal" and not any(isinstance(detector, str) for detector in given):
         raise SettingsError("Give detectors= or sensitivity=, not both: each sets the thresholds.")
-    return chosen(given, sensitivity)
+    return choose_detectors(given, sensitivity)

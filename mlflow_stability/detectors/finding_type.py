@@ -1,19 +1,31 @@
-"""What can be found in a training, whoever finds it: its name, its words, how bad it can be, what to do about it.
+"""Types of findings: names, words, severities and remedies, as classes in the files of `kinds`.
 
-Each type is a class in a file of a sub-package of `detectors`, and nothing else has to know of it: `catalog` finds it,
-and `explain`, the manual, the reports and the tests take what they say of it from here and from its docstring.
+The catalog collects them; `explain`, the manual, the reports and the tests take their texts from here and from the
+docstrings. A number stands once, in the field of a threshold; texts name it in braces:
+
+``{threshold}`` is the number as it is, ``{kept:percent}`` a share, ``{smallest_rise:rise}`` what a ratio is above 1,
+``{train_fell:fall}`` what it is below 1, ``{jump:exp}`` the ratio of a number of nats, ``{jump:exp_rise}`` what that is
+above 1, ``{threshold:sure}`` what makes a finding critical, ``{tails[0]}`` one of several. Names in capitals are
+constants of the module; ``{baseline.TAIL}`` is one of a module of `detectors`. An unknown name is an error when the
+class is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Literal
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import cleandoc
+from string import Formatter
+from textwrap import fill
+from typing import Any, ClassVar, Literal
 
-from mlflow_stability.detectors.rendered_numbers import defaults_of, rendered
 from mlflow_stability.vocabulary.result import Remedy
 from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.sensitivity import FACTORS
 
 Moves = Literal["times", "power", "inverse"]
 """How a threshold follows the sensitivity: ``times`` for σ, nats and shares that a value must exceed; ``power`` for a
@@ -21,10 +33,10 @@ value as a multiple of a level; ``inverse`` for what a value must stay below."""
 
 
 class Symptom(Enum):
-    """What a finding looks like to who asks why it came about; each check of causes says for which it is asked."""
+    """Which causes are looked for; each check of causes declares its symptoms."""
 
     NONE = "none"
-    """Nobody asks for its cause."""
+    """No cause is looked for."""
     NON_FINITE = "non-finite"
     RISING = "rising"
     VANISHING = "vanishing"
@@ -39,20 +51,18 @@ class Symptom(Enum):
 
 
 class Instability(Enum):
-    """Whether a finding is about a training that becomes unstable. Such findings come together, one of them leads to
-    the others, and while it trains they are reported as one.
-    """
+    """Whether a finding is part of an unstable training. Such findings lead to each other, and are reported as one."""
 
     NONE = "none"
-    """It is about something else: progress, speed, memory, settings."""
+    """It is about progress, speed, memory or settings."""
     SIGN = "sign"
-    """It says nothing bad of the weights: the step was skipped, or they may still be good."""
+    """The step was skipped, or the weights may still be good."""
     HARMFUL = "harmful"
-    """Weights of its step may carry what led to it: a state that is not confirmed as good yet is given up."""
+    """The weights of its step may be harmed: a state that is not confirmed as good yet is given up."""
 
 
-LAST = 10_000
-"""Where a type stands that does not say where."""
+DEFAULT_ORDER = 10_000
+"""The `order` of types that do not set one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +70,104 @@ class FindingType:
     """A type of finding. Its docstring says what it sees, why it matters, what to try, when it is wrong."""
 
     kind: ClassVar[str]
-    """The name of what is found: ``nan_detected``."""
+    """The name of the finding: ``nan_detected``."""
     noun: ClassVar[str] = ""
-    """What one of it is called within a sentence, with its article: "a loss spike"; empty: the words of its name."""
+    """One finding within a sentence, with its article: "a loss spike"; empty: the words of `kind`."""
     plural: ClassVar[str] = ""
-    """What several are called behind a number: "loss spikes"; empty for what is not counted, such as NaN."""
+    """Several, after a number: "loss spikes"; empty where it is not counted, such as NaN."""
     question: ClassVar[str] = ""
-    """What checklists ask about it: "Are units dead?"; empty: nothing. A run answers it by its findings."""
+    """Its question in checklists: "Are units dead?"; empty: none. The findings of a run answer it."""
     check_by_hand: ClassVar[str] = ""
     """How to answer the question without a recording; thresholds in braces, as in the docstring."""
     rule: ClassVar[str] = ""
-    """Which way of finding it: empty for our own, ``classic`` for the one that is in general use."""
+    """Name of the way to find it: empty for our own, ``classic`` for the one in general use."""
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    """How bad its findings can be, the mildest first."""
+    """The severities that it can have, the mildest first."""
     experimental: ClassVar[bool] = False
-    """Whether it is not relied upon yet; such findings are never above INFO, and change no verdict."""
+    """Whether its false-alarm rate is not known; its findings are INFO, and change no verdict."""
     remedies: ClassVar[tuple[Remedy, ...]] = ()
     """What to try, most likely first."""
     symptom: ClassVar[Symptom] = Symptom.NONE
-    """By which its cause is looked for."""
     instability: ClassVar[Instability] = Instability.NONE
-    """Whether it is part of an unstable training."""
     of_setup: ClassVar[bool] = False
     """Whether it is a mistake in the set-up, which leaves a training stable."""
     of_hardware: ClassVar[bool] = False
     """Whether it is about the machine, not about the training."""
-    order: ClassVar[int] = LAST
-    """Where it stands among the others: detectors look, and types are listed, from the lowest on, then by name."""
+    order: ClassVar[int] = DEFAULT_ORDER
+    """Detectors run, and types are listed, by this number, then by name."""
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {}
-    """Which of its thresholds follow the sensitivity, and how; what is no matter of degree has none."""
+    """Which of its thresholds follow the sensitivity, and how."""
 
     def __init_subclass__(cls) -> None:
-        """Put the thresholds into the texts; not again when `dataclass` makes the class anew with slots."""
+        """Put the thresholds into the texts; not again when `dataclass` makes the class a second time, with slots."""
         if "__dataclass_fields__" in vars(cls):
             return
         thresholds = defaults_of(cls)
         cls.__doc__ = rendered(cls.__doc__ or "", thresholds, cls.__module__) or None
         cls.check_by_hand = " ".join(rendered(cls.check_by_hand, thresholds, cls.__module__).split())
+
+
+_WIDTH = 116
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_SURE = FACTORS["low"]
+_FORMATS: Mapping[str, Callable[[float], str]] = {
+    "": lambda value: _plain(value),
+    "percent": lambda value: _percent(value),
+    "points": lambda value: _plain(100 * value),
+    "one_in": lambda value: _plain(1 / value),
+    "rise": lambda value: _percent(value - 1),
+    "fall": lambda value: _percent(1 - value),
+    "exp": lambda value: _plain(math.exp(value)),
+    "exp_rise": lambda value: _percent(_short(math.expm1(value))),
+    "exp_fall": lambda value: _percent(_short(-math.expm1(-value))),
+    "exp_left": lambda value: _percent(_short(math.exp(-value))),
+    "sure": lambda value: _plain(value * _SURE),
+    "sure_power": lambda value: _plain(value**_SURE),
+    "sure_rise": lambda value: _percent(_short(value**_SURE - 1)),
+    "sure_below": lambda value: _percent(value / _SURE),
+}
+
+
+def rendered(text: str, thresholds: Mapping[str, Any], module: str) -> str:
+    """Return the text with the values of thresholds and constants, and its paragraphs filled again."""
+    if "{" not in text:
+        return text
+    constants = {name: value for name, value in vars(import_module(module)).items() if name.isupper()}
+    numbers = _Numbers().vformat(cleandoc(text), (), {**constants, **thresholds})
+    paragraphs = numbers.replace(" %", f"{_NO_BREAK}%").split("\n\n")
+    filled = "\n\n".join(fill(paragraph, _WIDTH, break_on_hyphens=False) for paragraph in paragraphs)
+    return filled.replace(_NO_BREAK, " ")
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """Return the defaults of the annotated fields of a class that is not a dataclass yet, and of inherited ones."""
+    inherited = {name: field.default for name, field in getattr(cls, "__dataclass_fields__", {}).items()}
+    return inherited | {name: vars(cls)[name] for name in vars(cls).get("__annotations__", ()) if name in vars(cls)}
+
+
+class _Numbers(Formatter):
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        if key in kwargs:
+            return kwargs[str(key)]
+        module = f"{__package__}.{key}"
+        if find_spec(module) is None:
+            raise NameError(f"Documentation names {key!r}, which is neither a threshold nor a constant.")
+        return import_module(module)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return _FORMATS[format_spec](value)
+
+
+def _short(share: float) -> float:
+    """Round to two digits: what is computed from a threshold need not be exact."""
+    return float(f"{share:.2g}")
+
+
+def _percent(share: float) -> str:
+    return f"{_plain(100 * share)} %"
+
+
+def _plain(value: float) -> str:
+    """Return at most three significant digits: ``8``, ``1,000``, ``0.05``, ``1e-7``."""
+    rounded = float(f"{value:.3g}") if abs(value) < 1000 else round(value)
+    return f"{int(rounded):,}" if rounded == int(rounded) else f"{rounded:g}".replace("e-0", "e-")

@@ -1,8 +1,8 @@
-"""Knows when the learning rate has just been restarted on purpose, after which the loss rises for a while.
+"""Recognise restarts of the learning rate, after which a rise of the loss is expected.
 
-Schedules with warm restarts and cycles bring the rate back to where it has been before, at once or nearly so. A rate
-that jumps beyond its highest is no restart, and excuses nothing; it ends the excuse of a restart before it. A rate that
-had jumped shortly before a rollback is none that the training has had before: the schedule may well write it again.
+Schedules with warm restarts and cycles bring the rate back to where it has been before, in one step or nearly so. A
+jump beyond the highest rate is no restart, and ends the grace period of the restart before it. A rate that jumped
+shortly before a rollback does not count as reached: the schedule may well write it again.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from dataclasses import dataclass
 from mlflow_stability.vocabulary.measured.signal import Signal
 
 MIN_RISE = 1.5
-"""The least growth in one step that makes a restart, or a jump: which of the two is told by the highest so far."""
+"""Minimum growth of the rate in one step for a restart or a jump."""
 MAX_RESTART = 1.05
-"""How far beyond the highest rate so far a restart may go, as a multiple; from there on it is a jump."""
+"""Maximum ratio of a restart to the highest rate before it; a larger one is a jump."""
 RESTART_STEPS = 200
-"""For how many steps the rise of the loss belongs to it."""
+"""Number of steps after a restart during which rises of the loss are expected."""
 
 
 @dataclass(slots=True)
 class RateRestart:
-    """The learning rate so far, and the step of its last restart."""
+    """The learning rates of one training, and its last restart."""
 
     last: float = 0.0
     highest: float = 0.0
     at: int | None = None
-    seen: int = 0
+    """The step of the last restart."""
+    step: int = 0
     """The last step."""
     jumped_at: int | None = None
-    """The step of the last jump, ..."""
+    """The step of the last jump."""
     before_jump: float = 0.0
-    """... and the highest rate before it."""
+    """The highest rate before that jump."""
     is_barred: bool = False
-    """Whether the present rate was rolled back from, and so counts for nothing until it has come down."""
+    """Whether the current rate was rolled back from, so that it does not count until it has come down."""
 
     def see(self, rate: float, step: int) -> None:
-        """Take the rate of a step."""
-        self.seen = step
+        self.step = step
         if rate != self.last:
             if 0 < self.last * MIN_RISE <= rate:
                 if rate <= self.highest * MAX_RESTART:
@@ -51,32 +51,34 @@ class RateRestart:
                 self.highest = rate
 
     def after_rollback(self) -> RateRestart:
-        """What is still known after a rollback: the rates of the schedule, but for one that had jumped just before."""
-        if self.jumped_at is None or self.seen - self.jumped_at > RESTART_STEPS:
-            return RateRestart(self.last, self.highest, seen=self.seen)
-        return RateRestart(self.last, self.before_jump, seen=self.seen, is_barred=True)
+        """Return the rates that remain known: those of the schedule, without a jump just before the rollback."""
+        if self.jumped_at is None or self.step - self.jumped_at > RESTART_STEPS:
+            return RateRestart(self.last, self.highest, step=self.step)
+        return RateRestart(self.last, self.before_jump, step=self.step, is_barred=True)
 
     def excuses(self, step: int) -> bool:
-        """Whether a rise at this step belongs to a restart."""
+        """Whether a rise of the loss at this step is expected."""
         return self.at is not None and 0 <= step - self.at <= RESTART_STEPS
 
 
 class OptimizersOfLosses:
-    """By place of a loss: the optimizers that have stepped for it, as the places of their learning rates."""
+    """The optimizers that have stepped for each loss, as the places of their learning rates."""
 
-    __slots__ = ("_seen",)
+    __slots__ = ("_by_loss",)
 
     def __init__(self) -> None:
-        self._seen: dict[str, set[str]] = {}
+        self._by_loss: dict[str, set[str]] = {}
 
     def losses_with_new_optimizers(self, signals: Sequence[Signal]) -> list[int]:
-        """Which of these signals are losses for which only optimizers step that never did before."""
+        """Return the indices of losses whose optimizers all step for them for the first time."""
         rates = {signal.place for signal in signals if signal.quantity == "learning_rate"}
-        found = []
+        if not rates:
+            return []
+        indices = []
         for index, signal in enumerate(signals):
-            if signal.quantity == "loss" and rates:
-                seen = self._seen.setdefault(signal.place, set())
-                if seen and not rates & seen:
-                    found.append(index)
-                seen |= rates
-        return found
+            if signal.quantity == "loss":
+                earlier = self._by_loss.setdefault(signal.place, set())
+                if earlier and not rates & earlier:
+                    indices.append(index)
+                earlier |= rates
+        return indices

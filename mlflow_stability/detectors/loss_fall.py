@@ -1,8 +1,6 @@
-"""How far a loss has fallen since it began, and below which level its changes no longer matter.
+"""How far a loss has fallen since its start, and below which level its changes no longer matter.
 
-In: the losses, or gradient norms, of one training, one after the other. Out: the level at which they began, the share
-of it that is left, whether it has been learnt, and whether a rise to a value is trouble at all. Detectors and the rules
-of whole curves use the same definitions.
+Detectors and the rules of whole curves share these definitions, for losses and gradient norms alike.
 """
 
 from __future__ import annotations
@@ -13,41 +11,40 @@ from dataclasses import dataclass, field
 from statistics import median
 
 FIRST_VALUES = 20
-"""So many first values say where a curve began."""
+"""Number of first values that define the start of a curve."""
 RECENT_VALUES = 10
-"""And so many last ones where it is."""
+"""Number of last values that define its present level."""
 EARLY_VALUES = 3
-"""In the first steps, the median of so many last ones is compared with the very first."""
+"""Number of last values that are compared with the very first one during the first steps."""
 LEARNT = 0.01
-"""Below this share of where it began a loss has been learnt: its gradient is tiny by nature, and a jump is none."""
+"""Share of its start below which a loss has been learnt: its gradient is tiny by nature, and jumps are harmless."""
 NOISY_BELOW, NOISY_RISE = 0.05, 0.2
-"""Where a loss below the first share of where it began leaps about, only a rise to the second is trouble: a single
-example that is still hard makes it leap a hundredfold, and nothing has been lost. A level of exactly zero
-leaps by any rise."""
+"""A very noisy loss below the first share of its start rises harmlessly up to the second: a single hard example raises
+it a hundredfold. A loss of exactly zero counts as very noisy."""
 NOISY = 0.5
-"""A loss leaps about whose noise is this share of it, or more."""
+"""Minimum noise of a very noisy loss, as a share of its level."""
 
 
 def start_level(first: Sequence[float]) -> float:
-    """Where a curve with these first values began; 0 where there is none.
+    """Return the level at which a curve with these first values started; 0 without values.
 
-    The very first ones count as well as the median: of a log with a point every ten steps they may be the only high
-    ones. A single one counts for a tenth of itself, for a first step from random weights may cost any amount.
+    The first three count beside the median: in a log of every tenth step they may be the only high ones. A single value
+    counts for a tenth, because a first step from random weights can have any loss.
     """
     return max(median(first), median(first[:3]), first[0] / 10) if first else 0.0
 
 
 def negligible_level(first: Sequence[float], level: float | None = None, noise: float = 0.0) -> float:
-    """Up to which value a rise is no trouble, of a loss with these first values; of negative ones nobody can say so.
+    """Return the value up to which a loss with these first values rises harmlessly.
 
-    A mean over an epoch has fallen far by the second one, so that where it leaps about the highest of three counts.
+    The highest of the first three counts where the loss is very noisy: means over epochs have fallen far by the second.
     """
-    little = LEARNT * start_level(first)
+    learnt = LEARNT * start_level(first)
     if level is None or not first:
-        return little
+        return learnt
     highest = max(first[:3])
-    leaps = level < NOISY_BELOW * highest and (noise >= NOISY or level == 0.0)
-    return max(little, NOISY_RISE * highest) if leaps else little
+    is_noisy = level < NOISY_BELOW * highest and (noise >= NOISY or level == 0.0)
+    return max(learnt, NOISY_RISE * highest) if is_noisy else learnt
 
 
 @dataclass(slots=True)
@@ -56,15 +53,14 @@ class FirstValues:
 
     first: list[float] = field(default_factory=list)
     count: int = FIRST_VALUES
-    """So many of them are looked at."""
+    """Number of values that are kept."""
 
     def take(self, value: float) -> None:
-        """Take a finite value in."""
         if len(self.first) < self.count:
             self.first.append(value)
 
     def matters(self, value: float, level: float | None = None, noise: float = 0.0) -> bool:
-        """Whether a rise from a level to a value is trouble, given its noise as a share of the level."""
+        """Whether a rise from a level to a value is trouble, given the noise as a share of the level."""
         return (level is not None and level < 0) or value >= negligible_level(self.first, level, noise)
 
 
@@ -76,22 +72,21 @@ class LossFall:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_VALUES))
 
     def take(self, value: float) -> None:
-        """Take a finite loss in."""
         begun = self.begun
-        if len(begun.first) < begun.count:  # as `FirstValues.take`: many detectors follow the loss at every step
+        if len(begun.first) < begun.count:  # inlined `FirstValues.take`: called at every step, for many detectors
             begun.first.append(value)
         self.recent.append(value)
 
     def share(self) -> float | None:
-        """What is left of the median of the first losses; None where that cannot be said."""
+        """Return the share of the start that is left; None where it is too early, or the loss is negative."""
         if len(self.begun.first) < self.begun.count:
             return None
-        # Of the last values, not of the baseline: that does not follow a loss which jumped when the gradient went.
+        # Not the level of the baseline, which does not follow a loss that jumped when its gradient vanished.
         start, now = median(self.begun.first), median(self.recent)
         return now / start if start > 0 and now >= 0 else None
 
     def size_at_start(self) -> float:
-        """Return the size of the first losses, at most 1 and 1 where there are none.
+        """Return the size of the first losses, at most 1; 1 without losses.
 
         A loss that is multiplied by a small number has gradients that are as small, and trains as well.
         """
@@ -99,15 +94,15 @@ class LossFall:
         return min(1.0, abs(median(first))) if first else 1.0
 
     def has_fallen_to(self, share: float) -> bool:
-        """Return whether at most this share of the start is left; in the first steps, of the very first value."""
-        known = self.share()
-        if known is not None:
-            return known <= share
+        """Whether at most this share of the start is left; during the first steps, of the very first value."""
+        left = self.share()
+        if left is not None:
+            return left <= share
         first = self.begun.first
         return len(first) > EARLY_VALUES and 0 <= median([*self.recent][-EARLY_VALUES:]) <= share * first[0]
 
     def learnt(self) -> bool:
-        """Whether next to nothing is left of it."""
+        """Whether almost nothing of the loss is left."""
         if not self.recent:
             return False
         now = median(self.recent)
@@ -116,26 +111,21 @@ class LossFall:
 
 @dataclass(slots=True)
 class LossFalls:
-    """The same of all trainings of one recording."""
+    """The losses of all trainings of one recording."""
 
     by_place: dict[str, LossFall] = field(default_factory=dict)
 
     def take(self, place: str, value: float) -> None:
-        """Take a finite loss in."""
         fall = self.by_place.get(place)
         if fall is None:
             fall = self.by_place[place] = LossFall()
-        begun = fall.begun
-        if len(begun.first) < begun.count:
-            begun.first.append(value)
-        fall.recent.append(value)
+        fall.take(value)
 
     def share(self) -> float | None:
-        """What is left of the one that has fallen least; None where that cannot be said of all of them."""
-        shares = [each.share() for each in self.by_place.values()]
-        known = [each for each in shares if each is not None]
-        return max(known) if known and len(known) == len(shares) else None
+        """Return the share that is left of the loss that has fallen least; None where one is not known."""
+        shares = [share for fall in self.by_place.values() if (share := fall.share()) is not None]
+        return max(shares) if shares and len(shares) == len(self.by_place) else None
 
     def learnt(self) -> bool:
-        """Whether next to nothing is left of any of them."""
-        return bool(self.by_place) and all(each.learnt() for each in self.by_place.values())
+        """Whether almost nothing is left of any loss."""
+        return bool(self.by_place) and all(fall.learnt() for fall in self.by_place.values())

@@ -1,8 +1,7 @@
-"""Tells whether the level of a recording's losses measures progress.
+"""Decide whether the level of a recording's losses measures progress.
 
-In: the losses, one after the other, and what is recorded about them. Out: `has_level`. A loss has no level where the
-record says so, where trainings take turns as the halves of a GAN do, and where its sign keeps changing. Detectors and
-rules of whole curves use the same definitions and thresholds.
+It does not where the recording says so, where trainings alternate as the halves of a GAN do, and where the sign of the
+loss keeps changing. Detectors and the rules of whole curves share these definitions.
 """
 
 from __future__ import annotations
@@ -26,54 +25,52 @@ LOSS_RISE = 1000.0
 """Minimum ratio of a loss without a level to its size in the first steps: above it, it has diverged all the same."""
 LEAST_SIZE = 10.0
 """Minimum size of a loss without a level that has diverged: sparse rewards make a loss of 1e-6 grow a thousandfold."""
-RETURNS = 4
-"""Number of times that a loss comes again after another's, from which on trainings take turns."""
-STRETCH = 12
+MIN_RETURNS = 4
+"""Minimum number of times that a loss comes again after another's where trainings alternate."""
+STRETCH_LOSSES = 12
 """Number of losses of one sign in a row that make a stretch."""
-STRETCHES = 6
-"""Number of stretches, of alternating signs, from which a loss is signed: a density that crosses zero has two, and up
-to four where noise takes it back."""
+MIN_STRETCHES = 6
+"""Minimum number of stretches, of alternating signs, of a signed loss. A density that crosses zero has two, and up to
+four with noise."""
 WINDOW = 64
-"""Number of losses in one window, ..."""
+"""Number of losses in a window."""
 MIXED_WINDOWS = 8
-"""... of which so many in a row hold both signs where a loss is noise around zero."""
+"""Number of windows in a row that hold both signs where a loss is noise around zero."""
 MIXED_SHARE = 0.2
 """Minimum share of the rarer sign in each of them."""
-STEADY = 0.05
+MAX_CHANGE = 0.05
 """Maximum change of the share of negative losses from the first half of them to the second: a density that crosses
 zero changes it."""
 
 
 @dataclass(slots=True)
 class AlternatingLosses:
-    """Whose loss came last, and how often one came again after another's."""
+    """Counts how often the loss of one training comes again after that of another."""
 
     last: str | None = None
-    seen: set[str] = field(default_factory=set)
+    places: set[str] = field(default_factory=set)
     returns: int = 0
 
     @property
     def alternate(self) -> bool:
-        """Whether trainings take turns; those that follow one upon the other do not."""
-        return self.returns >= RETURNS
+        return self.returns >= MIN_RETURNS
 
     def take(self, place: str) -> None:
-        """See whose loss comes next."""
         if place != self.last:
-            self.returns += place in self.seen
-            self.seen.add(place)
+            self.returns += place in self.places
+            self.places.add(place)
             self.last = place
 
 
 def take_turns(steps_of_places: Sequence[Sequence[int] | NDArray[np.int64]]) -> bool:
-    """The same of whole curves, each with the steps of its losses; at one step they come in their order."""
+    """Return whether trainings alternate, from the steps of each loss; losses of one step come in their order."""
     if len(steps_of_places) < 2:
         return False
-    lengths = [len(each) for each in steps_of_places]
-    steps = np.concatenate([np.asarray(each, np.int64) for each in steps_of_places])
+    lengths = [len(steps) for steps in steps_of_places]
+    steps = np.concatenate([np.asarray(steps, np.int64) for steps in steps_of_places])
     places = np.repeat(np.arange(len(lengths)), lengths)[np.argsort(steps, kind="stable")]
     changes = int(np.count_nonzero(places[1:] != places[:-1]))
-    return bool(changes - np.count_nonzero(lengths) + 1 >= RETURNS)  # the first change to a place is no return
+    return bool(changes - np.count_nonzero(lengths) + 1 >= MIN_RETURNS)  # the first change to a place is no return
 
 
 @dataclass(slots=True)
@@ -81,23 +78,22 @@ class Signs:
     """The signs of a loss: whether long stretches of both alternate, or both are mixed for long."""
 
     negative: bool | None = None
-    """The sign of the current run of losses; None before the first negative one."""
+    """The sign of the current run of losses; None before the first one."""
     run: int = 0
     """Number of losses in it."""
     stretches: int = 0
-    last: bool | None = None
+    last_stretch: bool | None = None
     """The sign of the last stretch."""
     count: int = 0
-    """Number of losses in the current window, ..."""
+    """Number of losses in the current window."""
     below: int = 0
-    """... and how many of them are negative."""
+    """Number of negative ones among them."""
     shares: list[float] = field(default_factory=list)
-    """The share of negative losses in the last windows, which are mixed."""
+    """Share of negative losses in each of the last mixed windows."""
     keep_changing: bool = False
     """Whether the loss is signed."""
 
     def take(self, value: float) -> None:
-        """See the next loss."""
         negative = value < 0
         self.count += 1
         self.below += negative
@@ -107,10 +103,10 @@ class Signs:
             self.negative, self.run = negative, 1
             return
         self.run += 1
-        if self.run == STRETCH and negative is not self.last:
+        if self.run == STRETCH_LOSSES and negative is not self.last_stretch:
             self.stretches += 1
-            self.last = negative
-            self.keep_changing = self.keep_changing or self.stretches >= STRETCHES
+            self.last_stretch = negative
+            self.keep_changing = self.keep_changing or self.stretches >= MIN_STRETCHES
 
     def _end_window(self) -> None:
         share = self.below / self.count
@@ -122,11 +118,11 @@ class Signs:
         half = MIXED_WINDOWS // 2
         if len(self.shares) == MIXED_WINDOWS:
             change = abs(sum(self.shares[:half]) - sum(self.shares[half:])) / half
-            self.keep_changing = self.keep_changing or change <= STEADY
+            self.keep_changing = self.keep_changing or change <= MAX_CHANGE
 
 
 def keeps_changing_sign(values: Iterable[float]) -> bool:
-    """The same of a whole curve."""
+    """Return whether the loss of a whole curve is signed."""
     signs = Signs()
     for value in values:
         signs.take(value)
@@ -134,26 +130,28 @@ def keeps_changing_sign(values: Iterable[float]) -> bool:
 
 
 class LossLevels:
-    """What is known about the losses of one recording so far."""
+    """Follows the losses of one recording, to see whether they have a level."""
 
     __slots__ = ("_given", "_recorded", "_signs", "_turns", "has_level", "reason")
 
     def __init__(self, given: LossLevel | None = None) -> None:
         self._given = given
-        """What is known from outside, also where the losses themselves are not shown."""
+        """A level that is known beforehand."""
         self._recorded: LossLevel | None = None
         self._turns = AlternatingLosses()
         self._signs: dict[str, Signs] = {}
         self.has_level = True
-        """Whether the level measures progress, as far as is known."""
         self.reason: NoLevel | None = None
-        """Why it does not."""
+        """Why they have none."""
         self._conclude()
 
     def see(self, quantity: str, place: str, value: float) -> None:
-        """See the next loss, or what was recorded about the losses."""
+        """Take the next loss, or a recorded level."""
         if quantity == LOSS_LEVEL:
-            self._hear(value)
+            level = level_of_code(value)
+            if level is not None:
+                self._recorded = level
+                self._conclude()
             return
         turns = self._turns
         if place != turns.last:
@@ -168,24 +166,20 @@ class LossLevels:
             if self.has_level and signs.keep_changing:
                 self._conclude()
 
-    def _hear(self, code: float) -> None:
-        level = level_of_code(code)
-        if level is not None:
-            self._recorded = level
-            self._conclude()
-
     def after_rollback(self) -> None:
-        """Forget the losses so far, but not what they have shown: the training goes on with other weights."""
+        """Forget the losses, but not what they have shown: the training goes on with other weights."""
         self._turns = AlternatingLosses(returns=self._turns.returns if self._turns.alternate else 0)
-        self._signs = {place: each for place, each in self._signs.items() if each.keep_changing}
+        self._signs = {place: signs for place, signs in self._signs.items() if signs.keep_changing}
 
     def _conclude(self) -> None:
-        told = self._recorded if self._given is None or (self._recorded and self._recorded.by_user) else self._given
-        if told is not None and (told.by_user or told.reason is not None):
-            self.reason = told.reason
+        level = self._given
+        if level is None or (self._recorded is not None and self._recorded.by_user):
+            level = self._recorded
+        if level is not None and (level.by_user or level.reason is not None):
+            self.reason = level.reason
         elif self._turns.alternate:
             self.reason = NoLevel.ADVERSARIAL
-        elif any(each.keep_changing for each in self._signs.values()):
+        elif any(signs.keep_changing for signs in self._signs.values()):
             self.reason = NoLevel.SIGNED
         else:
             self.reason = None
@@ -193,10 +187,9 @@ class LossLevels:
 
 
 SMALL_CLASS_COUNTS = range(2, 25)
-"""Numbers of classes that lie so far apart that each may be meant."""
-# The alphabets, data sets and vocabularies that people use. Not all numbers: the logarithm of some is near to any loss.
-# 26-28 letters; 47 and 62 EMNIST; 65 tiny Shakespeare; 200 Tiny ImageNet; 365 Places. 101, 102 and 1024 lie so near to
-# 100 and 1000 that a loss does not tell them apart.
+"""Numbers of classes whose logarithms are far enough apart to tell them."""
+# Alphabets, data sets and vocabularies in use; of all numbers, one would fit any loss. 26-28 letters; 47 and 62 EMNIST;
+# 65 tiny Shakespeare; 200 Tiny ImageNet; 365 Places. 101, 102 and 1024 are too near to 100 and 1000 to tell them apart.
 USUAL_CLASS_COUNTS: tuple[int, ...] = (
     *(26, 27, 28, 32, 47, 62, 64, 65, 100, 128, 200, 256, 365, 512, 1000, 2048, 4096, 8192),
     *(10_000, 16_384, 21_841, 30_522, 32_000, 32_768, 50_257, 50_304, 65_536, 100_277, 128_256, 151_936),
@@ -204,11 +197,13 @@ USUAL_CLASS_COUNTS: tuple[int, ...] = (
 
 
 def classes_of(loss: float, within: float) -> int:
-    """The number of classes among which guessing gives this loss; 0 if there is none that people use."""
-    away, classes = min((abs(loss / math.log(each) - 1), each) for each in (*SMALL_CLASS_COUNTS, *USUAL_CLASS_COUNTS))
-    return classes if away <= within else 0
+    """Return the number of classes for which this loss is chance level; 0 if no usual number fits."""
+    distance, classes = min(
+        (abs(loss / math.log(classes) - 1), classes) for classes in (*SMALL_CLASS_COUNTS, *USUAL_CLASS_COUNTS)
+    )
+    return classes if distance <= within else 0
 
 
 def stays_at_chance(before: float, now: float, within: float = 0.012, moved: float = 0.9) -> bool:
-    """Whether a loss is what guessing costs and was hardly higher before: then nothing has been learnt meanwhile."""
+    """Whether a loss is at chance level and was hardly higher before: then nothing has been learnt meanwhile."""
     return now > 0 and now >= moved * before and classes_of(now, within) > 0

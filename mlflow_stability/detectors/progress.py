@@ -1,7 +1,7 @@
-"""Whether a training is visibly doing badly, which decides how severe a finding about its inside is.
+"""Follow the losses of a recording, to see whether the training is doing badly.
 
-In: the losses of a training, and what a detector finds in its layers. Out: the same finding, as information while the
-loss falls; as a warning once it has not fallen, or is above its lowest level, while the trouble goes on.
+A finding about the inside of a model is INFO while the loss falls. It becomes a warning once the loss has not fallen,
+or has risen above its lowest level, while the trouble goes on.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ FALLEN = 0.9
 """Share of its start below which a loss has fallen."""
 RISEN = 1.3
 """Ratio to the lowest running mean above which a loss has risen; noise of 30 % does not reach it."""
-
 MIN_LOST_SHARE = 0.1
-"""Minimum share of the progress that such a rise must undo."""
+"""Minimum share of the progress that a rise must undo."""
 
 
 @dataclass(slots=True)
@@ -42,7 +41,6 @@ class LossProgress:
     lowest: float = inf
 
     def take(self, loss: float) -> None:
-        """Take a finite loss in."""
         self.count += 1
         if len(self.first) < START_LOSSES:
             self.first.append(loss)
@@ -52,33 +50,33 @@ class LossProgress:
         self.lowest = min(self.lowest, self.mean)
 
     def trouble(self) -> LossTrouble | None:
-        """What is wrong with the loss; None where nothing is, or nothing is known yet."""
+        """Return what is wrong with the loss; None where nothing is, or it is too early to tell."""
         if self.lowest == inf or self.lowest <= 0:
             return None
         start, lost = median(self.first), self.mean - self.lowest
-        keeps = lost < MIN_LOST_SHARE * (start_level(self.first) - self.lowest)
-        if self.mean > RISEN * self.lowest and not keeps:
+        keeps_progress = lost < MIN_LOST_SHARE * (start_level(self.first) - self.lowest)
+        if self.mean > RISEN * self.lowest and not keeps_progress:
             return LossTrouble(self.mean, self.lowest, start)
-        fell = keeps and self.lowest <= FALLEN * start  # within few steps, so that the start is low
-        falls = fell or self.count < MIN_LOSSES or self.mean <= FALLEN * start
-        return None if falls else LossTrouble(self.mean, None, start)
+        fell = keeps_progress and self.lowest <= FALLEN * start  # within few steps, so that the start is low
+        if fell or self.count < MIN_LOSSES or self.mean <= FALLEN * start:
+            return None
+        return LossTrouble(self.mean, None, start)
 
 
 @dataclass(slots=True)
 class Losses:
-    """The losses of a recording, followed once for all detectors that ask how a training is doing."""
+    """The losses of a recording, followed once for all detectors that need them."""
 
     by_place: dict[str, LossProgress] = field(default_factory=dict)
-    """Of those that have a level."""
+    """Losses whose level measures progress."""
     falls: LossFalls = field(default_factory=LossFalls)
-    """Since the start or the last rollback, as the rest here."""
+    """All losses since the start or the last rollback."""
     signed: bool = False
-    """Whether one has been below zero or had no level, so that nobody can say what is left of it."""
+    """Whether a loss has been negative or without a level: how far it has fallen is not known then."""
     step: int = -1
     """The last step with a loss."""
 
     def take(self, place: str, step: int, value: float, has_level: bool) -> None:
-        """Take a finite loss in; one without a level tells nothing of the progress."""
         self.step, self.signed = step, self.signed or value < 0 or not has_level
         self.falls.take(place, value)
         if has_level:
@@ -87,7 +85,7 @@ class Losses:
             self.by_place[place].take(value)
 
     def after_rollback(self) -> Losses:
-        """The same training once more: what is known of its progress stays."""
+        """Return the same losses, with their progress alone."""
         return Losses(self.by_place)
 
     def is_falling(self, place: str) -> bool:
@@ -98,48 +96,50 @@ class Losses:
 
 @dataclass(slots=True)
 class Progress:
-    """A finding that is information as long as the losses fall."""
+    """Decides the severity of a detector's findings by the losses."""
 
     losses: Losses = field(default_factory=Losses)
-    """Those of the recording: the panel has all states share them."""
+    """The losses of the recording; the panel has all states share them."""
     waiting: Finding | None = None
-    """A finding that was information so far."""
+    """The last finding, as long as it is INFO."""
 
-    def judged(self, event: Finding | None, point: Point, *, goes_on: bool) -> Finding | None:
-        """The finding, as severe as the training is bad; later the one before, where it has become a warning."""
+    def judge(self, finding: Finding | None, point: Point, *, goes_on: bool) -> Finding | None:
+        """Return a new finding at the severity that the losses give it, or the waiting one as a warning."""
         waiting = self.waiting = self.waiting if goes_on else None
-        if event is None and (waiting is None or point.quantity == "loss"):
+        if finding is None and (waiting is None or point.quantity == "loss"):
             return None
         trouble = next((trouble for loss in self.losses.by_place.values() if (trouble := loss.trouble())), None)
-        if event is not None:
-            self.waiting = None if trouble else event
-            return event if trouble else replace(event, severity=Severity.INFO)
+        if finding is not None:
+            self.waiting = None if trouble else finding
+            return finding if trouble else replace(finding, severity=Severity.INFO)
         if waiting is None or trouble is None or not isinstance(waiting.facts, FollowedFacts):
             return None
         self.waiting = None
-        facts = replace(waiting.facts, found_first=waiting.step, loss_since=trouble)
-        where = replace(waiting.where, attempt=point.attempt)
-        span = Span(point.step, point.step, point.step)
-        return replace(waiting, span=span, where=where, facts=facts, time=point.time)
+        return replace(
+            waiting,
+            span=Span(point.step, point.step, point.step),
+            where=replace(waiting.where, attempt=point.attempt),
+            facts=replace(waiting.facts, found_first=waiting.step, loss_since=trouble),
+            time=point.time,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedByProgress(Detector):
-    """A detector whose findings are information while the loss falls; its state has a `progress`."""
+    """A detector whose findings are INFO while the loss falls; its state has a `progress`."""
 
     severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO, Severity.WARNING)
 
     @abstractmethod
     def look(self, state: Any, point: Point) -> Finding | None:
-        """Look at the next point; the facts of what is found are `FollowedFacts`."""
+        """Look at the next point; return a finding with `FollowedFacts`, or None."""
 
     @abstractmethod
     def goes_on(self, state: Any) -> bool:
-        """Whether the trouble that was found last is not over."""
+        """Whether the trouble of the last finding is not over."""
 
     def step(self, state: Any, point: Point) -> tuple[Any, Finding | None]:
-        """Look at the next point."""
-        event = self.look(state, point)
-        if event is None and state.progress.waiting is None:
+        finding = self.look(state, point)
+        if finding is None and state.progress.waiting is None:
             return state, None
-        return state, state.progress.judged(event, point, goes_on=self.goes_on(state))
+        return state, state.progress.judge(finding, point, goes_on=self.goes_on(state))

@@ -1,8 +1,7 @@
-"""One operating point for all detectors and rules: how much evidence a finding needs.
+"""Move the thresholds of detectors and rules together: how much evidence a finding needs.
 
-In: a detector or a rule, and a factor. Out: the same one with stricter (factor above 1) or looser thresholds. A class
-declares which of its thresholds move, and how, in ``by_sensitivity``; what is no matter of degree, such as a NaN, has
-none. What each sensitivity finds and how often it is wrong is measured by ``python -m tests.benchmarks rule_recall``.
+A class declares in ``by_sensitivity`` which of its thresholds move, and how; what is no matter of degree, such as a
+NaN, has none. ``python -m tests.benchmarks rule_recall`` measures what each sensitivity finds, and how often wrongly.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from mlflow_stability.detectors.finding_type import FindingType, Moves
+from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.sensitivity import FACTORS
 
 _T = TypeVar("_T", bound=FindingType)
@@ -23,24 +22,27 @@ _APPLY: Mapping[str, Callable[[float, float], float]] = {
 }
 
 
-def moved(judgement: _T, factor: float) -> _T:
-    """The detector or rule with every threshold that it declares moved by this factor."""
-    declared = judgement.by_sensitivity
-    if factor == 1.0 or not declared:
+def scale_thresholds(judgement: _T, factor: float) -> _T:
+    """Return the detector or rule with stricter thresholds (factor above 1) or looser ones."""
+    if factor == 1.0 or not judgement.by_sensitivity:
         return judgement
-    changes = {name: _one(getattr(judgement, name), how, factor) for name, how in declared.items()}
+    changes: dict[str, Any] = {}
+    for name, how in judgement.by_sensitivity.items():
+        value, apply = getattr(judgement, name), _APPLY[how]
+        changes[name] = (
+            tuple(apply(part, factor) for part in value) if isinstance(value, tuple) else apply(value, factor)
+        )
     return replace(judgement, **changes)
 
 
 def at_sensitivity(judgements: Iterable[_T], sensitivity: str) -> tuple[_T, ...]:
-    """All of them at this sensitivity."""
-    return tuple(moved(each, FACTORS[sensitivity]) for each in judgements)
+    """Return all of them at this sensitivity."""
+    return tuple(scale_thresholds(judgement, FACTORS[sensitivity]) for judgement in judgements)
 
 
 def factor_of(judgement: FindingType) -> float:
-    """The factor by which a detector differs from its defaults, as the first threshold that it declares shows it."""
-    declared = judgement.by_sensitivity
-    for name, how in declared.items():
+    """Return the factor of a detector's thresholds, as the first that it declares shows it."""
+    for name, how in judgement.by_sensitivity.items():
         own, usual = float(getattr(judgement, name)), float(getattr(type(judgement)(), name))
         if own == usual or own <= 0:
             return 1.0
@@ -50,14 +52,8 @@ def factor_of(judgement: FindingType) -> float:
     return 1.0
 
 
-def only_moved(judgement: FindingType) -> bool:
-    """Whether all of its thresholds are the usual ones at some sensitivity, so that nobody set one alone."""
-    alike = moved(type(judgement)(), factor_of(judgement))
-    pairs = [(getattr(judgement, each.name), getattr(alike, each.name)) for each in fields(judgement)]
+def only_scaled(judgement: FindingType) -> bool:
+    """Whether a sensitivity explains all of its thresholds, so that none was set alone."""
+    alike = scale_thresholds(type(judgement)(), factor_of(judgement))
+    pairs = [(getattr(judgement, field.name), getattr(alike, field.name)) for field in fields(judgement)]
     return all(math.isclose(a, b) if isinstance(a, float) else a == b for a, b in pairs)
-
-
-def _one(value: Any, how: Moves, factor: float) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_APPLY[how](each, factor) for each in value)
-    return _APPLY[how](value, factor)

@@ -1,8 +1,8 @@
-"""Sees a level that creeps up, too slowly for any single value to stand out.
+"""See a level that rises too slowly for any single value to be an outlier.
 
-A cumulative sum over short stretches: the mean of the last 32 values, taken every 8, against the lowest such mean of
-the 512 values before. The rise is counted in errors of such a mean, which the signal itself shows in how its means
-scatter around a straight line, so that noise that hangs together over many steps counts for what it is.
+The mean of the last 32 values, taken every 8, is compared with the lowest such mean of the 512 values before. The rise
+is counted in standard errors of a mean. That error comes from how the signal's own means scatter around a straight
+line, so that noise that is correlated over many steps is not underestimated.
 """
 
 from __future__ import annotations
@@ -11,42 +11,37 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
+from statistics import median_high
 
 STRIDE = 8
-"""How many values make one short stretch."""
+"""Number of values in a stretch."""
 STRETCHES_PER_MEAN = 4
-"""How many of them make a mean."""
-REFERENCE = 64
-"""Among how many means the lowest is looked for."""
+"""Number of stretches in a mean."""
+REFERENCE_MEANS = 64
+"""Number of last means whose lowest is the reference."""
 MEMORY = 512
-"""How many means tell the error of one."""
+"""Number of means from which the error of one is estimated."""
 MIN_MEANS = 40
-"""From how many means on anything is judged."""
-HIGHEST_Z = 4.0
-"""What stands out more counts as this: single outliers are no rise."""
-LOWEST_Z = -8.0
-"""What lies lower counts as this: single low values are no level to rise from."""
+"""Number of means before which nothing is judged."""
+MAX_Z, MIN_Z = 4.0, -8.0
+"""Outliers beyond these are moved to them: a single value is neither a rise nor a level to rise from."""
 _MAD_TO_SIGMA = 1 / 0.6745
 
 
 @dataclass(slots=True)
 class SlowRise:
-    """The means so far, and how far the newest lies above the lowest."""
+    """The running means of one signal."""
 
     means: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY + 2 * STRETCHES_PER_MEAN))
     stretches: deque[float] = field(default_factory=lambda: deque(maxlen=STRETCHES_PER_MEAN))
     total: float = 0.0
     count: int = 0
     judged: int = 0
-    """How many means have been judged."""
+    """Number of means since the start."""
 
     def take(self, level: float, z: float, scale: float) -> bool:
-        """Take a value in, as its logarithm; True when a new mean is there to be judged."""
-        if z > HIGHEST_Z:
-            level -= (z - HIGHEST_Z) * scale
-        elif z < LOWEST_Z:
-            level -= (z - LOWEST_Z) * scale
-        self.total += level
+        """Add the logarithm of a value; return whether it completes a mean that can be judged."""
+        self.total += level - (z - min(max(z, MIN_Z), MAX_Z)) * scale
         self.count += 1
         if self.count < STRIDE:
             return False
@@ -59,23 +54,21 @@ class SlowRise:
         return len(self.means) >= MIN_MEANS
 
     def rise(self) -> float:
-        """How far the newest mean lies above the lowest one, if it lies above those 32 and 64 values ago."""
+        """Return the rise of the last mean above the lowest; 0 if it is below the means of 32 or 64 values ago."""
         means = self.means
         if not means[-1] > means[-1 - STRETCHES_PER_MEAN] or not means[-1] > means[-1 - 2 * STRETCHES_PER_MEAN]:
             return 0.0
         return self.above_lowest()
 
     def above_lowest(self) -> float:
-        """How far the newest mean lies above the lowest of the 512 values before."""
+        """Return the distance of the last mean from the lowest of the 512 values before."""
         means = self.means
-        return means[-1] - min(islice(means, max(0, len(means) - REFERENCE), len(means) - STRETCHES_PER_MEAN))
+        return means[-1] - min(islice(means, max(0, len(means) - REFERENCE_MEANS), len(means) - STRETCHES_PER_MEAN))
 
     def error(self, scale: float) -> tuple[float, float]:
-        """The error of one mean, and how many times larger it is than independent noise of this width would make it."""
+        """Return the standard error of a mean, and its ratio to that of independent noise of this width."""
         means, step = list(self.means), STRETCHES_PER_MEAN
-        bends = sorted(
-            abs(means[at] - 2 * means[at - step] + means[at - 2 * step]) for at in range(2 * step, len(means))
-        )
-        independent = scale / math.sqrt(STRIDE * STRETCHES_PER_MEAN)
-        error = max(bends[len(bends) // 2] * _MAD_TO_SIGMA / math.sqrt(6.0), independent)
+        bends = [abs(means[at] - 2 * means[at - step] + means[at - 2 * step]) for at in range(2 * step, len(means))]
+        independent = scale / math.sqrt(STRIDE * step)
+        error = max(median_high(bends) * _MAD_TO_SIGMA / math.sqrt(6.0), independent)
         return error, error / independent

@@ -1,8 +1,8 @@
-"""Detectors of values that are bad several times in a row, and how such values are counted.
+"""Detectors of values that are bad several times in a row.
 
-So many bad values in a row are one finding. Of a detector that sees one place it is over with the first good value.
-Trouble that many places share is one finding as well, at the place where it was found first: it is over when no place
-has it and that place has been well for some values in a row, so that trouble that comes and goes is one finding.
+A streak of bad values is one finding. For one place, it ends with the first good value. For a detector that sees many
+places, trouble that they share is one finding too, at the place where it began: it ends when no place is bad and that
+place has been good for some values in a row, so that trouble which comes and goes is reported once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from mlflow_stability.vocabulary.facts import Facts, LastingFacts
 from mlflow_stability.vocabulary.result.finding import Finding
 
 OVER_AFTER = 10
-"""After how many good values in a row at the place where it was found the trouble is over."""
+"""Number of good values in a row, at the place of a finding, that end it."""
 
 
 @dataclass(slots=True)
 class Streak:
-    """How many values in a row have been bad."""
+    """Number of bad values in a row."""
 
     length: int = 0
     is_found: bool = False
-    """Whether that was a finding that is not over."""
+    """Whether the streak was reported."""
 
     def reaches(self, _place: str, needed: int, *, bad: bool) -> bool:
-        """Count one more value; True once, when the streak has reached its length."""
+        """Count one more value; return True once, when the streak has this length."""
         if not bad:
             self.length, self.is_found = 0, False
             return False
@@ -41,23 +41,30 @@ class Streak:
 
 
 @dataclass(slots=True)
+class Once(Streak):
+    """A streak that is reported once in a training."""
+
+    def reaches(self, _place: str, needed: int, *, bad: bool) -> bool:
+        return not self.is_found and Streak.reaches(self, _place, needed, bad=bad)
+
+
+@dataclass(slots=True)
 class StreakByPlace:
-    """How many values in a row have been bad, by place."""
+    """Number of bad values in a row, by place."""
 
     lengths: dict[str, int] = field(default_factory=dict)
-    """Places without any are left out."""
+    """Of places whose last value was bad."""
     found_at: str | None = None
     """The place of the finding that is not over."""
     calm: int = 0
-    """How many values in a row have been good there since."""
+    """Number of good values in a row at that place."""
 
     @property
     def is_found(self) -> bool:
-        """Whether there is a finding that is not over."""
         return self.found_at is not None
 
     def reaches(self, place: str, needed: int, *, bad: bool) -> bool:
-        """Count one more value of a place; True once, when the first place has reached the length."""
+        """Count one more value of a place; return True once, when a first streak has this length."""
         if not bad:
             self.lengths.pop(place, 0)
             if place == self.found_at:
@@ -76,33 +83,30 @@ class StreakByPlace:
 
 @dataclass(slots=True)
 class StreakWithLoss(StreakByPlace):
-    """The same, with the losses of the training."""
-
     progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
 class StreakDetector(Detector):
-    """A detector of values that are bad several times in a row. Its state is a streak of either sort."""
+    """A detector of values that are bad several times in a row. Its state is a streak."""
 
     in_a_row: ClassVar[str] = ""
-    """The threshold that says how many bad values in a row are a finding; empty: the first one is."""
+    """Name of the threshold of their number; empty: the first bad value is a finding."""
     state_type: ClassVar[type[Any]] = Streak
 
     def takes(self, state: Any, point: Point) -> bool:  # noqa: ARG002 - for those that keep some of the points
-        """Take a point in; whether it is a value to be judged, whose baseline is known where that is asked for."""
+        """Whether to judge a point: its value is finite, and its baseline is known where it is compared with one."""
         return point.finite and (point.scale != 0 or point.quantity not in self.compared)
 
     @abstractmethod
     def facts(self, state: Any, point: Point) -> Facts | None:
-        """What is bad about a value; None for a good one."""
+        """Return the facts of a bad value; None for a good one."""
 
-    def needed(self, point: Point) -> int:  # noqa: ARG002 - for those in which it depends on the place
-        """How many bad values in a row are a finding."""
+    def needed(self, point: Point) -> int:  # noqa: ARG002 - for those whose number depends on the place
+        """Return the number of bad values in a row that are a finding."""
         return int(getattr(self, self.in_a_row)) if self.in_a_row else 1
 
     def look(self, state: Any, point: Point) -> Finding | None:
-        """Look at the next point."""
         if not self.takes(state, point):
             return None
         facts = self.facts(state, point)
@@ -110,26 +114,24 @@ class StreakDetector(Detector):
         return self.finding(point, self.severities[-1], facts) if reached and facts is not None else None
 
     def step(self, state: Any, point: Point) -> tuple[Any, Finding | None]:
-        """Look at the next point."""
         return state, self.look(state, point)
 
 
 @dataclass(slots=True)
 class LastingStreak(Streak):
-    """A streak, and when its finding was made."""
-
     usual: float = 0.0
-    """The level when the finding was made: a baseline takes in what stays low."""
+    """The level when the streak was reported: the baseline follows what lasts."""
     found_step: int = 0
     found_time: float = 0.0
     is_lasting: bool = False
-    """Whether that was reported."""
+    """Whether it was reported again as lasting."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastingStreakDetector(StreakDetector):
-    """One whose findings are of its mildest severity at first, and of its highest where they last; its facts are
-    `LastingFacts`.
+    """A streak detector that reports at its mildest severity first, and at its highest where the streak lasts.
+
+    Its facts are `LastingFacts`.
     """
 
     lasting_steps: int = field(default=100, kw_only=True)
@@ -140,15 +142,14 @@ class LastingStreakDetector(StreakDetector):
     state_type: ClassVar[type[Any]] = LastingStreak
 
     def look(self, state: LastingStreak, point: Point) -> Finding | None:
-        """Look at the next point."""
         if state.is_found:
             point = point._replace(center=state.usual)
         else:
             state.usual = point.center
-        event = StreakDetector.look(self, state, point)
-        if event is not None:
+        finding = StreakDetector.look(self, state, point)
+        if finding is not None:
             state.found_step, state.found_time, state.is_lasting = point.step, point.time, False
-            return replace(event, severity=self.severities[0])
+            return replace(finding, severity=self.severities[0])
         if not state.is_found or state.is_lasting or not self.takes(state, point):
             return None
         steps, seconds = point.step - state.found_step, point.time - state.found_time
@@ -163,7 +164,7 @@ class LastingStreakDetector(StreakDetector):
 
 @dataclass(frozen=True, slots=True)
 class StreakWithLossDetector(JudgedByProgress, StreakDetector):
-    """One whose findings are information while the loss falls; its state is a `StreakWithLoss`, or a subclass."""
+    """A streak detector whose findings are INFO while the loss falls; its state is a `StreakWithLoss`."""
 
     across_places: ClassVar[bool] = True
     state_type: ClassVar[type[Any]] = StreakWithLoss
@@ -171,5 +172,4 @@ class StreakWithLossDetector(JudgedByProgress, StreakDetector):
     look = StreakDetector.look
 
     def goes_on(self, state: Any) -> bool:
-        """Whether the finding is not over."""
         return bool(state.is_found)

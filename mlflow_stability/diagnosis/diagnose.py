@@ -37,13 +37,13 @@ from mlflow_stability.diagnosis.verdict import (
     verdict_of,
 )
 from mlflow_stability.kinds.catalog import RULES, default_detectors
-from mlflow_stability.kinds.rule_scores import no_worse_than_sure
 from mlflow_stability.kinds.rules import (
     OF_VALIDATIONS,
     WHERE_JUDGED_LIVE,
-    asked_for,
+    apply_rules,
+    cap_severities,
     changed_kinds,
-    found_by,
+    of_detectors,
 )
 from mlflow_stability.vocabulary.loss_level import reason_words
 from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Finding, NotJudged
@@ -120,9 +120,9 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
     """What detectors and rules say of it, each trouble once."""
     live = history.events is not None
     asked = changed_kinds(detectors)
-    found = found_by(WHERE_JUDGED_LIVE if live else RULES, curves, detectors)
+    found = apply_rules(WHERE_JUDGED_LIVE if live else RULES, curves, detectors)
     if live:
-        found += found_by(OF_VALIDATIONS, RunCurves((), curves.validations, (), ()), detectors)
+        found += apply_rules(OF_VALIDATIONS, RunCurves((), curves.validations, (), ()), detectors)
     if history.events is not None:
         events = without_unjudged_levels(history.events, history, curves)
     else:
@@ -130,8 +130,8 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
     seen = episodes_of(events, history, curves, starts_of(history), (*default_detectors(), *detectors))
     if not live:
         seen = in_hindsight(seen, found, curves, asked)
-        found += asked_for(findings_in_log(history, curves, starts_of(history)), detectors)
-    episodes = no_worse_than_sure(merged([*seen, *found], span))
+        found += of_detectors(findings_in_log(history, curves, starts_of(history)), detectors)
+    episodes = cap_severities(merged([*seen, *found], span))
     return episodes if live else passed(episodes, curves, asked)
 
 

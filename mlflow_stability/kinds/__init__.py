@@ -1,4 +1,4 @@
-"""One file for each kind of finding: documentation, thresholds, detector, whole-curve rule.
+"""Kinds of findings, alike ones in one file: documentation, thresholds, detectors, whole-curve rules.
 
 Detectors can be run with thresholds of your own.
 
@@ -21,30 +21,30 @@ names, which mean the default of that kind.
 from __future__ import annotations
 
 from mlflow_stability.kinds.catalog import DETECTORS, ON_REQUEST
-from mlflow_stability.kinds.first_look.equal_weights import EqualWeights
-from mlflow_stability.kinds.first_look.inputs import InputScale, SameInput
+from mlflow_stability.kinds.first_look.batches import (
+    InputScale,
+    LabelRange,
+    OneClass,
+    SameInput,
+    TargetsIgnored,
+    TargetsUnreachable,
+)
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
-from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored, TargetsUnreachable
-from mlflow_stability.kinds.first_look.untied_weights import UntiedWeights
+from mlflow_stability.kinds.first_look.settings import EqualWeights, UntiedWeights
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishing, GradientVanishingLayers
 from mlflow_stability.kinds.gradients.layers import DeadLayer, GradientImbalance, LayerExplosion, WeightImbalance
-from mlflow_stability.kinds.hardware.low_gpu_utilization import LowGpuUtilization
-from mlflow_stability.kinds.hardware.low_mfu import LowMfu
-from mlflow_stability.kinds.hardware.memory_pressure import MemoryPressure
-from mlflow_stability.kinds.hardware.step_time_increase import StepTimeIncrease
-from mlflow_stability.kinds.hardware.throughput_drop import ThroughputDrop
-from mlflow_stability.kinds.inside.activation_nonfinite import ActivationNonfinite
-from mlflow_stability.kinds.inside.attention_collapse import AttentionCollapse
-from mlflow_stability.kinds.inside.attention_logit_growth import AttentionLogitGrowth
-from mlflow_stability.kinds.inside.dead_expert import DeadExpert
-from mlflow_stability.kinds.inside.dead_units import DeadUnits
-from mlflow_stability.kinds.inside.representation_collapse import RepresentationCollapse
-from mlflow_stability.kinds.inside.router_collapse import RouterCollapse
-from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
-from mlflow_stability.kinds.inside.sdr_bit_usage import SdrBitUsage
-from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
-from mlflow_stability.kinds.inside.sdr_temperature import SdrTemperature
+from mlflow_stability.kinds.hardware.speed import StepTimeIncrease, ThroughputDrop
+from mlflow_stability.kinds.hardware.utilization import LowGpuUtilization, LowMfu, MemoryPressure
+from mlflow_stability.kinds.inside.activations import (
+    ActivationNonfinite,
+    DeadUnits,
+    RepresentationCollapse,
+    SaturatedActivation,
+)
+from mlflow_stability.kinds.inside.attention import AttentionCollapse, AttentionLogitGrowth
+from mlflow_stability.kinds.inside.routing import DeadExpert, RouterCollapse
+from mlflow_stability.kinds.inside.sparse_codes import SdrBitUsage, SdrCollapse, SdrLowDiversity, SdrTemperature
 from mlflow_stability.kinds.loss.divergence import Divergence, DivergenceClassic
 from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead, DivergenceAtStart
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
@@ -57,11 +57,11 @@ from mlflow_stability.kinds.optimizer.learning_rate_schedule import (
 )
 from mlflow_stability.kinds.optimizer.loss_scaling import LossScaleCollapse, StepSkipped
 from mlflow_stability.kinds.optimizer.update_size import AdamRmsHigh, UpdateRatioHigh, UpdateRatioLow, WeightSpike
+from mlflow_stability.kinds.progress.no_progress import SlowProgress
 from mlflow_stability.kinds.progress.oscillation import Oscillation
 from mlflow_stability.kinds.progress.overfitting import Overfitting
 from mlflow_stability.kinds.progress.plateau import Plateau
 from mlflow_stability.kinds.progress.repeated_data import RepeatedData
-from mlflow_stability.kinds.progress.slow_progress import SlowProgress
 
 __all__ = [
     "ActivationNonfinite",

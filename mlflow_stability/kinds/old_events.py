@@ -1,7 +1,6 @@
-"""Facts of recorded events, of every kind of finding: importing this package registers the facts of all of them.
+"""Read the facts of events that were recorded before events had facts, from their sentences and numbers.
 
-Those of events that were recorded before events had facts are read from their sentences and numbers. This is the only
-module that reads sentences of this package: those of recordings made before.
+No other module reads sentences of this package. Importing this one registers the facts of all kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from mlflow_stability.kinds.progress.plateau import PlateauFacts
 from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
 from mlflow_stability.kinds.reported.broken_steps import (
-    BatchFacts,
     BrokenBatchFacts,
     NanOriginFacts,
     NanSource,
@@ -62,22 +60,22 @@ _SETTINGS = {
 
 
 def facts_of_old_event(kind: str, message: str, evidence: Numbers, place: str = "") -> Facts | None:
-    """The facts of an event; None where its type had none, or where its sentence is not known."""
+    """Return the facts of an event; None where its kind had none, or its sentence is not known."""
     read = _READERS.get(kind)
     return None if read is None else read(message, evidence, place)
 
 
 def _nan_origin(message: str, evidence: Numbers, place: str) -> Facts:
-    source = next((each for each in NanSource if f"from.{each.value}" in evidence), NanSource.ELSEWHERE)
+    source = next((source for source in NanSource if f"from.{source.value}" in evidence), NanSource.ELSEWHERE)
     operations = tuple(name.partition(".")[2] for name in evidence if name.startswith("operation."))
     dtype = next((name.partition(".")[2] for name in evidence if name.startswith("dtype.")), "")
-    given = _tensor("input", "", evidence)
+    first_input = _tensor("input", "", evidence)
     overflow = evidence.get("overflow")
     return NanOriginFacts(
         source,
         place,
         operations,
-        inputs=() if given is None else (given,),
+        inputs=() if first_input is None else (first_input,),
         output=_tensor("output", dtype, evidence),
         overflowed=None if overflow is None else overflow == 1.0,
         text=message.partition(": ")[2] or message,
@@ -85,16 +83,14 @@ def _nan_origin(message: str, evidence: Numbers, place: str) -> Facts:
 
 
 def _tensor(name: str, dtype: str, evidence: Numbers) -> TensorFacts | None:
-    known = {
-        part: evidence[f"{name}.{part}"] for part in ("nan", "inf", "least", "greatest") if f"{name}.{part}" in evidence
-    }
-    if not known:
+    nan, inf, least, greatest = (evidence.get(f"{name}.{part}") for part in ("nan", "inf", "least", "greatest"))
+    if nan is inf is least is greatest is None:
         return None
-    counts = (int(known.get("nan", 0)), int(known.get("inf", 0)))
-    return TensorFacts(name, (), dtype, known.get("least"), known.get("greatest"), None, *counts)
+    return TensorFacts(name, (), dtype, least, greatest, None, int(nan or 0), int(inf or 0))
 
 
-def _batch(message: str, evidence: Numbers) -> BatchFacts:
+def _batch(message: str, evidence: Numbers) -> dict[str, Any]:
+    """Return the fields of `BatchFacts`."""
     names = dict.fromkeys(name.partition(".")[2] for name in evidence if "." in name)
     tensors = tuple(
         TensorFacts(
@@ -109,38 +105,30 @@ def _batch(message: str, evidence: Numbers) -> BatchFacts:
         for name in names
     )
     saved = _SAVED.search(message)
-    return BatchFacts(
-        tensors,
-        saved_in="" if saved is None else saved["file"],
-        in_run=saved is not None and saved["in_run"] is not None,
-    )
+    if saved is None:
+        return {"tensors": tensors}
+    return {"tensors": tensors, "saved_in": saved["file"], "in_run": saved["in_run"] is not None}
 
 
 def _broken_batch(message: str, evidence: Numbers, _place: str) -> Facts:
-    batch = _batch(message, evidence)
     rerun = {1.0: Rerun.HARDWARE, 0.0: Rerun.DATA_OR_NUMERICS}.get(evidence.get("finite_again", math.nan))
-    finite = _FINITE_BOTH_TIMES.search(message)
-    return BrokenBatchFacts(
-        batch.tensors,
-        saved_in=batch.saved_in,
-        in_run=batch.in_run,
-        rerun=Rerun.AFTER_THE_MODEL if finite is not None else rerun,
-        rerun_words="" if finite is None else finite[0],
-    )
+    words = ""
+    if (finite := _FINITE_BOTH_TIMES.search(message)) is not None:
+        rerun, words = Rerun.AFTER_THE_MODEL, finite[0]
+    return BrokenBatchFacts(**_batch(message, evidence), rerun=rerun, rerun_words=words)
 
 
 def _spike_batch(message: str, evidence: Numbers, _place: str) -> Facts:
-    batch = _batch(message, evidence)
-    return SpikeBatchFacts(batch.tensors, saved_in=batch.saved_in, in_run=batch.in_run)
+    return SpikeBatchFacts(**_batch(message, evidence))
 
 
 def _rollback(message: str, evidence: Numbers, _place: str) -> Facts | None:
     if "target" not in evidence:
         return None
-    told = _ROLLED_BACK.match(message)
+    match = _ROLLED_BACK.match(message)
     regained = evidence.get("steps_regained")
     return RollbackFacts(
-        message if told is None else told["reason"],
+        message if match is None else match["reason"],
         int(evidence["target"]),
         int(evidence.get("onset", 0)),
         int(evidence.get("steps_lost", 0)),
@@ -167,10 +155,10 @@ def _data_changed(message: str, evidence: Numbers, _place: str) -> Facts | None:
 
 
 def _give_up(message: str, evidence: Numbers, _place: str) -> Facts:
-    told = _NO_ROLLBACK.match(message)
+    match = _NO_ROLLBACK.match(message)
     return GiveUpFacts(
-        GaveUp.NO_ROLLBACK if told is not None else GaveUp.NOT_RESTORED,
-        message if told is None else told["reason"],
+        GaveUp.NO_ROLLBACK if match is not None else GaveUp.NOT_RESTORED,
+        message if match is None else match["reason"],
         int(evidence.get("onset", 0)),
         int(evidence.get("rollbacks", 0)),
         ended_training="ended_training" in evidence,
@@ -178,18 +166,18 @@ def _give_up(message: str, evidence: Numbers, _place: str) -> Facts:
 
 
 def _early_stopping(message: str, _evidence: Numbers, _place: str) -> Facts | None:
-    told = _STOPPED.match(message)
-    return None if told is None else EarlyStopFacts(told["condition"], told["reason"], told["when"] == "before")
+    match = _STOPPED.match(message)
+    return None if match is None else EarlyStopFacts(match["condition"], match["reason"], match["when"] == "before")
 
 
 def _configuration(message: str, evidence: Numbers, _place: str) -> Facts:
     since = evidence.get("not_cleared_since")
     if since is not None:
         return ConfigurationFacts(SettingName(Setting.GRADIENTS_CLEARED), not_cleared_since=int(since))
-    told = _CHANGED.match(message)
-    if told is None:
+    match = _CHANGED.match(message)
+    if match is None:
         return OtherFacts({"message": message})
-    return ConfigurationFacts(_setting(told["name"]), told["before"], told["after"])
+    return ConfigurationFacts(_setting(match["name"]), match["before"], match["after"])
 
 
 def _setting(name: str) -> SettingName:
@@ -232,8 +220,8 @@ def _non_finite(message: str, evidence: Numbers, _place: str) -> Facts | None:
     return NonFiniteFacts(name, evidence[name], None if last is None else float(last["value"]))
 
 
-def _known(*classes: type[Facts]) -> Callable[[str, Numbers, str], Facts | None]:
-    """A reader of numbers: the first of the classes of which all are there that have no default."""
+def _first_of(*classes: type[Facts]) -> Callable[[str, Numbers, str], Facts | None]:
+    """Return a reader of the first of these classes whose fields without a default are all there."""
 
     def read(_message: str, evidence: Numbers, _place: str) -> Facts | None:
         return next((facts for cls in classes if (facts := _of_numbers(cls, evidence)) is not None), None)
@@ -242,7 +230,7 @@ def _known(*classes: type[Facts]) -> Callable[[str, Numbers, str], Facts | None]
 
 
 def _of_numbers(cls: type[Facts], evidence: Numbers) -> Facts | None:
-    """The facts of these metrics; what no metric tells is NaN, 0 or empty."""
+    """Return facts with these metrics; fields that no metric gives are NaN, 0 or empty."""
     metrics = cls.metrics if isinstance(cls.metrics, Mapping) else {name: name for name in cls.metrics}
     names = {field: name for name, field in metrics.items()}
     hints: dict[str, Any] = get_type_hints(cls)
@@ -273,10 +261,10 @@ _READERS: Mapping[str, Callable[[str, Numbers, str], Facts | None]] = {
     "representation_summary": _representations,
     "nan_detected": _non_finite,
     "inf_detected": _non_finite,
-    "loss_spike": _known(SpikeFacts),
-    "divergence": _known(SlowRiseFacts, SizeFacts, StartFacts, DivergenceFacts),
-    "plateau": _known(PlateauFacts),
-    "overfitting": _known(OverfittingFacts),
-    "repeated_data": _known(NoNoiseFacts),
-    "constant_output": _known(NoNoiseFacts),
+    "loss_spike": _first_of(SpikeFacts),
+    "divergence": _first_of(SlowRiseFacts, SizeFacts, StartFacts, DivergenceFacts),
+    "plateau": _first_of(PlateauFacts),
+    "overfitting": _first_of(OverfittingFacts),
+    "repeated_data": _first_of(NoNoiseFacts),
+    "constant_output": _first_of(NoNoiseFacts),
 }

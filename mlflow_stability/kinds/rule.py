@@ -1,8 +1,8 @@
-"""What a judgement of whole curves looks like from outside.
+"""Base class of rules, which judge whole curves.
 
-A rule is a frozen dataclass whose fields are its thresholds, as detectors are; but it sees a curve from its first to
-its last point, and so can tell a loss that never came back from one that did. Rules serve where only a few points were
-logged, too few for a detector that learns what is normal as it goes.
+As detectors, rules are frozen dataclasses whose fields are their thresholds. A rule sees a curve from its first to its
+last point, so that it can tell a loss that recovered from one that did not. Logs with a few points have too few for a
+detector that learns what is normal as it goes.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, 
 class Rule(FindingType, ABC):
     """One judgement. Its class documents it: what it sees, why it matters, what to try, when it is wrong.
 
-    Its type is that of the detector that looks for the same step by step; it is found in this package by itself.
+    Its `kind` is that of the detector that looks for the same step by step.
     """
 
     only_without_detectors: ClassVar[bool] = False
-    """Whether it is asked only of runs that no detector watched; the others show what only the whole curve does."""
+    """Whether it judges only runs that no detector watched; the others find what only the whole curve shows."""
     of_validations: ClassVar[bool] = False
-    """Whether it is asked of the validation losses of a watched run, which no detector sees."""
+    """Whether it judges the validation losses of a watched run, which no detector sees."""
 
     def like(self, detector: Detector) -> Rule:
-        """The same rule with the thresholds that a user gave the detector of its type.
+        """Return this rule with the thresholds that a user gave the detector of its kind.
 
-        A threshold in σ or a share moves by as much as the detector's; a ratio to a level is taken as it is, or as a
-        minimum where the rule asks for more. Sensitivities are not asked here: they move detectors and rules alike.
+        A threshold in σ or a share is scaled as the detector's; a ratio to a level is taken as it is, or as a minimum
+        where the rule asks for more. Sensitivities do not come here: they scale detectors and rules alike.
         """
         del detector
         return self
 
     @abstractmethod
     def find(self, curves: RunCurves) -> list[Finding]:
-        """What it sees in the curves of one run."""
+        """Return what it finds in the curves of one run."""
 
     def finding(
         self,
@@ -56,10 +56,10 @@ class Rule(FindingType, ABC):
         count: int = 1,
         of: type[FindingType] | None = None,
     ) -> Finding:
-        """The finding of these facts, from its first step to its last.
+        """Return the finding of these facts, from its first step to its last.
 
-        ``peak``: the step at which it was worst, where that is not the first. ``count``: of how many points it is made.
-        ``of``: the type of finding that it is, where that is not the rule's own.
+        ``peak`` is the step at which it was worst, where that is not the first, ``count`` the number of its points, and
+        ``of`` its type, where that is not the rule's own.
         """
         kind = of or type(self)
         return Finding(

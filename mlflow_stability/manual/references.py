@@ -107,7 +107,7 @@ def _finding(about: FindingDocumentation) -> Iterator[str]:
         yield "| threshold | default | meaning |"
         yield "| --- | --- | --- |"
         for each in about.thresholds:
-            yield f"| `{each.name}` | {each.said} | {_cell(each.meaning)} |"
+            yield f"| `{each.name}` | {each.text} | {_cell(each.meaning)} |"
         if about.own_thresholds:
             yield ""
             yield f"Thresholds of your own: {about.own_thresholds}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import at_sensitivity
-from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.catalog import choose_detectors, detectors_named
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
-from mlflow_stability.kinds.thresholds import chosen
 from mlflow_stability.session.recording.deferred_detection import Judging
 from mlflow_stability.vocabulary.judging_rule import DEFAULT
 from mlflow_stability.vocabulary.settings import Settings
@@ -15,10 +14,10 @@ from mlflow_stability.vocabulary.settings import Settings
 
 def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
     """Those that the settings name; SettingsError for a name that there is not."""
-    detectors = chosen((DEFAULT,) if settings.detectors is None else settings.detectors, settings.sensitivity)
+    detectors = choose_detectors((DEFAULT,) if settings.detectors is None else settings.detectors, settings.sensitivity)
     policy, ahead = settings.policy, DivergenceAhead.kind
     if policy.act_ahead is not None and all(detector.kind != ahead for detector in detectors):
-        detectors = (*detectors, *at_sensitivity(named([ahead]), settings.sensitivity))
+        detectors = (*detectors, *at_sensitivity(detectors_named([ahead]), settings.sensitivity))
     if policy.divergence_threshold is None:
         return detectors
     own = DivergenceClassic(policy.divergence_threshold, policy.consecutive_divergence_steps)

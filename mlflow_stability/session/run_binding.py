@@ -24,7 +24,7 @@ from mlflow_stability.alerts.outlet_settings import outlet_settings
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.launched_job import launched_job
 from mlflow_stability.journal.layout import new_session_folder
-from mlflow_stability.kinds.catalog import described
+from mlflow_stability.kinds.catalog import describe
 from mlflow_stability.kinds.reported.endings import RestartFacts
 from mlflow_stability.kinds.reported.ranks import JobRestarted
 from mlflow_stability.session.detector_choice import chosen_detectors, judging_of
@@ -335,7 +335,7 @@ class RunBinding:
         try:
             self.recording = Recording(
                 link.folder / f"{self._recordings:03d}-{uuid.uuid4().hex[:8]}",
-                replace(self._opening(run), detectors=described(detectors)),
+                replace(self._opening(run), detectors=describe(detectors)),
                 detectors,
                 self._guard,
                 self._on_event,

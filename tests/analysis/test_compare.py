@@ -22,7 +22,7 @@ from mlflow_stability.analysis.cards.card_cache import cache_folder
 from mlflow_stability.analysis.cards.worker_pool import AHEAD
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
-from mlflow_stability.kinds.catalog import default_detectors, named
+from mlflow_stability.kinds.catalog import default_detectors, detectors_named
 from mlflow_stability.tracking.store import client as store_client
 
 NO_RUN = "0123456789abcdef" * 2
@@ -124,7 +124,7 @@ def test_a_damaged_entry_and_other_detectors_are_a_miss(sqlite_uri: str) -> None
     (file,) = kept()
     file.write_text("{torn")
     assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "diverged"
-    assert compare([run_id], tracking_uri=sqlite_uri, detectors=named(["nan_detected"])).runs
+    assert compare([run_id], tracking_uri=sqlite_uri, detectors=detectors_named(["nan_detected"])).runs
     assert len(kept()) == 2
 
 

@@ -9,7 +9,7 @@ from diagnosis.histories import run_named
 
 from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.detectors.sensitivity import moved
+from mlflow_stability.detectors.sensitivity import scale_thresholds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import default_detectors, name_of
@@ -45,7 +45,7 @@ def test_a_detector_beside_the_default_ones_takes_the_place_of_the_one_of_its_na
     assert set(default_detectors()) - set(found) == {GradientExplosion()}
     at_high = asked_detectors([own, "default"], "high") or ()
     assert own in at_high
-    assert moved(LossSpike(), FACTORS["high"]) in at_high
+    assert scale_thresholds(LossSpike(), FACTORS["high"]) in at_high
 
 
 def test_nothing_above_a_threshold_that_decides_alone_counts_as_calm() -> None:
@@ -82,7 +82,7 @@ def test_a_sensitivity_moves_the_usual_detectors_and_no_others() -> None:
 
 def test_names_follow_the_other_arguments_and_detectors_stay_as_they_are() -> None:
     own = GradientExplosion(threshold=7.0)
-    assert asked_detectors(["loss_spike", own], "high") == (moved(LossSpike(), FACTORS["high"]), own)
+    assert asked_detectors(["loss_spike", own], "high") == (scale_thresholds(LossSpike(), FACTORS["high"]), own)
     assert asked_detectors("loss_spike", "normal") == (LossSpike(),)
     assert asked_detectors(own, "normal") == (own,)  # type: ignore[arg-type]
 

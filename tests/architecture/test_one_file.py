@@ -303,12 +303,12 @@ def test_a_detector_is_found_explained_and_in_the_manual(package: Path) -> None:
 @pytest.mark.slow
 def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies(package: Path) -> None:
     code = (
-        "from mlflow_stability.kinds.catalog import default_detectors, described, built\n"
+        "from mlflow_stability.kinds.catalog import default_detectors, describe, read_detectors\n"
         "from mlflow_stability.kinds.panel import Panel\n"
         "from mlflow_stability.diagnosis.verdict import noun_of\n"
         "from mlflow_stability.vocabulary.measured.observation import Observation\n"
         "from mlflow_stability.vocabulary.measured.signal import Signal\n"
-        "assert built(described(default_detectors())) == default_detectors()\n"
+        "assert read_detectors(describe(default_detectors())) == default_detectors()\n"
         "panel = Panel()\n"
         "(found,) = panel.observe(Observation(Signal('loss', ''), 7, 13.0))\n"
         "print(found.kind, found.step, noun_of(found.kind), noun_of(found.kind, 3), *found.remedies)\n"

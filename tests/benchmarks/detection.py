@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.table import Cell, Table, table_of
 from numpy.typing import NDArray
 
-from mlflow_stability.kinds.catalog import default_detectors, name_of, named
+from mlflow_stability.kinds.catalog import default_detectors, detectors_named, name_of
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary import Severity, Signal, StepReading
 
@@ -244,7 +244,7 @@ def found_by_all(quantity: str, values: Floats, least: Severity) -> dict[str, li
 
 
 def found_by_ours(quantity: str, values: Floats, names: Sequence[str], least: Severity) -> dict[str, list[int]]:
-    panel, layout = Panel(named(names)), (Signal(quantity),)
+    panel, layout = Panel(detectors_named(names)), (Signal(quantity),)
     kept = [name for name, detector in zip(names, panel.detectors, strict=True) if quantity in detector.quantities]
     steps: dict[str, list[int]] = {name: [] for name in kept}
     by_kind = {name.partition(":")[0]: name for name in kept}

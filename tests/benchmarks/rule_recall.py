@@ -23,13 +23,12 @@ from zoo.curves.ill import FORMS, NON_FINITE, ill_run
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.detectors.sensitivity import moved
+from mlflow_stability.detectors.sensitivity import scale_thresholds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.catalog import ON_REQUEST, RULES, default_detectors, name_of
+from mlflow_stability.kinds.catalog import ON_REQUEST, RULES, choose_detectors, default_detectors, name_of
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.kinds.rules import found_by
-from mlflow_stability.kinds.thresholds import chosen
+from mlflow_stability.kinds.rules import apply_rules
 from mlflow_stability.vocabulary.judging_rule import CLASSIC
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
@@ -84,17 +83,17 @@ class How:
     @property
     def detectors(self) -> tuple[Detector, ...]:
         if self.classic:
-            return chosen(["default", *(name_of(each) for each in ON_REQUEST if each.rule == CLASSIC)])
+            return choose_detectors(["default", *(name_of(each) for each in ON_REQUEST if each.rule == CLASSIC)])
         if self.threshold is not None:
             alone = {"threshold": self.threshold, "threshold_alone": True}
-            return chosen(["default", LossSpike(**alone), GradientExplosion(**alone)])
-        return tuple(moved(each, self.factor) for each in default_detectors())
+            return choose_detectors(["default", LossSpike(**alone), GradientExplosion(**alone)])
+        return tuple(scale_thresholds(each, self.factor) for each in default_detectors())
 
 
 def findings_of(run: DrawnRun, how: How) -> Sequence[Finding]:
     history = run.history()
     if how.rules_alone:
-        return found_by(RULES, run_curves(history), how.detectors)
+        return apply_rules(RULES, run_curves(history), how.detectors)
     return diagnosis_of(history, detectors=how.detectors).findings
 
 

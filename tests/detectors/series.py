@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary import Finding, Signal, StepReading
 from mlflow_stability.vocabulary.facts import facts_from_json
@@ -30,7 +30,7 @@ def readings(series: Mapping[str, Sequence[float] | Floats], first_step: int = 0
 
 def judged(names: str | None = None, /, **series: Sequence[float] | Floats) -> list[Finding]:
     """What the detectors of these names find; all of them if none is named."""
-    events = replay(readings(series), None if names is None else named(names.split()))
+    events = replay(readings(series), None if names is None else detectors_named(names.split()))
     for event in events:
         check_facts(event)
     return events

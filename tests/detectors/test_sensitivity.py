@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.detectors.sensitivity import at_sensitivity, factor_of, moved, only_moved
+from mlflow_stability.detectors.sensitivity import at_sensitivity, factor_of, only_scaled, scale_thresholds
 from mlflow_stability.kinds.catalog import DETECTORS, default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.panel import Panel
@@ -23,20 +23,20 @@ def test_normal_leaves_every_threshold_as_it_is() -> None:
 @pytest.mark.parametrize("detector", [each for each in DETECTORS if each.by_sensitivity])
 @pytest.mark.parametrize("sensitivity", ["low", "high"])
 def test_the_factor_of_a_detector_can_be_read_off_it(detector: type[Detector], sensitivity: str) -> None:
-    other = moved(detector(), FACTORS[sensitivity])
+    other = scale_thresholds(detector(), FACTORS[sensitivity])
     assert other != detector()
     assert factor_of(other) == pytest.approx(FACTORS[sensitivity])
-    assert only_moved(other)
+    assert only_scaled(other)
 
 
 def test_what_somebody_set_alone_was_not_only_moved() -> None:
-    assert only_moved(LossSpike())
-    assert not only_moved(LossSpike(threshold=16.0))
-    assert not only_moved(LossSpike(smallest_rise=2.0))
+    assert only_scaled(LossSpike())
+    assert not only_scaled(LossSpike(threshold=16.0))
+    assert not only_scaled(LossSpike(smallest_rise=2.0))
 
 
 def test_a_multiple_of_a_level_moves_as_a_power_so_that_it_stays_above_one() -> None:
-    assert moved(LossSpike(), 0.5).smallest_rise == pytest.approx(math.sqrt(1.05))
+    assert scale_thresholds(LossSpike(), 0.5).smallest_rise == pytest.approx(math.sqrt(1.05))
 
 
 def spikes(size: float, sensitivity: str) -> int:

@@ -16,16 +16,16 @@ from mlflow_stability.kinds.catalog import (
     KINDS,
     ON_REQUEST,
     SEEN_FROM_OUTSIDE,
-    built,
+    choose_detectors,
     default_detectors,
-    described,
+    describe,
+    detectors_named,
     documentation,
     name_of,
-    named,
+    read_detectors,
 )
 from mlflow_stability.kinds.documentation import SECTIONS
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.kinds.thresholds import chosen
 from mlflow_stability.vocabulary import Severity
 
 EVERY = (*DETECTORS, *ON_REQUEST)
@@ -88,13 +88,13 @@ def test_default_detectors_can_be_asked_for_without_the_experimental_ones() -> N
 
 
 def test_detectors_are_built_by_name_in_the_order_of_the_names() -> None:
-    assert [name_of(each) for each in named(("loss_spike:classic", "nan_detected"))] == [
+    assert [name_of(each) for each in detectors_named(("loss_spike:classic", "nan_detected"))] == [
         "loss_spike:classic",
         "nan_detected",
     ]
 
 
-@pytest.mark.parametrize("call", [lambda name: named((name,)), documentation], ids=["named", "documentation"])
+@pytest.mark.parametrize("call", [lambda name: detectors_named((name,)), documentation], ids=["named", "documentation"])
 def test_an_unknown_name_is_refused_with_the_close_ones(call: Any) -> None:
     with pytest.raises(SettingsError, match="There is no detector 'los_spike'; did you mean loss_spike"):
         call("los_spike")
@@ -103,9 +103,9 @@ def test_an_unknown_name_is_refused_with_the_close_ones(call: Any) -> None:
 
 
 def test_thresholds_stand_in_parentheses_behind_the_name_of_a_detector_or_its_class() -> None:
-    (detector,) = chosen(["LossSpike(threshold=10, calm_steps=4)"], sensitivity="low")
+    (detector,) = choose_detectors(["LossSpike(threshold=10, calm_steps=4)"], sensitivity="low")
     assert detector == LossSpike(threshold=10, calm_steps=4)
-    assert named(["loss_spike(threshold=10)"]) == (LossSpike(threshold=10),)
+    assert detectors_named(["loss_spike(threshold=10)"]) == (LossSpike(threshold=10),)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_thresholds_stand_in_parentheses_behind_the_name_of_a_detector_or_its_cl
 )
 def test_thresholds_that_are_no_numbers_are_refused(text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        chosen([text])
+        choose_detectors([text])
 
 
 def test_a_way_to_end_can_be_explained_but_not_built() -> None:
     assert documentation("killed").severities == (Severity.CRITICAL,)
     with pytest.raises(SettingsError):
-        named(("killed",))
+        detectors_named(("killed",))
 
 
 @given(st.data())
@@ -141,23 +141,23 @@ def test_what_is_described_is_built_again(data: st.DataObject) -> None:
             number = st.integers(0, 10**6) if isinstance(usual, int) else st.floats(allow_nan=False)
             changed[threshold.name] = data.draw(number)
         chosen.append(replace(made, **changed))
-    assert built(described(chosen)) == tuple(chosen)
+    assert read_detectors(describe(chosen)) == tuple(chosen)
 
 
 def test_a_description_of_an_earlier_version_is_built() -> None:
-    detectors = named(["nan_detected", "equal_weights"])
-    assert built('[["nan_detected",{}],["equal_weights",{}]]') == detectors
-    assert described(detectors) == '["nan_detected","equal_weights"]'
+    detectors = detectors_named(["nan_detected", "equal_weights"])
+    assert read_detectors('[["nan_detected",{}],["equal_weights",{}]]') == detectors
+    assert describe(detectors) == '["nan_detected","equal_weights"]'
 
 
 def test_the_description_names_every_threshold() -> None:
-    (loss_spike,) = named(["loss_spike"])
+    (loss_spike,) = detectors_named(["loss_spike"])
     for each in fields(loss_spike):  # type: ignore[arg-type]
-        assert f'"{each.name}":' in described([loss_spike])
-    assert len(described(default_detectors())) < 5000  # an MLflow tag
+        assert f'"{each.name}":' in describe([loss_spike])
+    assert len(describe(default_detectors())) < 5000  # an MLflow tag
 
 
 @pytest.mark.parametrize("text", ["", "{}x", "[1]", '[["loss_spike", {"no": 1}]]', '[["nothing", {}]]', "null"])
 def test_what_describes_no_detectors_is_refused(text: str) -> None:
     with pytest.raises(SettingsError):
-        built(text)
+        read_detectors(text)

@@ -17,8 +17,7 @@ import pytest
 from architecture.repository import ROOT
 from kinds.changed_thresholds import CLASSES, changed, default_of
 
-from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.detectors.rendered_numbers import rendered
+from mlflow_stability.detectors.finding_type import FindingType, rendered
 from mlflow_stability.kinds.catalog import RULES, TYPES
 from mlflow_stability.kinds.documentation import documentation_of
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from session.interrupting import Moments
 
-from mlflow_stability.kinds.catalog import default_detectors, named
+from mlflow_stability.kinds.catalog import default_detectors, detectors_named
 from mlflow_stability.kinds.panel import Panel, replay
 from mlflow_stability.vocabulary import Finding, Reset, Severity, Signal, StepReading
 
@@ -21,7 +21,7 @@ def events_of(losses: list[float], norms: list[float] | None = None, skips: list
         if norms is not None:
             values["grad_norm"] = norms[number]
         records.append(StepReading(number + 1, tuple(map(Signal, values)), tuple(values.values())))
-    return replay(records, named(("nan_detected", "inf_detected")))
+    return replay(records, detectors_named(("nan_detected", "inf_detected")))
 
 
 CASES: list[tuple[str, list[float], list[float] | None, list[float] | None, list[tuple[int, str]]]] = [
@@ -101,13 +101,13 @@ def rates(values: list[float], first: int) -> list[StepReading]:
 def test_a_learning_rate_that_was_rolled_back_from_is_a_jump_again() -> None:
     cycle = [2e-3, 1e-3, 1e-7]
     jump, later = rates([*cycle, 0.2, 0.2], 0), rates([0.19, 0.1, 1e-7, 0.2], 5)
-    found = replay([*jump, Reset(5, 1, "rolled back"), *later], named(("learning_rate_jump",)))
+    found = replay([*jump, Reset(5, 1, "rolled back"), *later], detectors_named(("learning_rate_jump",)))
     assert [each.step for each in found] == [3, 8]
-    assert replay([*jump, *later], named(("learning_rate_jump",)))[1:] == []
+    assert replay([*jump, *later], detectors_named(("learning_rate_jump",)))[1:] == []
 
 
 def test_another_start_of_the_training_knows_nothing_of_the_rates_before_it() -> None:
-    panel = Panel(named(("learning_rate_jump",)))
+    panel = Panel(detectors_named(("learning_rate_jump",)))
     for each in rates([2e-3, 1e-3], 0):
         panel.judge(each)
     panel.begin_anew()

@@ -35,5 +35,5 @@ def test_causes_curves_and_recovery_have_theirs_printed(
     said = " ".join(capsys.readouterr().out.split())
     for file, constants in CONSTANTS.items():
         assert file in said
-        assert all(f"{each.name} = {each.said}" in said for each in constants)
+        assert all(f"{each.name} = {each.text}" in said for each in constants)
     assert "high_for_adam = 0.01" in said

@@ -10,7 +10,7 @@ import pytest
 
 from mlflow_stability.analysis.diagnose import diagnose, history_of
 from mlflow_stability.cli.main import run as run_command
-from mlflow_stability.kinds.catalog import built
+from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.tracking.artifacts import read_line
 from mlflow_stability.tracking.parquet_parts import read_part
@@ -80,7 +80,7 @@ def test_what_was_judged_live_is_what_the_record_gives_when_it_is_judged_again(r
     (opening,) = [each for each in said if isinstance(each, Opening)]
     live = [each for each in said if isinstance(each, Finding) and each.source is not Source.REPORTED]
     (part,) = stability.glob("**/record/*.parquet")
-    again = replay(read_part(part).readings(), built(opening.detectors))
+    again = replay(read_part(part).readings(), read_detectors(opening.detectors))
     assert [_plain(each) for each in again] == [_plain(each) for each in live]
 
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import mlflow_stability
 from mlflow_stability import Options
 from mlflow_stability.errors import SettingsError, StabilityError, TrainingDiverged
-from mlflow_stability.kinds.catalog import built
+from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result import Source
@@ -126,7 +126,7 @@ def test_what_was_judged_live_is_found_again_in_the_journal(rescued: Any) -> Non
     (opening,) = [each for each in flown.records if isinstance(each, Opening)]
     live = [each for each in flown.events() if each.source is Source.DETECTOR]
     assert live
-    again = replay(flown.records, built(opening.detectors))
+    again = replay(flown.records, read_detectors(opening.detectors))
     assert [dataclasses.astuple(each) for each in again] == [dataclasses.astuple(each) for each in live]
 
 

@@ -23,10 +23,10 @@ from torch.optim import optimizer as torch_optimizer
 
 import mlflow_stability
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.sensitivity import moved
+from mlflow_stability.detectors.sensitivity import scale_thresholds
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.kinds.catalog import built, default_detectors
+from mlflow_stability.kinds.catalog import default_detectors, read_detectors
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
@@ -408,7 +408,7 @@ def test_the_journal_says_who_judged_with_which_thresholds(monkeypatch: pytest.M
     train(2)
     opening = records_of(session())[0]
     assert isinstance(opening, Opening)
-    judges = built(opening.detectors)
+    judges = read_detectors(opening.detectors)
     assert [each.kind for each in judges] == ["nan_detected", "loss_spike", "divergence"]
     assert judges[-1] == DivergenceClassic(divergence_threshold=1.5, consecutive_steps=3)
 
@@ -421,7 +421,7 @@ def test_detectors_beside_the_default_ones_take_their_place_live(monkeypatch: py
     train(2)
     opening = records_of(session())[0]
     assert isinstance(opening, Opening)
-    judges = built(opening.detectors)
+    judges = read_detectors(opening.detectors)
     assert {own, LossSpikeClassic(deviations=4)} <= set(judges)
     assert [each for each in judges if each.kind == "divergence"] == [DivergenceClassic()]
     assert len(judges) == len(default_detectors()) - 1  # two look for a divergence by default
@@ -436,7 +436,7 @@ def test_the_sensitivity_moves_detectors_by_name_and_none_with_thresholds_of_its
     train(2)
     opening = records_of(session())[0]
     assert isinstance(opening, Opening)
-    assert built(opening.detectors) == (moved(LossSpike(), FACTORS["high"]), own)
+    assert read_detectors(opening.detectors) == (scale_thresholds(LossSpike(), FACTORS["high"]), own)
 
 
 def test_a_preset_sets_intervals_and_thresholds_and_what_was_given_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import mlflow_stability
 from mlflow_stability import Options, RollbackPolicy
 from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.manual.pages import FOLDER
 from mlflow_stability.vocabulary.argument_places import ALWAYS_ON, RENAMED, SYNONYMS, THRESHOLDS, place_of
 
@@ -70,7 +70,7 @@ def test_the_answer_has_the_value_that_was_given() -> None:
 
 def test_thresholds_of_before_are_detectors_that_there_are() -> None:
     for text in THRESHOLDS.values():
-        assert named([text.format(0.5)])
+        assert detectors_named([text.format(0.5)])
     for function in (mlflow_stability.diagnose, mlflow_stability.compare, mlflow_stability.judge):
         assert '["default", "loss_spike:classic"]' in answer(function, rule="classic")
 

@@ -17,7 +17,7 @@ from mlflow_stability.analysis.cards.card_cache import CardCache
 from mlflow_stability.analysis.cards.one_card import cards_at
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.kinds.catalog import built, default_detectors, described
+from mlflow_stability.kinds.catalog import default_detectors, describe, read_detectors
 from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHead
 
 STARTING = 4.0
@@ -56,7 +56,7 @@ def make_cards(
     """The cards of these; a path may give several."""
     judged_by = _text_of(how.detectors)
     sendable = how.detectors is None or judged_by is not None
-    usual = described(default_detectors()) if how.detectors is None else judged_by
+    usual = describe(default_detectors()) if how.detectors is None else judged_by
     cache = CardCache(usual) if how.remember and sendable and not how.curves else None
     found: dict[int, list[RunCard]] = {}
     failed = 0
@@ -118,8 +118,8 @@ def _text_of(detectors: Sequence[Detector] | None) -> str | None:
     if detectors is None:
         return None
     try:
-        text = described(detectors)
-        return text if built(text) == tuple(detectors) else None
+        text = describe(detectors)
+        return text if read_detectors(text) == tuple(detectors) else None
     except (SettingsError, TypeError):
         return None
 

@@ -13,7 +13,7 @@ from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.kinds.catalog import built
+from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHistory, text_of
 
 
@@ -40,7 +40,7 @@ def texts_at(
     source: str, tracking_uri: str | None, detectors: str | None, curves: Sequence[str] = ("", "")
 ) -> list[str]:
     """The same as texts, with detectors as `catalog.described` wrote them: for another process."""
-    asked = None if detectors is None else built(detectors)
+    asked = None if detectors is None else read_detectors(detectors)
     return [text_of(card) for card in cards_at(source, tracking_uri, asked, AskedCurves(*curves))]
 
 

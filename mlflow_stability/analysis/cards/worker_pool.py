@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 import mlflow_stability
 from mlflow_stability.analysis.cards.card_cache import rules_here
 from mlflow_stability.analysis.cards.one_card import cards_at
-from mlflow_stability.kinds.catalog import built
+from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.vocabulary.run import AskedCurves, RunCard, card_of
 
 AHEAD = 2
@@ -173,6 +173,6 @@ def cards_from_processes(
         yield from pool.answers()
     finally:
         pool.close()
-    asked = None if detectors is None else built(detectors)
+    asked = None if detectors is None else read_detectors(detectors)
     for number, source in pool.waiting:
         yield number, list(cards_at(source, tracking_uri, asked, curves))

@@ -102,7 +102,7 @@ def _severity(about: FindingDocumentation) -> str:
 
 def _thresholds(out: TerminalWriter, about: FindingDocumentation) -> Rows:
     for each in about.thresholds:
-        yield Text.assemble(out.text(each.name), " = ", out.text(each.said, "cyan")), out.text(each.meaning)
+        yield Text.assemble(out.text(each.name), " = ", out.text(each.text, "cyan")), out.text(each.meaning)
 
 
 def _said_by(rule: type[Rule], title: str) -> str:

@@ -49,4 +49,4 @@ def _print(out: TerminalWriter, kind: str | None) -> None:
 
 
 def _value(out: TerminalWriter, threshold: Threshold) -> Text:
-    return Text.assemble(out.text(threshold.name), " = ", out.text(threshold.said, "cyan"))
+    return Text.assemble(out.text(threshold.name), " = ", out.text(threshold.text, "cyan"))

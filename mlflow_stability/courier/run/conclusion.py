@@ -21,7 +21,7 @@ from mlflow_stability.diagnosis.verdict import (
     title_of,
     training_outcome,
 )
-from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
+from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse, SdrLowDiversity
 from mlflow_stability.kinds.reported.endings import RepresentationSummaryFacts
 from mlflow_stability.recovery.checkpoints import best_of, listing
 from mlflow_stability.reports.escape import markdown

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from mlflow_stability.detectors.finding_type import Symptom
-from mlflow_stability.detectors.rendered_numbers import rendered
+from mlflow_stability.detectors.finding_type import Symptom, rendered
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
 from mlflow_stability.kinds.catalog import TYPES

@@ -21,21 +21,24 @@ from mlflow_stability.diagnosis.causes.catalog import (
     ruled_out,
 )
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
-from mlflow_stability.kinds.first_look.equal_weights import EqualWeights
-from mlflow_stability.kinds.first_look.inputs import InputScale, SameInput
-from mlflow_stability.kinds.first_look.loss_broadcast import LossBroadcast
-from mlflow_stability.kinds.first_look.loss_input import Activation, LossInput, LossInputFacts
-from mlflow_stability.kinds.first_look.module_settings import AccumulationSum, OptimizedTwice, StrongDropout
-from mlflow_stability.kinds.first_look.not_trained import NoGradient, NotOptimized
+from mlflow_stability.kinds.first_look.batches import (
+    InputScale,
+    LabelRange,
+    OneClass,
+    SameInput,
+    TargetsIgnored,
+    TargetsUnreachable,
+)
+from mlflow_stability.kinds.first_look.loss_function import Activation, LossBroadcast, LossInput, LossInputFacts
+from mlflow_stability.kinds.first_look.not_trained import NoGradient, NotOptimized, UnregisteredModule
 from mlflow_stability.kinds.first_look.precision import EpsilonLarge, GradientUnderflow, UpdatesLost
-from mlflow_stability.kinds.first_look.targets import LabelRange, OneClass, TargetsIgnored, TargetsUnreachable
-from mlflow_stability.kinds.first_look.unregistered import UnregisteredModule
+from mlflow_stability.kinds.first_look.settings import AccumulationSum, EqualWeights, OptimizedTwice, StrongDropout
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongClipping, StrongWeightDecay
 from mlflow_stability.kinds.optimizer.learning_rate_schedule import LearningRateZero
+from mlflow_stability.kinds.progress.no_progress import StandstillFacts
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts, Overfitting
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau, PlateauFacts
 from mlflow_stability.kinds.progress.repeated_data import ConstantOutput, NoNoiseFacts, RepeatedData
-from mlflow_stability.kinds.progress.standstill import StandstillFacts
 from mlflow_stability.kinds.reported.autopilot import DataChanged, DataChangedFacts
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity

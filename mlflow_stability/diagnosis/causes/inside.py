@@ -24,13 +24,9 @@ from mlflow_stability.diagnosis.causes.catalog import (
 )
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.causes.weights import setting_check
-from mlflow_stability.kinds.inside.attention_collapse import AttentionCollapse
-from mlflow_stability.kinds.inside.attention_logit_growth import AttentionLogitGrowth
-from mlflow_stability.kinds.inside.dead_units import DeadUnits
-from mlflow_stability.kinds.inside.representation_collapse import RepresentationCollapse
-from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
-from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
-from mlflow_stability.kinds.inside.sdr_temperature import SdrTemperature
+from mlflow_stability.kinds.inside.activations import DeadUnits, RepresentationCollapse, SaturatedActivation
+from mlflow_stability.kinds.inside.attention import AttentionCollapse, AttentionLogitGrowth
+from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse, SdrTemperature
 from mlflow_stability.kinds.optimizer.update_size import AdamRmsHigh
 from mlflow_stability.vocabulary.result import (
     LOWER_BETA2,

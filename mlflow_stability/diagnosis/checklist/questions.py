@@ -43,8 +43,7 @@ from mlflow_stability.diagnosis.checklist.sources import (
     findings,
     setting,
 )
-from mlflow_stability.kinds.catalog import TYPES
-from mlflow_stability.kinds.nouns import bare_noun_of
+from mlflow_stability.kinds.catalog import TYPES, bare_noun_of
 from mlflow_stability.vocabulary.result import Severity
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from mlflow_stability.curves.curves import Curve
 from mlflow_stability.diagnosis.causes.catalog import CheckResult
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
-from mlflow_stability.kinds.catalog import DETECTORS
-from mlflow_stability.kinds.nouns import bare_noun_of
+from mlflow_stability.kinds.catalog import DETECTORS, bare_noun_of
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text import capitalised, counted, sentence

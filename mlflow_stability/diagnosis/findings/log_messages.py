@@ -17,7 +17,7 @@ import numpy as np
 from mlflow_stability.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS
 from mlflow_stability.diagnosis.findings.notes import CountRose, SaidAgainNote, SkippedToTheEnd, with_note
-from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.kinds.optimizer.loss_scaling import SkippedEndRule, StepSkipped
 from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts, LogLineFacts, LogSays

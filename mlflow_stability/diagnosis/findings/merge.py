@@ -13,10 +13,10 @@ from mlflow_stability.kinds.loss.loss_spike_curve import CurveSpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected, NonFiniteFacts
 from mlflow_stability.kinds.optimizer.loss_scaling import StepSkipped
 from mlflow_stability.kinds.optimizer.update_size import LargeUpdatesFacts
+from mlflow_stability.kinds.progress.no_progress import StandstillFacts
+from mlflow_stability.kinds.progress.oscillation import PeriodicLoss, PeriodicLossFacts
 from mlflow_stability.kinds.progress.overfitting import LastBelowBestFacts
-from mlflow_stability.kinds.progress.periodic_loss import PeriodicLoss, PeriodicLossFacts
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts
-from mlflow_stability.kinds.progress.standstill import StandstillFacts
 from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakFacts
 from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, Statement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from mlflow_stability.kinds.nouns import bare_noun_of, definite_noun_of, noun_of
+from mlflow_stability.kinds.catalog import bare_noun_of, definite_noun_of, noun_of
 
 __all__ = ["bare_noun_of", "definite_noun_of", "listed", "noun_of"]
 

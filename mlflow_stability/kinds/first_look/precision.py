@@ -1,4 +1,4 @@
-"""Steps that precision makes smaller or takes away: a large epsilon, small fp16 gradients, updates that round to 0."""
+"""Detect steps that precision makes smaller or undoes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class EpsilonFacts(Facts):
     """Root mean square of the gradients over epsilon."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``Gradients are 0.0004 times Adam's epsilon at step 100 (RMS): …``"""
         return (
             f"Gradients are {self.ratio:.2g} times Adam's epsilon at {unit} {step} (RMS): its steps are that much "
             "smaller than the learning rate."
@@ -62,7 +61,6 @@ class EpsilonLarge(StreakDetector):
     remedies = (Remedy(Action.LOWER_EPS_OF_ADAM), Remedy(Action.CHECK_SCALE_OF_LOSS))
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
-        """Whether gradients are far below epsilon."""
         return EpsilonFacts(point.value) if point.value <= self.ratio else None
 
 
@@ -78,7 +76,6 @@ class UnderflowFacts(Facts):
     """The threshold."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``The largest fp16 gradient is 3e-07 at step 100: below 6.1e-05 digits are lost, below 6e-08 it is 0.``"""
         return (
             f"The largest fp16 gradient is {self.largest:.2g} at {unit} {step}: below {self.smallest_normal:.2g} "
             "digits are lost, below 6e-08 a gradient is 0."
@@ -119,7 +116,6 @@ class GradientUnderflow(StreakDetector):
     remedies = (Remedy(Action.USE_GRAD_SCALER),)
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
-        """Whether all gradients are below what fp16 holds in full."""
         return UnderflowFacts(point.value, self.smallest_normal) if point.value < self.smallest_normal else None
 
 
@@ -133,7 +129,6 @@ class UpdatesLostFacts(Facts):
     """Share of weights with a gradient that the step left as they were."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``97% of the weights in half precision are the same after step 100: their updates round to nothing.``"""
         return (
             f"{100 * self.share:.3g}% of the weights in half precision are the same after {unit} {step}: their "
             "updates round to nothing."
@@ -175,5 +170,4 @@ class UpdatesLost(StreakDetector):
     remedies = (Remedy(Action.KEEP_WEIGHTS_IN_FLOAT32),)
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
-        """Whether hardly any weight has changed."""
         return UpdatesLostFacts(point.value) if point.value >= self.share else None

@@ -190,7 +190,7 @@ class GradientExplosion(Detector):
         event = self._look(state, point)
         if event is None and state.progress.waiting is not None:
             goes_on = point.step - state.progress.waiting.step <= self.worse_within
-            event = state.progress.judged(None, point, goes_on=goes_on)
+            event = state.progress.judge(None, point, goes_on=goes_on)
             if event is not None:
                 state.episode_filter.reported = max(state.episode_filter.reported, event.severity)
         return state, event

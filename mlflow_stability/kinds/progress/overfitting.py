@@ -1,4 +1,4 @@
-"""Says when the validation loss rises while the training loss falls."""
+"""Detect a validation loss that rises while the training loss falls."""
 
 from __future__ import annotations
 
@@ -26,21 +26,19 @@ from mlflow_stability.vocabulary.text.phrases import above
 
 @dataclass(slots=True)
 class OverfittingState:
-    """What has been seen so far of a training loss and its validation loss."""
-
     total: float = 0.0
+    """Sum of the training losses since the last validation."""
     count: int = 0
-    """The training losses since the last validation."""
+    """Number of these losses."""
     last: deque[float] = field(default_factory=deque)
     """The last validation losses."""
-    two: tuple[float, float] | None = None
-    """The last two validation losses."""
+    last_two: tuple[float, float] | None = None
     bends: deque[float] = field(default_factory=lambda: deque(maxlen=20))
-    """By how much the validation loss left the straight line through the two before it: its noise."""
+    """Distances of validation losses from the straight line through the two before: their noise."""
     best: float | None = None
     best_step: int = -1
     train_at_best: float | None = None
-    said: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +65,13 @@ class OverfittingFacts(BestStepFacts):
     loss_at_best: float
     """The mean training loss before the best validation."""
     threshold: float
-    """From how many times the best validation loss on it counts."""
+    """Minimum ratio to the best validation loss."""
 
     @property
     def exceeds(self) -> float | None:
-        """By how many times the rise is that of the threshold, both as logarithms."""
         return rises_beyond(self.val_loss, self.best, self.threshold)
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``The validation loss is 2.1 at step 400, 12% above its best of 1.9 at step 300, while the training …``"""
         return (
             f"The validation loss is {self.val_loss:.4g} at {unit} {step}, "
             f"{above(self.val_loss / self.best - 1, 'its best')} of {self.best:.4g} at {unit} {self.best_step}, while "
@@ -104,7 +100,7 @@ class ValidationRiseFacts(LastBelowBestFacts):
     at_best: float
     """The single validation loss at the best step; `best` is the median of a stretch."""
     threshold: float
-    """From which rise above the best on, as a share of it, it is one; for losses above zero."""
+    """Minimum rise above the best, as a share of it; for losses above zero."""
     training: str
     """The training loss, by the name that the log gives it."""
     training_at_best: float
@@ -115,7 +111,6 @@ class ValidationRiseFacts(LastBelowBestFacts):
     """Whether noise would hide a fall of the training loss, and it only did not rise."""
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
-        """``val_loss rose from 1.9 at step 300 to 2.1 at the end (+12%, threshold 4%) while loss fell by 30%.``"""
         by = f" (+{self.last / self.best - 1:.0%}, threshold {self.threshold:.0%})" if self.best > 0 else ""
         about = "" if math.isclose(self.best, self.at_best, rel_tol=1e-3) else "about "  # the median of several
         return (
@@ -173,15 +168,10 @@ class Overfitting(Detector):
     order = 90
     quantities = ("loss", "val_loss")
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power", "beyond_noise": "times"}
-    remedies = (
-        Remedy(Action.KEEP_BEST_WEIGHTS),
-        Remedy(Action.USE_MORE_DATA),
-        Remedy(Action.ADD_REGULARISATION),
-    )
+    remedies = (Remedy(Action.KEEP_BEST_WEIGHTS), Remedy(Action.USE_MORE_DATA), Remedy(Action.ADD_REGULARISATION))
     state_type = OverfittingState
 
     def step(self, state: OverfittingState, point: Point) -> tuple[OverfittingState, Finding | None]:
-        """Look at the next training or validation loss."""
         if not point.finite or not point.has_level:
             return state, None
         if point.quantity == "loss":
@@ -191,21 +181,21 @@ class Overfitting(Detector):
         train = state.total / state.count if state.count else None
         state.total, state.count = 0.0, 0
         value = point.value
-        if state.two is not None:
-            state.bends.append(abs(value - 2 * state.two[1] + state.two[0]))
-        state.two = (value if point.before is None else point.before, value)
+        if state.last_two is not None:
+            state.bends.append(abs(value - 2 * state.last_two[1] + state.last_two[0]))
+        state.last_two = (value if point.before is None else point.before, value)
         if state.best is None or value < state.best:
             state.best, state.best_step = value, point.step
             state.train_at_best = train
             state.last.clear()
-            state.said = False
+            state.reported = False
             return state, None
         state.last.append(value)
         if len(state.last) > self.in_a_row:
             state.last.popleft()
         best = state.best
-        if state.said:
-            state.said = not (best > 0 and value <= best * self.over)
+        if state.reported:
+            state.reported = not (best > 0 and value <= best * self.over)
             return state, None
         if best <= 0 or len(state.last) < self.in_a_row or train is None or state.train_at_best is None:
             return state, None
@@ -216,7 +206,7 @@ class Overfitting(Detector):
             return state, None
         if stays_at_chance(state.train_at_best, train):
             return state, None
-        state.said = True
+        state.reported = True
         facts = OverfittingFacts(best, state.best_step, value, train, state.train_at_best, self.smallest_rise)
         return state, self.finding(point, Severity.WARNING, facts)
 
@@ -285,57 +275,56 @@ class OverfittingRule(Rule):
         return replace(self, smallest_rise=smallest, smallest_fall=-math.log(detector.train_fell))
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        """One finding for each validation loss; its parts only where the whole of it tells nothing."""
-        found: list[Finding] = []
-        for validation in sorted(curves.validations, key=lambda each: each.place != ""):
-            training = next((each for each in curves.losses if _belongs(each, validation)), None)
-            if training is None or not validation.has_level or (found and validation.place):
+        """Return a finding for each validation loss; for those of parts only where the whole model has none."""
+        findings: list[Finding] = []
+        for validation in sorted(curves.validations, key=lambda curve: curve.place != ""):
+            training = training_beside(validation, curves)
+            if training is None or not validation.has_level or (findings and validation.place):
                 continue
-            found += self._of(training, validation)
-        return found
+            finding = self._judge(training, validation)
+            if finding is not None:
+                findings.append(finding)
+        return findings
 
-    def _of(self, training: Curve, validation: Curve) -> list[Finding]:
+    def _judge(self, training: Curve, validation: Curve) -> Finding | None:
         values = validation.values[validation.finite]
         if len(values) < self.fewest_validations:
-            return []
+            return None
         x, smallest = self._scaled(values)
         count, width = max(3, round(self.tail * len(x))), _width(len(x))
-        held = np.median(np.lib.stride_tricks.sliding_window_view(x[: max(width, len(x) - count + 1)], width), axis=1)
-        at = int(np.argmin(held))
-        best, level = at + int(np.argmin(x[at : at + width])), float(held[at])
+        levels = np.median(np.lib.stride_tricks.sliding_window_view(x[: max(width, len(x) - count + 1)], width), axis=1)
+        at = int(np.argmin(levels))
+        best, level = at + int(np.argmin(x[at : at + width])), float(levels[at])
         first = max(best + 1, len(x) - count)
         late = x[first:]
         rise = float(np.median(late)) - level if len(late) > 1 else 0.0
         if rise < smallest or (late > level + smallest / 2).mean() < self.most_above:
-            return []
+            return None
         since = training_since(training, validation, best)
         if since is None or stays_at_chance(since.before, since.now):
-            return []
+            return None
         hidden = since.error > self.smallest_fall and -since.error < since.fall < self.smallest_fall
         if since.fall < self.smallest_fall and not (hidden and since.fall + 2 * since.error > self.smallest_fall):
-            return []
-        helped = min(1.0, (rise / smallest - 1) / (self.large_rise - 1)) + min(
-            1.0, max(0.0, since.fall) / self.large_fall
-        )
-        share = by_chance(len(x)) - self.weight * helped
-        if turned(x) < self.odds * share / (self.odds * share + 1 - share):
-            return []
-        lowest, last = float(np.median(values[at : at + width])), float(np.median(values[first:]))
+            return None
+        evidence = min(1.0, (rise / smallest - 1) / (self.large_rise - 1))
+        evidence += min(1.0, max(0.0, since.fall) / self.large_fall)
+        if not turn_is_real(x, self.odds, by_chance(len(x)) - self.weight * evidence):
+            return None
         steps = validation.steps[validation.finite]
         facts = ValidationRiseFacts(
-            lowest,
-            int(steps[best]),
-            validation.name,
-            last,
-            float(values[best]),
-            math.expm1(self.smallest_rise),
-            training.name,
-            since.before,
-            since.now,
-            hidden,
+            best=float(np.median(values[at : at + width])),
+            best_step=int(steps[best]),
+            signal=validation.name,
+            last=float(np.median(values[first:])),
+            at_best=float(values[best]),
+            threshold=math.expm1(self.smallest_rise),
+            training=training.name,
+            training_at_best=since.before,
+            training_loss=since.now,
+            is_fall_hidden=hidden,
         )
-        begun, peak = steps[min(best + 1, len(steps) - 1)], steps[best + int(np.argmax(values[best:]))]
-        return [self.finding(validation, Severity.WARNING, facts, begun, steps[-1], peak=peak)]
+        start, peak = steps[min(best + 1, len(steps) - 1)], steps[best + int(np.argmax(values[best:]))]
+        return self.finding(validation, Severity.WARNING, facts, start, steps[-1], peak=peak)
 
     def _scaled(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
         """The values on the scale that is judged, and the smallest rise on it."""
@@ -356,5 +345,12 @@ def _width(validations: int) -> int:
     return max(2 if validations < 10 else 3, validations // 10)
 
 
-def _belongs(training: Curve, validation: Curve) -> bool:
-    return training.place == validation.place and training.attempt == validation.attempt
+def training_beside(validation: Curve, curves: RunCurves) -> Curve | None:
+    """Return the training loss of the same part of the model in the same attempt."""
+    where = (validation.place, validation.attempt)
+    return next((curve for curve in curves.losses if (curve.place, curve.attempt) == where), None)
+
+
+def turn_is_real(x: NDArray[np.float64], odds: float, share: float) -> bool:
+    """Return whether a turn explains more than `share` of the variance of a falling curve, at these odds."""
+    return turned(x) >= odds * share / (odds * share + 1 - share)

@@ -1,4 +1,4 @@
-"""Says when a loss stands where it began."""
+"""Detect a loss that is still at its start."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from mlflow_stability.vocabulary.result import RAISE_OR_LOWER_RATE, Action, Find
 
 
 @dataclass(slots=True)
-class Level:
-    """What has been seen so far."""
-
-    seen: int = 0
+class PlateauState:
+    losses: int = 0
+    """Number of losses since the start."""
     start_sum: float = 0.0
+    """Sum of the first losses."""
     total: float = 0.0
+    """Sum of the losses of the current stretch."""
     count: int = 0
+    """Number of these losses."""
     means: deque[float] = field(default_factory=deque)
-    """The means of stretches of the loss, the newest last."""
+    """Means of the last stretches."""
     best: float = math.inf
     """The lowest of all means."""
-    said: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,11 @@ class PlateauFacts(Facts):
     gain: float
     """How far the loss has fallen since the start, as a share."""
     steps: int
-    """Number of last steps in which it has not fallen."""
+    """Number of last steps without a fall."""
     classes: int | None = None
-    """Number of classes of which the loss is at chance level; None where it is at none."""
+    """Number of classes for which the loss is at chance level; None where there is no such number."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss 2.3 at step 999, chance level for 10 classes; it started at 2.31 and has not fallen in the last …``"""
         chance = f", chance level for {self.classes:,} classes" if self.classes else ""
         return (
             f"loss {self.loss:.4g} at {unit} {step}{chance}; it started at {self.start:.4g} and has not fallen in the "
@@ -95,10 +96,9 @@ class FlatCurveFacts(LastLevelFacts):
     last_step: int
     """Its last step."""
     classes: int | None = None
-    """Number of classes of which the end is chance level; None where it is of none."""
+    """Number of classes for which the end is at chance level; None where there is no such number."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss fell by only 0.3% (threshold 3%): from 2.31 over its first 30 points to 2.3 over its last 30, …``"""
         moved, only = "did not change", "only " if self.is_small else ""
         if abs(self.gain) > 0.0005:
             moved = f"fell by {only}{self.gain:.1%}" if self.gain > 0 else f"rose by {-self.gain:.1%}"
@@ -173,16 +173,14 @@ class Plateau(Detector):
         Remedy(Action.LOOK_FOR_FROZEN_AND_DEAD),
     )
 
-    def begin(self) -> Level:
-        """Start afresh, knowing nothing."""
-        return Level(means=deque(maxlen=self.long_steps // self.stretch))
+    def begin(self) -> PlateauState:
+        return PlateauState(means=deque(maxlen=self.long_steps // self.stretch))
 
-    def step(self, state: Level, point: Point) -> tuple[Level, Finding | None]:
-        """Look at the next loss."""
+    def step(self, state: PlateauState, point: Point) -> tuple[PlateauState, Finding | None]:
         if not point.accepted or not point.has_level:
             return state, None
-        state.seen += 1
-        if state.seen <= self.first_steps:
+        state.losses += 1
+        if state.losses <= self.first_steps:
             state.start_sum += point.value
         state.total += point.value
         state.count += 1
@@ -191,10 +189,10 @@ class Plateau(Detector):
         state.means.append(state.total / state.count)
         state.best = min(state.best, state.means[-1])
         state.total, state.count = 0.0, 0
-        judged = point.logarithmic and state.seen >= self.least_steps
+        judged = point.logarithmic and state.losses >= self.least_steps
         return state, self._judge(state, point) if judged else None
 
-    def _judge(self, state: Level, point: Point) -> Finding | None:
+    def _judge(self, state: PlateauState, point: Point) -> Finding | None:
         means = state.means
         start = state.start_sum / self.first_steps
         recent = (means[-1] + means[-2]) / 2
@@ -202,28 +200,28 @@ class Plateau(Detector):
             return None
         gain, best_gain = 1 - recent / start, 1 - state.best / start
         if best_gain >= self.small_gain or gain < -self.small_gain:
-            state.said = False
+            state.reported = False
             return None
-        if state.said or (gain >= self.stuck_gain and len(means) * self.stretch < self.long_steps):
+        if state.reported or (gain >= self.stuck_gain and len(means) * self.stretch < self.long_steps):
             return None
-        if self._fall_at_most(list(means)) >= self.fall:
+        if self._max_fall(list(means)) >= self.fall:
             return None
-        state.said = True
+        state.reported = True
         facts = PlateauFacts(
             recent, start, gain, len(means) * self.stretch, classes_of(recent, self.chance_within) or None
         )
         return self.finding(point, Severity.WARNING, facts)
 
-    def _fall_at_most(self, means: list[float]) -> float:
-        """How far the loss has fallen over these means, at most, as a share of its level."""
+    def _max_fall(self, means: list[float]) -> float:
+        """Return the largest fall over these means that noise may hide, as a share; infinity for a clear fall."""
         half = len(means) // 2
         before, after = sum(means[:half]) / half, sum(means[half:]) / (len(means) - half)
-        # Two neighbouring means differ by their noise alone, nearly: 0.954 standard deviations of one, usually.
-        noise = median(abs(one - other) for one, other in pairwise(means)) / 0.954
-        room = self.errors * noise * math.sqrt(2 / half)
-        if before - after > room:
-            return math.inf  # it falls, if slowly: that alone is no plateau
-        return 2 * (before - after + room) / before  # between the middles of the halves lies half of the fall
+        # Neighbouring means differ by noise: the median of the differences is 0.954 standard deviations of one mean.
+        noise = median(abs(mean - other) for mean, other in pairwise(means)) / 0.954
+        margin = self.errors * noise * math.sqrt(2 / half)
+        if before - after > margin:
+            return math.inf
+        return 2 * (before - after + margin) / before  # between the middles of the halves lies half of the fall
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,75 +304,76 @@ class PlateauRule(Rule):
         )
 
     def find(self, curves: RunCurves) -> list[Finding]:
-        """The training losses that went nowhere, those of the whole model alone."""
-        found: list[Finding] = []
+        findings = []
         for curve in curves.losses or curves.validations:
             levels = None if curve.part or not curve.has_level else levels_of(curve)
             if levels is None or not levels.logarithmic or len(levels.raw_x) < self.fewest_points:
                 continue
             if not _resumed(curve):
-                found += self._of(curve, levels, self._validation_stuck(curve, curves))
-        return found
+                finding = self._judge(curve, levels, self._is_validation_stuck(curve, curves))
+                findings += [] if finding is None else [finding]
+        return findings
 
-    def _of(self, curve: Curve, levels: Levels, validation_stuck: bool) -> list[Finding]:
+    def _judge(self, curve: Curve, levels: Levels, validation_stuck: bool) -> Finding | None:
         x = levels.raw_x
         edge = max(3, len(x) // 10)
-        start, first, last = (float(np.median(each)) for each in (x[:3], x[:edge], x[-edge:]))
-        one = levels.noise * math.sqrt(levels.size)  # the noise of a single point
-        error = one * 1.25 * math.sqrt(2 / edge)
-        begun = min(start, float(x[0]))  # updates too large at first may have lifted the points after the first
+        start, first, last = (float(np.median(part)) for part in (x[:3], x[:edge], x[-edge:]))
+        noise = levels.noise * math.sqrt(levels.size)  # of a single point
+        error = noise * 1.25 * math.sqrt(2 / edge)
+        lowest_start = min(start, float(x[0]))  # updates too large at first may have lifted the points after the first
         from_start, gain = -_grown(last - start), -_grown(last - first)
         rest = -_grown(min(last, float(np.median(x[len(x) // 2 :]))) - first)
         allowed = self.validated_gain if validation_stuck else self.stuck_gain
         margin = self.possible_gain - self.stuck_gain
         low, high = np.percentile(levels.x, [10, 90])
         steady = float(high - low) < self.steady + 3 * levels.noise and gain > -self.steady
-        learned = max(gain, rest) >= allowed or -_grown(last - begun) >= allowed + margin + one
+        learned = max(gain, rest) >= allowed or -_grown(last - lowest_start) >= allowed + margin + noise
         if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
-            return [self._episode(curve, 0, first, last, gain, edge, self.stuck_gain)]
+            return self._finding(curve, 0, first, last, edge, self.stuck_gain)
         flat = self._flat_from(levels)
         untrained = self.untrained[0] <= math.exp(min(start, 50)) <= self.untrained[1]
         if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
-            return [self._episode(curve, flat, begun, last, -_grown(last - begun), edge)]
-        fallen = self._collapsed(curve, levels)
-        if fallen:
-            high = max(float(x[0]), start)
-            return [self._episode(curve, fallen, high, last, -_grown(last - high), edge)]
-        return []
+            return self._finding(curve, flat, lowest_start, last, edge)
+        if collapsed := self._collapsed(curve, levels):
+            return self._finding(curve, collapsed, max(float(x[0]), start), last, edge)
+        return None
 
     def _collapsed(self, curve: Curve, levels: Levels) -> int:
-        """The point from which on a loss that fell at once has stood; 0 where there is none."""
+        """Return the point at which a loss that fell at once stopped changing; 0 where it did not."""
         x = levels.raw_x
         first = int(self.at_once * len(x))
         if len(x) < self.fewest_after or math.exp(min(float(np.median(x[first:])), 700.0)) <= curve.floor:
             return 0
-        thirds = [float(np.median(each)) for each in np.array_split(x[first:], 3)]
-        then = float(np.median(x[first : 2 * first]))  # right after the fall
-        one = 1.25 * levels.noise * math.sqrt(levels.size)
-        of_thirds, of_then = one * math.sqrt(6 / (len(x) - first)), one * math.sqrt(1 / first + 3 / (len(x) - first))
+        thirds = [float(np.median(part)) for part in np.array_split(x[first:], 3)]
+        after_fall = float(np.median(x[first : 2 * first]))
+        error = 1.25 * levels.noise * math.sqrt(levels.size)  # of a single point
+        of_thirds, of_fall = (
+            error * math.sqrt(6 / (len(x) - first)),
+            error * math.sqrt(1 / first + 3 / (len(x) - first)),
+        )
         still = max(thirds) - min(thirds) <= max(self.distance, 2 * of_thirds)
-        still = still and abs(then - thirds[-1]) <= max(self.distance, 2 * of_then)
+        still = still and abs(after_fall - thirds[-1]) <= max(self.distance, 2 * of_fall)
         fell = max(float(x[0]), float(np.median(x[:3]))) - thirds[0]
         return first if still and of_thirds <= self.known and fell >= self.collapse else 0
 
     def _flat_from(self, levels: Levels) -> int:
-        """The point from which on nothing was gained up to the end; the number of points if there is none."""
+        """Return the point from where the loss did not fall up to the end; the number of points if it fell."""
         x = levels.x
         for start in range(int(len(x) * (1 - self.flat_share)) + 1):
             rest = x[start:]
             third = len(rest) // 3
             if 1.25 * levels.noise * math.sqrt(2 / third) > 2 * self.flat_gain:
-                break  # so noisy that nobody can tell whether it is flat
+                break  # too noisy to tell whether it is flat
             head, tail = rest[:third], rest[-third:]
             fall = float(np.median(head) - np.median(tail))
             rough = float(np.median(rest[: max(1, third // 3)]) - np.median(tail))
             if abs(fall) < self.flat_gain and rough < 2 * self.flat_gain + 2 * levels.noise:
-                there = rest <= float(np.median(tail)) + max(self.flat_gain, 2 * levels.noise)
-                return min((start + int(np.argmax(there))) * levels.size, len(levels.raw_x) - 1)
+                is_level = rest <= float(np.median(tail)) + max(self.flat_gain, 2 * levels.noise)
+                return min((start + int(np.argmax(is_level))) * levels.size, len(levels.raw_x) - 1)
         return len(levels.raw_x)
 
-    def _validation_stuck(self, curve: Curve, curves: RunCurves) -> bool:
-        """Whether the validation loss of the same place gained nothing over at least eight points."""
+    def _is_validation_stuck(self, curve: Curve, curves: RunCurves) -> bool:
+        """Whether the validation loss of the same place did not fall over at least eight points."""
         for other in curves.validations:
             values = other.values[other.finite]
             if other.place == curve.place and len(values) >= 8 and values.min() > 0:
@@ -382,17 +381,12 @@ class PlateauRule(Rule):
                 return bool(np.median(values[-third:]) > (1 - self.stuck_gain / 2) * np.median(values[:third]))
         return False
 
-    def _episode(
-        self,
-        curve: Curve,
-        start: int,
-        before: float,
-        last: float,
-        gain: float,
-        points: int,
-        threshold: float | None = None,
+    def _finding(
+        self, curve: Curve, start: int, before: float, last: float, points: int, threshold: float | None = None
     ) -> Finding:
+        """Return the finding of a curve that is flat from a point on; `before` and `last` are logarithms."""
         steps = curve.steps[curve.finite]
+        gain = -_grown(last - before)
         facts = FlatCurveFacts(
             curve.name,
             math.exp(last),
@@ -408,12 +402,12 @@ class PlateauRule(Rule):
 
 
 def _grown(nats: float) -> float:
-    """The change of a level as a share of it."""
+    """Return the relative change of a level."""
     return math.expm1(min(nats, 700.0))
 
 
 def _resumed(curve: Curve) -> bool:
-    """Whether the log begins so late that the start of the training is in another one."""
+    """Whether the log continues an earlier one, by its first step."""
     first, last = int(curve.steps[0]), int(curve.steps[-1])
     distance = (last - first) / max(1, len(curve.steps) - 1)
     return first > 3 * distance and first > 0.1 * last

@@ -1,4 +1,4 @@
-"""Says when the loss has lost its noise: every step sees the same batch, or the output no longer depends on it."""
+"""Detect a loss without noise: repeated batches, or an output that does not depend on the input."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 @dataclass(slots=True)
 class RepeatedDataState:
-    """What has been seen so far."""
-
-    seen: int = 0
+    count: int = 0
     last: float = 0.0
-    """The logarithm of the last loss."""
+    """Logarithm of the last loss."""
     change: float = 0.0
-    """By how much it had changed."""
+    """Difference of the last two logarithms."""
     bend: float = 0.0
-    """The usual size of the difference between one change and the next."""
+    """Usual size of the difference between one change and the next."""
     turns: float = 0.5
-    """The usual share of changes that go the other way than the one before."""
+    """Usual share of changes whose direction differs from that of the change before."""
     row: int = 0
-    """For how many steps in a row the curve has been smooth."""
+    """Number of smooth steps in a row."""
     turned: int = 0
-    """How often it has turned back meanwhile, ..."""
+    """Number of turning points in them."""
     bends: float = 0.0
-    """... and how much it has bent in all."""
+    """Sum of their bends."""
     rough: int = 0
-    """For how many it has not."""
-    said: bool = False
+    """Number of noisy steps in a row."""
+    reported: bool = False
     levels: deque[float] = field(default_factory=lambda: deque(maxlen=100))
-    """The logarithms of the last losses that were not smooth."""
+    """Logarithms of the last losses that were not smooth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +53,11 @@ class NoNoiseFacts(Facts):
     steps: int
     """Number of steps in a row without noise."""
     threshold: float
-    """Below which difference, as a share of the loss, there is no noise."""
+    """The difference, as a share of the loss, below which there is no noise."""
     before: float | None = None
     """Median of the losses before, in the unit of the loss, where it rose from there."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``loss without noise for 16 steps to step 400: consecutive changes differ by less than 0.1% …``"""
         rose = f"; it rose from a median of {self.before:.4g} to {self.loss:.4g}" if self.before is not None else ""
         threshold = f"{self.threshold:.1%}" if self.threshold >= 0.001 else f"{self.threshold:.2%}"
         return (
@@ -92,10 +89,7 @@ class ConstantOutput(FindingType):
     plural = "constant outputs"
     symptom = Symptom.REPEATED_DATA
     order = 131
-    remedies = (
-        Remedy(Action.COMPARE_OUTPUTS),
-        Remedy(Action.CHECK_CONSTANT_OUTPUT),
-    )
+    remedies = (Remedy(Action.COMPARE_OUTPUTS), Remedy(Action.CHECK_CONSTANT_OUTPUT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,7 @@ class RepeatedData(Detector):
     Why it matters: the input no longer changes, and the model memorises one batch while the loss looks better and
     better.
 
-    What to try: check the data loader: a worker that hangs, an iterator created anew in every step, a sampler without
+    What to try: check the data loader: a worker that hangs, an iterator created again in every step, a sampler without
     shuffling. Compare two batches. If the loss does not fall, check that the output depends on the input.
 
     When it is wrong: a change from small batches to the whole data set. With dropout nothing is found: the loss stays
@@ -150,57 +144,53 @@ class RepeatedData(Detector):
     order = 130
     quantities = ("loss",)
     places = WHOLE
-    remedies = (
-        Remedy(Action.CHECK_DATA_LOADER),
-        Remedy(Action.CHECK_OUTPUT_DEPENDS_ON_INPUT),
-    )
+    remedies = (Remedy(Action.CHECK_DATA_LOADER), Remedy(Action.CHECK_OUTPUT_DEPENDS_ON_INPUT))
     state_type = RepeatedDataState
 
     def step(self, state: RepeatedDataState, point: Point) -> tuple[RepeatedDataState, Finding | None]:
-        """Look at the next loss."""
         if not point.finite or point.reason is NoLevel.ADVERSARIAL:
-            return state, None  # the opponent makes the noise of such a loss, and takes it away
+            return state, None  # in adversarial training the other model makes the noise of the loss
         if point.value <= 0:
-            return RepeatedDataState(), None  # the logarithm of such a loss says nothing of its noise
+            return RepeatedDataState(), None
         level = math.log(point.value)
         change = level - state.last
         bend, turned = abs(change - state.change), change * state.change < 0
-        state.seen += 1
+        state.count += 1
         state.last = level
-        if state.seen <= 2:
-            state.change = change if state.seen == 2 else 0.0
+        if state.count <= 2:
+            state.change = change if state.count == 2 else 0.0
             return state, None
         state.change = change
-        if change == 0.0:  # the log rounds, and tells nothing of the noise
+        if change == 0.0:  # a rounded log does not show the noise
             state.row, state.turned, state.bends = 0, 0, 0.0
             return state, None
-        known = state.seen > self.first_steps and state.turns >= self.least_turns
-        if known and self.quietest <= state.bend <= self.noisiest and bend < self.share * state.bend:
+        is_noise_known = state.count > self.first_steps and state.turns >= self.least_turns
+        if is_noise_known and self.quietest <= state.bend <= self.noisiest and bend < self.share * state.bend:
             state.row, state.rough = state.row + 1, 0
             state.turned, state.bends = state.turned + turned, state.bends + bend
-            if state.row < self.row or state.said:
-                return state, None  # what is smooth does not change what is usual
+            if state.row < self.row or state.reported:
+                return state, None  # smooth steps do not change the usual noise
             if state.turned <= self.most_turns:
-                return state, self._smooth(state, point, level)
-            # It goes up and down as before, only less: that is its noise now.
+                return state, self._report(state, point, level)
+            # It goes up and down as before, only less: that is its noise from here on.
             state.bend, state.row, state.turned, state.bends = state.bends / state.row, 0, 0, 0.0
             return state, None
         state.row, state.turned, state.bends, state.rough = 0, 0, 0.0, state.rough + 1
         state.levels.append(level)
         if state.rough >= self.row:
-            state.said = False
-        memory = max(1 / 128, 1 / (state.seen - 2))  # the share of a new value in what is usual
-        usual = state.bend * 4 if state.bend else bend  # a single bend counts as four usual ones at most
-        state.bend += memory * (min(bend, usual) - state.bend)
-        state.turns += memory * (turned - state.turns)
+            state.reported = False
+        weight = max(1 / 128, 1 / (state.count - 2))
+        limit = state.bend * 4 if state.bend else bend  # an outlier counts as four usual bends at most
+        state.bend += weight * (min(bend, limit) - state.bend)
+        state.turns += weight * (turned - state.turns)
         return state, None
 
-    def _smooth(self, state: RepeatedDataState, point: Point, level: float) -> Finding:
-        state.said = True
+    def _report(self, state: RepeatedDataState, point: Point, level: float) -> Finding:
+        state.reported = True
         before = median(state.levels)
         rose = level > before + self.risen * state.bend
         facts = NoNoiseFacts(
             point.value, state.bend, state.row, self.share * state.bend, math.exp(before) if rose else None
         )
-        event = self.finding(point, Severity.WARNING, facts)
-        return replace(event, kind=ConstantOutput.kind, remedies=ConstantOutput.remedies) if rose else event
+        finding = self.finding(point, Severity.WARNING, facts)
+        return replace(finding, kind=ConstantOutput.kind, remedies=ConstantOutput.remedies) if rose else finding

@@ -16,12 +16,14 @@ from torch.optim import Optimizer
 
 from mlflow_stability.kinds.first_look.not_trained import (
     NO_GRADIENT_AT_ALL,
+    Holder,
     NoGradient,
     NoGradientFacts,
     NotOptimized,
     NotOptimizedFacts,
+    UnregisteredFacts,
+    UnregisteredModule,
 )
-from mlflow_stability.kinds.first_look.unregistered import Holder, UnregisteredFacts, UnregisteredModule
 from mlflow_stability.probes.objects.model_discovery import state_of
 from mlflow_stability.probes.objects.module_names import owners_of_parameters, plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of

@@ -9,8 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import Module
 
-from mlflow_stability.kinds.first_look.loss_broadcast import LossBroadcast, LossBroadcastFacts
-from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInputFacts, remedies_for
+from mlflow_stability.kinds.first_look.loss_function import (
+    Activation,
+    LossBroadcast,
+    LossBroadcastFacts,
+    LossFunction,
+    LossInputFacts,
+    remedies_for,
+)
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.vocabulary.result import Finding, Severity
 

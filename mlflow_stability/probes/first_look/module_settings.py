@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.optim import SGD, Adam, Optimizer
 
-from mlflow_stability.kinds.first_look.module_settings import (
+from mlflow_stability.kinds.first_look.settings import (
     AccumulationFacts,
     AccumulationSum,
     OptimizedTwice,

@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 from mlflow_stability.detectors.layer_values import gradient_flow
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.gradients.gradient_vanishing import GradientVanishingLayers
-from mlflow_stability.kinds.inside.dead_units import DeadUnits
-from mlflow_stability.kinds.inside.saturated_activation import SaturatedActivation
+from mlflow_stability.kinds.inside.activations import DeadUnits, SaturatedActivation
 from mlflow_stability.probes.model_check.one_batch import ZERO_SHARE, BatchPass, LossFunction, run_batch
 from mlflow_stability.probes.model_check.settings import model_finding, settings_found
 from mlflow_stability.probes.model_check.values import layers_of, optimizers_found, values_found

@@ -17,7 +17,7 @@ from mlflow_stability.courier.run import run_tags
 from mlflow_stability.courier.run.conclusion import best_checkpoint, conclusion_of
 from mlflow_stability.courier.run.run_tags import live_description
 from mlflow_stability.courier.sinks.event_sink import RunSummary
-from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInput, LossInputFacts
+from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.recovery.checkpoints import CheckpointMeta
 from mlflow_stability.recovery.rollback_events import give_up_event
 from mlflow_stability.recovery.rollback_state import Decision

@@ -7,7 +7,7 @@ from findings import over_steps
 from mlflow_stability.diagnosis.advice import one_of_each_topic, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import KINDS, documentation
-from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse
 from mlflow_stability.vocabulary.result import (
     CLIP_AT_1,
     LOWER_RATE,

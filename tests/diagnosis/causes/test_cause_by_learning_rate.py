@@ -14,7 +14,7 @@ from mlflow_stability.diagnosis.causes.catalog import CheckResult
 from mlflow_stability.diagnosis.causes.context import episode_context
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_check
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary.measured.observation import StepReading
@@ -124,7 +124,7 @@ def test_a_warm_restart_is_no_jump_for_the_cause_as_it_is_none_for_the_detector(
     readings = [
         StepReading(step, (Signal("learning_rate"),), (value,), 0, 0.0) for step, value in enumerate(warm_restarts())
     ]
-    assert replay(readings, named(["learning_rate_jump"])) == []
+    assert replay(readings, detectors_named(["learning_rate_jump"])) == []
     assert jumps_in(rate) == []
     look = looked(history, 310)
     assert look.cause is None
@@ -143,7 +143,7 @@ def test_the_cause_finds_the_jumps_that_the_detector_finds(seed: int) -> None:
     ]
     (curve,) = curves_of(run_of(metric_of("learning_rate", rates)), "learning_rate")
     assert [each.step for each in jumps_in(curve)] == [
-        each.step for each in replay(readings, named(["learning_rate_jump"]))
+        each.step for each in replay(readings, detectors_named(["learning_rate_jump"]))
     ]
 
 

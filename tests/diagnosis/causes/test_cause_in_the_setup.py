@@ -9,9 +9,8 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.first_look.inputs import InputScale, InputScaleFacts
-from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInput, LossInputFacts
-from mlflow_stability.kinds.first_look.module_settings import AccumulationFacts, AccumulationSum
+from mlflow_stability.kinds.first_look.batches import InputScale, InputScaleFacts
+from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInput, LossInputFacts
 from mlflow_stability.kinds.first_look.not_trained import NotOptimized, NotOptimizedFacts
 from mlflow_stability.kinds.first_look.precision import (
     GradientUnderflow,
@@ -19,6 +18,7 @@ from mlflow_stability.kinds.first_look.precision import (
     UpdatesLost,
     UpdatesLostFacts,
 )
+from mlflow_stability.kinds.first_look.settings import AccumulationFacts, AccumulationSum
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts, StrongWeightDecay
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity

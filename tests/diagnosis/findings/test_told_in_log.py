@@ -8,7 +8,7 @@ import pytest
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.severity import Severity
 
@@ -21,7 +21,7 @@ def diagnosed(path: Path, text: str, asked: str = "") -> Diagnosis:
     log = path / "train.log"
     log.write_text(text)
     (run,) = read(log)
-    return diagnosis_of(run, detectors=named(asked.split()) if asked else None)
+    return diagnosis_of(run, detectors=detectors_named(asked.split()) if asked else None)
 
 
 def serious(found: Diagnosis) -> list[tuple[str, Severity, int, int]]:

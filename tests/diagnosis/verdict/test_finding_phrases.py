@@ -5,8 +5,7 @@ import re
 import pytest
 
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
-from mlflow_stability.kinds.catalog import KINDS
-from mlflow_stability.kinds.nouns import NOUNS, noun_of
+from mlflow_stability.kinds.catalog import KINDS, NOUNS, noun_of
 from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.text import process_ended
 

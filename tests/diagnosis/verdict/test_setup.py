@@ -8,7 +8,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict import title_of
 from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP
-from mlflow_stability.kinds.hardware.throughput_drop import ThroughputFacts
+from mlflow_stability.kinds.hardware.speed import ThroughputFacts
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
 from mlflow_stability.reports.words.run_phrases import headline
 from mlflow_stability.vocabulary.result import Action, Finding, Severity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.kinds.first_look.inputs import InputScaleFacts, SameInputFacts
+from mlflow_stability.kinds.first_look.batches import InputScaleFacts, SameInputFacts
 from mlflow_stability.vocabulary import Finding, Severity
 
 

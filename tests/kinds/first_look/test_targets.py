@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.kinds.first_look.targets import IgnoredFacts, LabelRangeFacts, OneClassFacts, UnreachableFacts
+from mlflow_stability.kinds.first_look.batches import IgnoredFacts, LabelRangeFacts, OneClassFacts, UnreachableFacts
 from mlflow_stability.vocabulary import Severity
 
 

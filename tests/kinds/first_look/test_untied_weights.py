@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from detectors.series import judged
 
-from mlflow_stability.kinds.first_look.untied_weights import UntiedWeightsFacts
+from mlflow_stability.kinds.first_look.settings import UntiedWeightsFacts
 from mlflow_stability.vocabulary import Severity
 
 

@@ -16,7 +16,7 @@ def layered(quantity: str, **layers: Floats) -> dict[str, Floats]:
 
 def every_hundred(names: str, **series: Floats) -> list[Finding]:
     """Judged as live: the loss at every step, layers every hundred."""
-    from mlflow_stability.kinds.catalog import named
+    from mlflow_stability.kinds.catalog import detectors_named
     from mlflow_stability.kinds.panel import replay
     from mlflow_stability.vocabulary import Signal, StepReading
 
@@ -26,7 +26,7 @@ def every_hundred(names: str, **series: Floats) -> list[Finding]:
         layers = {name: values[step // 100] for name, values in series.items()} if step % 100 == 0 else {}
         signals = (Signal("loss"), *(Signal.parse(name) for name in layers))
         records.append(StepReading(step, signals, (float(loss[step]), *map(float, layers.values()))))
-    return replay(records, named(names.split()))
+    return replay(records, detectors_named(names.split()))
 
 
 steady = np.exp(noise(3, 800, 0.2))

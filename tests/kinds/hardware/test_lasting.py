@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from detectors.series import Floats, at, check_facts, noise, readings
 
-from mlflow_stability.kinds.catalog import named
-from mlflow_stability.kinds.hardware.throughput_drop import ThroughputDrop
+from mlflow_stability.kinds.catalog import detectors_named
+from mlflow_stability.kinds.hardware.speed import ThroughputDrop
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary import Finding, Severity
 
@@ -25,7 +25,7 @@ CASES: dict[str, tuple[str, Floats, float]] = {
 def judged_by_the_clock(kind: str, values: Floats, seconds: float) -> list[Finding]:
     """What the detector of this kind finds in steps that take so many seconds each."""
     timed = [replace(reading, time=1e9 + seconds * reading.step) for reading in readings({CASES[kind][0]: values})]
-    events = replay(timed, named([kind]))
+    events = replay(timed, detectors_named([kind]))
     for event in events:
         check_facts(event)
     return events

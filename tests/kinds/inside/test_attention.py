@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
 
@@ -24,7 +24,7 @@ def judged(quantity: str, heads: Mapping[str, Values], falls: float = 0.0) -> li
         )
         signals = (Signal("loss"), *(Signal.parse(name) for name in row))
         records.append(StepReading(step, signals, (2.0 - falls * step, *map(float, row.values()))))
-    return replay(records, named([kind]))
+    return replay(records, detectors_named([kind]))
 
 
 def collapse(**heads: Values) -> list[Finding]:

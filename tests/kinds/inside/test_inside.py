@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from detectors.series import judged, readings
 
-from mlflow_stability.kinds.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary import Finding
 

@@ -5,7 +5,7 @@ import pytest
 from detectors.series import Floats, decaying, judged, noise, readings
 
 from mlflow_stability.detectors.sensitivity import at_sensitivity
-from mlflow_stability.kinds.catalog import named
+from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
 
@@ -123,7 +123,7 @@ def level(to: float, sigma: float = 0.02) -> Floats:
 def test_a_divergence_is_critical_where_low_sensitivity_finds_it(to: float, severities: list[Severity]) -> None:
     events = found(level(to))
     assert [each.severity for each in events] == severities
-    low = replay(readings({"loss": level(to)}), at_sensitivity(named(["divergence"]), "low"))
+    low = replay(readings({"loss": level(to)}), at_sensitivity(detectors_named(["divergence"]), "low"))
     assert any("of the last 16 steps" in each.message for each in low) == (severities[-1] is Severity.CRITICAL)
 
 
@@ -163,7 +163,7 @@ def taking_turns(first: Floats, second: Floats) -> list[Finding]:
     for step, (one, other) in enumerate(zip(first, second, strict=True)):
         rows.append(StepReading(2 * step, (Signal("loss"),), (float(one),)))
         rows.append(StepReading(2 * step + 1, (Signal("loss", "track_1"),), (float(other),)))
-    return replay(rows, named(["divergence"]))
+    return replay(rows, detectors_named(["divergence"]))
 
 
 def test_a_player_whose_loss_rises_as_the_other_learns_has_not_diverged() -> None:

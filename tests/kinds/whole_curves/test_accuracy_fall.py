@@ -7,7 +7,7 @@ import pytest
 from diagnosis.histories import metric_of, run_of
 
 from mlflow_stability.curves.curves import run_curves
-from mlflow_stability.kinds.progress.accuracy_fall import AccuracyFallRule
+from mlflow_stability.kinds.progress.overfitting_curves import AccuracyFallRule
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import meanings_of

@@ -9,7 +9,7 @@ from diagnosis.histories import falling, run_named
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds import Divergence, GradientExplosion, LossSpike, Overfitting, Plateau
-from mlflow_stability.kinds.catalog import RULES, default_detectors, name_of, named
+from mlflow_stability.kinds.catalog import RULES, default_detectors, detectors_named, name_of
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -89,7 +89,7 @@ def test_the_default_thresholds_change_no_rule(rule: type[Rule], detector: Detec
 
 
 def test_a_detector_by_name_and_one_with_thresholds_judge_together() -> None:
-    both = [*named(["divergence"]), LossSpike(threshold=10)]
+    both = [*detectors_named(["divergence"]), LossSpike(threshold=10)]
     losses = falling(600)
     losses[300] *= 8
     assert [each.kind for each in diagnosis_of(run_named(loss=losses), detectors=both).findings] == ["loss_spike"]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.progress.periodic_loss import PeriodicLossFacts, PeriodicLossRule
+from mlflow_stability.kinds.progress.oscillation import PeriodicLossFacts, PeriodicLossRule
 from mlflow_stability.vocabulary.result import Action, Finding, Severity
 
 STEPS = np.arange(2000)

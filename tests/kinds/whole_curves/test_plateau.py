@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves, run_curves
-from mlflow_stability.kinds.progress.frozen import FrozenRule
+from mlflow_stability.kinds.progress.no_progress import FrozenRule
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
 from mlflow_stability.vocabulary.result.finding import Finding

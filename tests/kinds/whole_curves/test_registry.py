@@ -15,16 +15,16 @@ from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds import rules
-from mlflow_stability.kinds.catalog import RULES, named
+from mlflow_stability.kinds.catalog import RULES, detectors_named
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteRule
-from mlflow_stability.kinds.progress.low_scores import ScoreRule
+from mlflow_stability.kinds.progress.no_progress import ScoreRule
 from mlflow_stability.kinds.progress.overfitting import Overfitting, OverfittingRule
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.kinds.rules import found_by
+from mlflow_stability.kinds.rules import apply_rules
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
@@ -268,7 +268,7 @@ def troubled() -> RunHistory:
     ],
 )
 def test_only_what_was_asked_for_is_judged(asked: str, expected: set[str]) -> None:
-    assert kinds(troubled(), *named(asked.split())) == expected
+    assert kinds(troubled(), *detectors_named(asked.split())) == expected
 
 
 def test_the_usual_detectors_judge_all_of_it() -> None:
@@ -283,7 +283,7 @@ def test_the_classic_way_of_finding_a_kind_is_not_helped_by_our_own() -> None:
     losses = falling(40, noise=0.001)
     losses[20] *= 1.6
     assert kinds(run_named(loss=losses)) == {"loss_spike"}
-    assert kinds(run_named(loss=losses), *named(["loss_spike:classic"])) == set()
+    assert kinds(run_named(loss=losses), *detectors_named(["loss_spike:classic"])) == set()
 
 
 def test_a_rise_below_the_threshold_that_was_asked_for_is_no_divergence() -> None:
@@ -301,8 +301,8 @@ def test_a_validation_loss_below_the_threshold_that_was_asked_for_is_no_overfitt
 
 def test_what_a_rule_finds_of_an_experimental_kind_is_information(monkeypatch: pytest.MonkeyPatch) -> None:
     curves = run_curves(run_of(metric_of("loss", np.r_[falling(200), math.nan, math.nan])))
-    (certain,) = found_by([NonFiniteRule], curves, named(["nan_detected"]))
+    (certain,) = apply_rules([NonFiniteRule], curves, detectors_named(["nan_detected"]))
     monkeypatch.setattr(rules, "EXPERIMENTAL", frozenset({"nan_detected"}))
-    (experimental,) = found_by([NonFiniteRule], curves, named(["nan_detected"]))
+    (experimental,) = apply_rules([NonFiniteRule], curves, detectors_named(["nan_detected"]))
     assert (certain.severity, certain.experimental) == (Severity.CRITICAL, False)
     assert (experimental.severity, experimental.experimental) == (Severity.INFO, True)

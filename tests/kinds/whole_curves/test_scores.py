@@ -16,8 +16,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import RULES, default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.kinds.rule_scores import no_worse_than_sure
-from mlflow_stability.kinds.rules import found_by
+from mlflow_stability.kinds.rules import apply_rules, cap_severities
 from mlflow_stability.vocabulary import Signal, StepReading
 from mlflow_stability.vocabulary.result.finding import Finding
 from mlflow_stability.vocabulary.result.severity import Severity
@@ -27,7 +26,7 @@ from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
 
 def rules_find(history: RunHistory, sensitivity: str) -> list[Finding]:
     detectors = at_sensitivity(default_detectors(), sensitivity)
-    return [each for each in found_by(RULES, run_curves(history), detectors) if each.severity > Severity.INFO]
+    return [each for each in apply_rules(RULES, run_curves(history), detectors) if each.severity > Severity.INFO]
 
 
 def same(one: Finding, other: Finding) -> bool:
@@ -88,5 +87,5 @@ def test_what_is_found_live_has_its_sigma_over_its_threshold_for_a_score() -> No
 @pytest.mark.parametrize(("score", "severity"), [(1.2, Severity.WARNING), (1.5, Severity.CRITICAL)])
 def test_only_what_is_sure_is_critical(score: float, severity: Severity) -> None:
     one = over_steps("divergence", Severity.CRITICAL, 1, 1, 9, "loss rose", score=score)
-    (found,) = no_worse_than_sure([one])
+    (found,) = cap_severities([one])
     assert found.severity is severity

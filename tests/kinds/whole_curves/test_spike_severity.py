@@ -7,8 +7,8 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.kinds.catalog import choose_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.kinds.thresholds import chosen
 from mlflow_stability.vocabulary import Severity
 from mlflow_stability.vocabulary.result.finding import Finding
 
@@ -71,6 +71,6 @@ def test_three_single_spikes_are_warnings() -> None:
 def test_a_single_spike_above_a_threshold_of_ones_own_is_a_warning() -> None:
     losses = falling(1000)
     losses[600] *= 1.6
-    asked = chosen(["default", LossSpike(threshold=8.0, threshold_alone=True)])
+    asked = choose_detectors(["default", LossSpike(threshold=8.0, threshold_alone=True)])
     found = diagnosis_of(run_named(loss=losses), detectors=asked).findings
     assert [each.severity for each in found if each.kind == "loss_spike"] == [Severity.WARNING]

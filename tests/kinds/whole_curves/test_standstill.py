@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.kinds.progress.standstill import StandstillFacts, StandstillRule
+from mlflow_stability.kinds.progress.no_progress import StandstillFacts, StandstillRule
 from mlflow_stability.vocabulary.result import Finding, Severity
 
 

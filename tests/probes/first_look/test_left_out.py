@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlflow_stability.kinds.first_look.not_trained import NoGradientFacts, NotOptimizedFacts
-from mlflow_stability.kinds.first_look.unregistered import Holder, UnregisteredFacts
+from mlflow_stability.kinds.first_look.not_trained import Holder, NoGradientFacts, NotOptimizedFacts, UnregisteredFacts
 from mlflow_stability.probes.first_look.left_out import LeftOut
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action

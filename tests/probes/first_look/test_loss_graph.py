@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlflow_stability.kinds.first_look.loss_input import Activation, LossFunction, LossInputFacts
+from mlflow_stability.kinds.first_look.loss_function import Activation, LossFunction, LossInputFacts
 from mlflow_stability.probes.first_look import FirstLook
 from mlflow_stability.probes.first_look.loss_graph import loss_input
 from mlflow_stability.vocabulary.result import Finding, Severity

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlflow_stability.kinds.first_look.module_settings import (
+from mlflow_stability.kinds.first_look.settings import (
     AccumulationFacts,
     OptimizedTwiceFacts,
     StrongDropoutFacts,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mlflow_stability.kinds.first_look.loss_broadcast import LossBroadcastFacts
+from mlflow_stability.kinds.first_look.loss_function import LossBroadcastFacts
 from mlflow_stability.probes.first_look.loss_graph import loss_over_pairs
 
 ROWS = 6

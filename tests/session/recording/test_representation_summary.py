@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from findings import at_step
 
-from mlflow_stability.kinds.catalog import documentation, named
+from mlflow_stability.kinds.catalog import detectors_named, documentation
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.session.recording.representation_summary import VERDICTS, RepresentationTotals
 from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
@@ -21,7 +21,7 @@ CODES = {
 
 def summed_up(shares: list[float], place: str = "encoder") -> list[Finding]:
     """A training whose codes have these shares of unique patterns, measured every hundred steps."""
-    account, panel = RepresentationTotals(), Panel(named(VERDICTS))
+    account, panel = RepresentationTotals(), Panel(detectors_named(VERDICTS))
     signals = tuple(Signal(each, place) for each in (*CODES, "sdr_unique_ratio"))
     for number, share in enumerate(shares, start=1):
         for step in (StepReading(100 * number - 1, (Signal("loss"),), (2.0,)),):

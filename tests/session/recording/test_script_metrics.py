@@ -23,7 +23,7 @@ from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_ses
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import RELEASED
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.kinds.catalog import default_detectors, described
+from mlflow_stability.kinds.catalog import default_detectors, describe
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
@@ -72,7 +72,7 @@ class Recorded:
                 time.time(),
                 tracking_uri=uri,
                 run_id=run_id,
-                detectors=described(detectors),
+                detectors=describe(detectors),
             ),
             detectors,
             guard,

@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 from architecture.repository import PACKAGE
 
-from mlflow_stability.detectors.layer_values import BY_LAYER
+from mlflow_stability.kinds.panel import BY_LAYER
 from mlflow_stability.vocabulary.measured.signal_type import FOLDERS, modules_with, signal_types, type_of
 from mlflow_stability.vocabulary.text.recorded_keys import MAIN, SECTIONS
 

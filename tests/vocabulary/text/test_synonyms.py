@@ -5,7 +5,7 @@ import pytest
 from mlflow_stability import Alert
 from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.kinds.catalog import KINDS, named
+from mlflow_stability.kinds.catalog import KINDS, detectors_named
 from mlflow_stability.vocabulary.text.synonyms import KIND_SYNONYMS, kind_named, kinds_near
 
 
@@ -38,7 +38,7 @@ def test_kinds_are_suggested_by_meaning_before_spelling() -> None:
 
 
 def test_every_place_that_takes_a_kind_takes_its_synonym(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [detector.kind for detector in named(["gradient_spike"])] == ["gradient_explosion"]
+    assert [detector.kind for detector in detectors_named(["gradient_spike"])] == ["gradient_explosion"]
     assert Alert(print, rules=("gradient_spike",)).rules
     assert run(["explain", "gradient_spike"]) == 0
     assert "gradient_explosion" in capsys.readouterr().out

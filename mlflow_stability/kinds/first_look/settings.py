@@ -1,11 +1,13 @@
-"""Settings of modules and optimizers that are nearly always a mix-up."""
+"""Settings of modules and optimizers, and initial weights, that are nearly always a mistake."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.detectors.streak import Once, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 from mlflow_stability.vocabulary.text import counted
@@ -23,7 +25,6 @@ class StrongDropoutFacts(Facts):
     """Its probability."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``Module drop is a dropout with p=0.95: it sets 95% of the values to zero; p is the share …``"""
         return (
             f"Module {self.module} is a dropout with p={self.probability:g}: it sets {100 * self.probability:.3g}% of "
             "the values to zero; p is the share that is dropped, not the share that is kept."
@@ -70,7 +71,6 @@ class OptimizedTwiceFacts(Facts):
     """Their share of the values of the smaller optimizer."""
 
     def sentence(self, _step: int, _unit: str = "step", /) -> str:
-        """``Two optimizers change the same 12 parameters in each step (100% of the values of one of them).``"""
         return (
             f"Two optimizers change the same {counted(self.tensors, 'parameter')} in each step "
             f"({self.share:.0%} of the values of one of them)."
@@ -117,7 +117,6 @@ class AccumulationFacts(Facts):
     """Number of backward passes in a step."""
 
     def sentence(self, _step: int, unit: str = "step", /) -> str:
-        """``Each step adds up the gradients of 8 mean losses, which are not divided by 8: …``"""
         return (
             f"Each {unit} adds up the gradients of {self.passes} mean losses, which are not divided by {self.passes}: "
             f"gradients are {self.passes} times those of the mean."
@@ -154,3 +153,93 @@ class AccumulationSum(FindingType):
     question = "Are the losses of micro-batches divided by their number?"
     check_by_hand = "Look for loss / accumulation_steps before backward()."
     remedies = (Remedy(Action.DIVIDE_LOSS),)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualWeightsFacts(Facts):
+    """Weights without any difference."""
+
+    kind: ClassVar[str] = "equal_weights"
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return f"Each weight matrix has one value only at {unit} {step}: all units of a layer stay the same."
+
+
+@dataclass(frozen=True, slots=True)
+class EqualWeights(StreakDetector):
+    """All weights of each layer have the same value before the first step.
+
+    What it sees: the share of weight matrices, of the first ones that are trained, whose values are all equal before
+    the first step. A WARNING where all of them are, of two or more.
+
+    Why it matters: all units of a layer get the same gradient, and stay the same for good: a layer acts as one unit.
+    Where weights are zero, most gradients are zero, too.
+
+    What to try: initialise weights at random.
+
+    When it is wrong: a model whose training is not meant to begin here.
+
+    Reference: https://docs.pytorch.org/docs/stable/nn.init.html
+    """
+
+    kind = "equal_weights"
+    of_setup = True
+    noun = "equal weights"
+    order = 1145
+    question = "Do initial weights differ?"
+    check_by_hand = "Print weight.std() of each layer before the first step: it must not be 0."
+    quantities = ("weights_equal",)
+    remedies = (Remedy(Action.INITIALISE_AT_RANDOM),)
+    state_type = Once
+
+    def facts(self, _state: Once, point: Point) -> Facts | None:
+        return EqualWeightsFacts() if point.value >= 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class UntiedWeightsFacts(Facts):
+    """A layer whose weight is a copy of an embedding's."""
+
+    kind: ClassVar[str] = "untied_weights"
+
+    module: str
+    """The output layer."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"Weight of module {self.module} has the values of an embedding at {unit} {step}, but is another tensor: "
+            "they are not tied."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UntiedWeights(StreakDetector):
+    """An output layer begins as a copy of an embedding, and is trained apart from it.
+
+    What it sees: a linear layer and an embedding whose weights are two tensors of the same shape with the same values
+    before the first step, both trained.
+
+    Why it matters: tied weights share one tensor. A copy, such as from `nn.Parameter(embedding.weight.clone())` or
+    `weight.data.copy_`, is tied at the first step alone: the model has more parameters than meant, and each half gets
+    a part of the gradient.
+
+    What to try: assign the parameter itself, `lm_head.weight = embedding.weight`, after everything that replaces
+    parameters.
+
+    When it is wrong: an output layer that is meant to begin as a copy and to be trained apart.
+
+    Reference: https://arxiv.org/abs/1608.05859
+    """
+
+    kind = "untied_weights"
+    of_setup = True
+    noun = "untied weights"
+    order = 1146
+    question = "Are tied weights one tensor?"
+    check_by_hand = "lm_head.weight is embedding.weight must be True."
+    quantities = ("copied_embedding",)
+    remedies = (Remedy(Action.TIE_WEIGHTS),)
+    state_type = Once
+
+    def facts(self, _state: Once, point: Point) -> Facts | None:
+        return UntiedWeightsFacts(point.place) if point.value >= 1 else None

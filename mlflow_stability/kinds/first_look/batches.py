@@ -1,4 +1,4 @@
-"""Targets that a loss cannot learn from as it is: one class in each batch, hardly any target, labels out of range."""
+"""Detect inputs and targets of the first batches that a loss cannot learn from."""
 
 from __future__ import annotations
 
@@ -6,9 +6,165 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.streak import Streak, StreakDetector
+from mlflow_stability.detectors.streak import Once, Streak, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class InputScaleFacts(Facts):
+    """The size of the inputs of the first layer."""
+
+    kind: ClassVar[str] = "input_scale"
+
+    module: str
+    """The first layer."""
+    low: float
+    """Its lowest input."""
+    high: float
+    """Its highest input."""
+    rms: float
+    """Their root mean square."""
+
+    @property
+    def are_bytes(self) -> bool:
+        """Whether they look like the bytes of images."""
+        return self.low >= 0 and 128 < self.high <= 255
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        usual = "bytes that were not scaled" if self.are_bytes else "usual is an RMS near 1"
+        return (
+            f"The inputs of module {self.module} are {self.low:.3g} to {self.high:.3g} at {unit} {step} (RMS "
+            f"{self.rms:.3g}): {usual}."
+        )
+
+
+@dataclass(slots=True)
+class InputScaleState:
+    low: float = 0.0
+    high: float = 0.0
+    small: int = 0
+    """Number of looks in a row at small inputs."""
+    is_found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InputScale(Detector):
+    """The inputs of the model are far from a size of 1.
+
+    What it sees: the inputs of the first layer, a linear layer, convolution or recurrent layer, where neither an
+    embedding nor a normalisation is before it and no normalisation right behind it. A WARNING where their root mean
+    square is {largest} or more, or where none is above {smallest} in {looks} looks in a row. Measured at step 10, then
+    with the layers.
+
+    Why it matters: initial weights and usual learning rates are made for inputs of a size near 1. Gradients of the
+    first layer grow with its inputs: training diverges, units die, or learning takes much longer.
+
+    What to try: divide bytes by 255; subtract the mean of each feature and divide by its standard deviation, once.
+
+    When it is wrong: a first layer that was initialised for these inputs.
+
+    Reference: http://yann.lecun.com/exdb/publis/pdf/lecun-98b.pdf
+    """
+
+    largest: float = 20.0
+    """Minimum root mean square of large inputs."""
+    smallest: float = 0.02
+    """Maximum of small inputs."""
+    looks: int = 2
+    """Number of looks in a row at small inputs: an environment may begin with small observations."""
+
+    kind = "input_scale"
+    of_setup = True
+    noun = "inputs of an unusual size"
+    order = 1136
+    question = "Are the inputs of a size near 1?"
+    check_by_hand = "Print mean and standard deviation of a batch as the model gets it: near 0 and 1."
+    quantities = ("input_low", "input_high", "input_rms")
+    remedies = (Remedy(Action.STANDARDISE_INPUTS),)
+    state_type = InputScaleState
+
+    def step(self, state: InputScaleState, point: Point) -> tuple[InputScaleState, Finding | None]:
+        if state.is_found or not point.finite:
+            return state, None
+        if point.quantity == "input_low":
+            state.low = point.value
+        elif point.quantity == "input_high":
+            state.high = point.value
+        else:
+            state.small = state.small + 1 if 0 < max(-state.low, state.high) <= self.smallest else 0
+            if point.value >= self.largest or state.small == self.looks:
+                state.is_found = True
+                facts = InputScaleFacts(point.place, state.low, state.high, point.value)
+                return state, self.finding(point, Severity.WARNING, facts)
+        return state, None
+
+
+@dataclass(frozen=True, slots=True)
+class SameInputFacts(Facts):
+    """Inputs that are the same for each row."""
+
+    kind: ClassVar[str] = "same_input"
+
+    module: str
+    """The first layer."""
+    looks: int
+    """Number of these steps."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        return (
+            f"The input of module {self.module} is the same for each row of the batch, in {self.looks} {unit}s that "
+            f"were looked at, up to {unit} {step}: the output cannot depend on the data."
+        )
+
+
+@dataclass(slots=True)
+class SameInputState:
+    looks: int = 0
+    is_over: bool = False
+    """Whether rows differed once, or the finding was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameInput(Detector):
+    """The first layer gets the same input for each row of a batch.
+
+    What it sees: the largest difference between rows of the input of the first layer, in batches of 8 rows and more. A
+    WARNING where it is zero in each of the first {looks} looks, at step 10 and every `layers_every_n_steps`.
+
+    Why it matters: the outputs cannot depend on the data, and the model learns no more than the mean of the targets.
+
+    What to try: look for inputs that are multiplied by zero, masked, or overwritten on the way to the first layer.
+
+    When it is wrong: a first layer of learned constants, whose data come in later.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/
+    """
+
+    looks: int = 2
+    """Number of looks."""
+
+    kind = "same_input"
+    of_setup = True
+    noun = "the same input for each row"
+    order = 1137
+    question = "Does the input differ between the rows of a batch?"
+    check_by_hand = "Print (x - x[0]).abs().max() of what the first layer gets: it must not be 0."
+    quantities = ("input_spread",)
+    remedies = (Remedy(Action.INSPECT_INPUT_PATH),)
+    state_type = SameInputState
+
+    def step(self, state: SameInputState, point: Point) -> tuple[SameInputState, Finding | None]:
+        if state.is_over or not point.finite:
+            return state, None
+        if point.value > 0:
+            state.is_over = True
+            return state, None
+        state.looks += 1
+        if state.looks < self.looks:
+            return state, None
+        state.is_over = True
+        return state, self.finding(point, Severity.WARNING, SameInputFacts(point.place, state.looks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +175,14 @@ class OneClassFacts(Facts):
     metrics: ClassVar = ("batches", "classes")
 
     batches: int
-    """Number of batches that were looked at."""
+    """Number of these batches."""
     classes: tuple[int, ...]
     """Their classes, each once."""
 
     def numbers(self) -> dict[str, float]:
-        """How many batches, and of how many classes."""
         return {"batches": float(self.batches), "classes": float(len(self.classes))}
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``All targets of a step are of one class: classes 3, 7, 1 in 6 steps that were looked at, up to step 7 …``"""
         named = ", ".join(map(str, self.classes))
         return (
             f"All targets of a {unit} are of one class (classes {named} in the {self.batches} {unit}s that were looked "
@@ -38,8 +192,6 @@ class OneClassFacts(Facts):
 
 @dataclass(slots=True)
 class OneClassState:
-    """What has been seen so far."""
-
     low: float | None = None
     batches: int = 0
     """Batches of one class."""
@@ -80,7 +232,6 @@ class OneClass(Detector):
     state_type = OneClassState
 
     def step(self, state: OneClassState, point: Point) -> tuple[OneClassState, Finding | None]:
-        """Look at the lowest, and then at the highest class of a step."""
         if state.is_mixed or not point.finite:
             return state, None
         if point.quantity == "class_low":
@@ -110,7 +261,6 @@ class IgnoredFacts(Facts):
     """Share of targets with the value of `ignore_index`."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``98.2% of the targets at step 6 have the value of ignore_index: the loss leaves them out.``"""
         return (
             f"{100 * self.share:.3g}% of the targets at {unit} {step} have the value of ignore_index: the loss leaves "
             "them out."
@@ -150,13 +300,12 @@ class TargetsIgnored(StreakDetector):
     remedies = (Remedy(Action.CHECK_MASKING),)
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
-        """Whether hardly any target is left."""
         return IgnoredFacts(point.value) if point.value >= self.share else None
 
 
 @dataclass(frozen=True, slots=True)
 class LabelRangeFacts(Facts):
-    """A target outside of what a loss is made for."""
+    """A target outside the range of its loss."""
 
     kind: ClassVar[str] = "label_range"
 
@@ -164,19 +313,11 @@ class LabelRangeFacts(Facts):
     """The target."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``A target of binary_cross_entropy_with_logits is -1 at step 2; it expects 0 to 1.``"""
         return f"A target of binary_cross_entropy_with_logits is {self.value:.4g} at {unit} {step}; it expects 0 to 1."
 
 
-@dataclass(slots=True)
-class LabelRangeState:
-    """What has been seen so far."""
-
-    is_found: bool = False
-
-
 @dataclass(frozen=True, slots=True)
-class LabelRange(Detector):
+class LabelRange(StreakDetector):
     """Targets of a binary cross entropy are outside of 0 to 1.
 
     What it sees: the lowest and the highest target of `binary_cross_entropy_with_logits` in the first steps.
@@ -198,14 +339,10 @@ class LabelRange(Detector):
     check_by_hand = "Print targets.min() and targets.max(): they must be between 0 and 1."
     quantities = ("label_low", "label_high")
     remedies = (Remedy(Action.MAP_LABELS),)
-    state_type = LabelRangeState
+    state_type = Once
 
-    def step(self, state: LabelRangeState, point: Point) -> tuple[LabelRangeState, Finding | None]:
-        """Look at the lowest or the highest target of a step."""
-        if state.is_found or not point.finite or 0 <= point.value <= 1:
-            return state, None
-        state.is_found = True
-        return state, self.finding(point, Severity.WARNING, LabelRangeFacts(point.value))
+    def facts(self, _state: Once, point: Point) -> Facts | None:
+        return None if 0 <= point.value <= 1 else LabelRangeFacts(point.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +355,6 @@ class UnreachableFacts(Facts):
     """Their share."""
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``48% of the targets at step 6 are outside of what the last activation gives: …``"""
         return (
             f"{100 * self.share:.3g}% of the targets at {unit} {step} are outside of what the last activation gives: "
             "no weights can reach them."
@@ -258,5 +394,4 @@ class TargetsUnreachable(StreakDetector):
     remedies = (Remedy(Action.SCALE_TARGETS_TO_ACTIVATION),)
 
     def facts(self, _state: Streak, point: Point) -> Facts | None:
-        """Whether many targets cannot be reached."""
         return UnreachableFacts(point.value) if point.value >= self.share else None

@@ -1,0 +1,258 @@
+"""Loss functions that get the wrong input, and losses above chance level."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mlflow_stability.curves.curves import Curve, RunCurves
+from mlflow_stability.detectors.finding_type import FindingType
+from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.vocabulary.facts import Facts, TextEnum
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
+
+
+class LossFunction(TextEnum):
+    """A loss function, as PyTorch names it."""
+
+    CROSS_ENTROPY = "cross_entropy"
+    BINARY_CROSS_ENTROPY = "binary_cross_entropy_with_logits"
+    NLL = "nll_loss"
+
+
+class Activation(TextEnum):
+    """What the input of a loss function comes from."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    RELU = "ReLU"
+    TANH = "tanh"
+    LINEAR = "linear layer"
+    LOG_SOFTMAX = "log_softmax"
+    """Over a dimension that is not that of the classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputFacts(Facts):
+    """What goes into a loss function."""
+
+    kind: ClassVar[str] = "loss_input"
+
+    function: LossFunction
+    """The loss function."""
+    activation: Activation
+    """What its input comes from."""
+    module: str = ""
+    """The module of that activation; empty: it is called as a function, or there are several."""
+
+    @property
+    def expected(self) -> str:
+        """What the function expects instead."""
+        return "log-probabilities" if self.function is LossFunction.NLL else "logits"
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        if self.activation is Activation.LOG_SOFTMAX:
+            return f"log_softmax is taken over the rows of the batch; {self.function} expects it over the classes."
+        what = (
+            f"Module {self.module} is a {self.activation}, and its output"
+            if self.module
+            else f"The output of a {self.activation}"
+        )
+        return f"{what} goes into {self.function}, which expects {self.expected}."
+
+
+@dataclass(frozen=True, slots=True)
+class LossInput(FindingType):
+    """The loss function is given probabilities where it expects logits, or another input that it does not expect.
+
+    What it sees: in the graphs of the first losses, a softmax, sigmoid, tanh or ReLU whose output goes straight into
+    `cross_entropy`, a softmax, sigmoid or ReLU before `binary_cross_entropy_with_logits`, and a softmax, linear layer
+    or convolution before `nll_loss`, or a `log_softmax` over the batch. No value is read. Compiled losses are not seen.
+
+    Why it matters: cross entropy applies the softmax itself. Of probabilities, which lie between 0 and 1, it makes
+    nearly uniform ones: the loss cannot fall below a high value (1.46 for 10 classes), and gradients are small. The
+    model trains, but slowly and to a worse result. After a ReLU no logit is negative. `nll_loss` on logits has no lower
+    bound: it falls until values overflow.
+
+    What to try: give the loss function what comes before the activation; take the probabilities in evaluation alone.
+    `nll_loss` wants `log_softmax` over the classes.
+
+    When it is wrong: a loss that is meant to be bounded.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+    """
+
+    kind = "loss_input"
+    of_setup = True
+    noun = "probabilities in place of logits"
+    order = 1126
+    question = "Does the loss function get logits?"
+    check_by_hand = "Print the input of the loss: values between 0 and 1 that add up to 1 are probabilities."
+    remedies = (Remedy(Action.REMOVE_ACTIVATION_BEFORE_LOSS),)
+
+
+def remedies_for(facts: LossInputFacts) -> tuple[Remedy, ...]:
+    """What to change about this input."""
+    if facts.activation in (Activation.LINEAR, Activation.LOG_SOFTMAX):
+        return (Remedy(Action.USE_CROSS_ENTROPY),)
+    return LossInput.remedies
+
+
+@dataclass(frozen=True, slots=True)
+class LossBroadcastFacts(Facts):
+    """The shapes of a prediction and of its difference from the target."""
+
+    kind: ClassVar[str] = "loss_broadcast"
+
+    rows: int
+    """Number of predictions in the batch."""
+    is_column: bool
+    """Whether the prediction has a second dimension of size 1, which the target lacks; else the target has it."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        flat, column = f"({self.rows},)", f"({self.rows}, 1)"
+        prediction, target = (column, flat) if self.is_column else (flat, column)
+        return (
+            f"The prediction has shape {prediction} and the target {target}: the loss compares all "
+            f"{self.rows} x {self.rows} pairs, not each prediction with its own target."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LossBroadcast(FindingType):
+    """The loss compares every prediction with every target.
+
+    What it sees: in the graphs of the first losses, a prediction of shape (N, 1) or (N,) whose difference from the
+    target has shape (N, N). No value is read. Compiled losses are not seen.
+
+    Why it matters: PyTorch broadcasts (N, 1) and (N,) to (N, N). The best answer is then the mean of the targets for
+    each input: the loss falls to the variance of the targets, and the model learns nothing else.
+
+    What to try: give both the same shape.
+
+    When it is wrong: a loss over all pairs that is meant, written without `unsqueeze` or `view`.
+
+    Reference: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
+    """
+
+    kind = "loss_broadcast"
+    of_setup = True
+    noun = "a loss over all pairs"
+    order = 1127
+    question = "Do prediction and target have the same shape?"
+    check_by_hand = "Print the shapes of prediction and target: they must be equal."
+    remedies = (Remedy(Action.MATCH_SHAPES),)
+
+
+@dataclass(frozen=True, slots=True)
+class ChanceFacts(Facts):
+    """A cross entropy beside the logarithm of the number of classes."""
+
+    kind: ClassVar[str] = "above_chance"
+
+    first: float
+    """The first loss."""
+    last: float
+    """Median of the last tenth of the losses."""
+    chance: float
+    """The loss of a model that gives each class the same probability, or answers the mean of the targets."""
+    classes: int
+    """Number of classes; 0 for a mean squared error."""
+    is_stuck: bool
+    """Whether the loss never got below chance level."""
+
+    def sentence(self, step: int, unit: str = "step", /) -> str:
+        level = f"chance level ({self.chance:.3g} for {self.classes:,} classes)"
+        if not self.classes:
+            level = f"the variance of the targets ({self.chance:.3g})"
+        if not self.is_stuck:
+            return f"The loss is {self.first:.3g} at {unit} {step}, {self.first / self.chance:.2g} times {level}."
+        far = f" It is {self.first:.3g} at {unit} {step}." if self.first >= 1.5 * self.chance else ""
+        return f"The loss is {self.last:.3g} at the end, no better than {level}: nothing has been learnt.{far}"
+
+
+@dataclass(frozen=True, slots=True)
+class AboveChance(FindingType):
+    """The loss begins far above chance level, or never gets below it.
+
+    What it sees: a loss that is cross entropy alone, beside the logarithm of its number of classes, which the graph of
+    the first losses shows (`chance_loss`); or a mean squared error alone, beside the variance of its targets
+    (`target_variance`). A WARNING where the whole curve never got clearly below chance level, for classes from three
+    on; INFO where only the first loss is many times chance level.
+
+    Why it matters: a model without knowledge gives each class the same probability, or the mean of the targets. A first
+    loss far above that means large initial weights, or inputs or targets of a wrong scale. A last loss at chance level
+    means that nothing was learnt.
+
+    What to try: check the initialisation and the scale of the inputs, then labels and the learning rate.
+
+    When it is wrong: a warm-up longer than the run; labels that nothing predicts.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/
+    """
+
+    kind = "above_chance"
+    of_setup = True
+    noun = "a loss above chance level"
+    order = 1132
+    severities = (Severity.INFO, Severity.WARNING)
+    question = "Is the first loss near the logarithm of the number of classes?"
+    check_by_hand = "Compare the first loss with math.log(number of classes)."
+    remedies = (Remedy(Action.CHECK_INITIALISATION), Remedy(Action.CHECK_LABELS), Remedy(Action.RAISE_LEARNING_RATE))
+
+
+@dataclass(frozen=True, slots=True)
+class AboveChanceRule(Rule):
+    """The loss begins far above chance level, or never gets below it.
+
+    What it sees: in a run of {fewest} steps or more, a loss whose medians over tenths of the run are all above {least}
+    times chance level; or a first loss of {far} times chance level or more.
+
+    Why it matters: nothing was learnt, or the initial weights are too large.
+
+    What to try: check the initialisation and the scale of the inputs, then labels and the learning rate.
+
+    When it is wrong: a warm-up longer than the run; labels that nothing predicts.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/
+    """
+
+    kind = "above_chance"
+    order = 1132
+    remedies = AboveChance.remedies
+
+    fewest: int = 200
+    """Minimum number of steps."""
+    least: float = 0.97
+    """Minimum ratio to chance level."""
+    far: float = 3.0
+    """Minimum ratio of the first loss to chance level."""
+
+    def find(self, curves: RunCurves) -> list[Finding]:
+        findings = []
+        for curve in curves.losses:
+            finite = curve.values[curve.finite]
+            if curve.part or not curve.has_level or len(finite) < self.fewest:
+                continue
+            for levels in (curves.chances, curves.target_variances):
+                level = next((level for level in levels if level.attempt == curve.attempt), None)
+                if level is not None:
+                    chance = float(np.median(level.values))
+                    classes = round(math.exp(chance)) if levels is curves.chances else 0
+                    finding = self._judged(curve, chance, classes)
+                    findings += [] if finding is None else [finding]
+        return findings
+
+    def _judged(self, curve: Curve, chance: float, classes: int) -> Finding | None:
+        finite = curve.values[curve.finite]
+        levels = [float(np.median(part)) for part in np.array_split(finite, 10)]
+        is_stuck = min(levels) >= self.least * chance
+        first = float(finite[0])
+        if not chance > 0 or (not is_stuck and (first < self.far * chance or not classes)):
+            return None
+        severity = Severity.WARNING if is_stuck and (classes > 2 or not classes) else Severity.INFO
+        facts = ChanceFacts(first, levels[-1], chance, classes, is_stuck)
+        return self.finding(curve, severity, facts, int(curve.steps[0]), int(curve.steps[-1]))
