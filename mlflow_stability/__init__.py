@@ -102,7 +102,7 @@ PUBLIC = {
     "Remedy": "mlflow_stability.vocabulary.result.remedy",
     "RollbackPolicy": "mlflow_stability.vocabulary.rollback_policy",
     "SPAMAdam": "mlflow_stability.recovery.spam_adam",
-    "Severity": "mlflow_stability.vocabulary.result.severity",
+    "Severity": "mlflow_stability.vocabulary.result.finding",
     "Simulation": "mlflow_stability.demo.simulate",
     "Source": "mlflow_stability.vocabulary.result.finding",
     "Span": "mlflow_stability.vocabulary.result.finding",

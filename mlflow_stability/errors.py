@@ -60,7 +60,16 @@ class UnreadableLogError(StabilityError):
 
 
 class TrainingDiverged(StabilityError):  # noqa: N818 - what happened to the training, not an error of ours
-    """Training stopped on purpose: a condition of ``stop_on`` was met, or nothing was left to lose."""
+    """Training stopped on purpose: a condition of ``stop_on`` was met, or nothing was left to lose.
+
+    Example:
+
+        >>> try:
+        ...     raise TrainingDiverged("Training stopped at step 7: loss is 60 (stop_on=loss>50).", "loss is 60")
+        ... except TrainingDiverged as error:
+        ...     print(error.reason)
+        loss is 60
+    """
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)

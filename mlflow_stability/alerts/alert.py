@@ -1,7 +1,6 @@
-"""What a user asks for with ``autolog(alerts=...)``: where alerts go, which ones, and how often.
+"""Settings of alerts: where they go, which ones, and how often.
 
-In: URLs, callables, `Alert`. Out: checked `Alert` objects. Guarantees: an address is never shown, neither by ``repr``
-nor in an error: it may hold a password or a token.
+Guarantees: an address is shown neither by ``repr`` nor in an error, because it may hold a password or a token.
 """
 
 from __future__ import annotations
@@ -15,31 +14,32 @@ from string import Formatter
 from typing import Any
 
 from mlflow_stability.alerts.message import AlertMessage
-from mlflow_stability.alerts.metrics.signal_names import KNOWN_QUANTITIES
+from mlflow_stability.alerts.metrics.run_metrics import KNOWN_QUANTITIES
 from mlflow_stability.alerts.rules import check_rules
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import (
-    Takes,
+    Accepts,
     check_fields,
+    check_init_arguments,
     did_you_mean,
-    made_with_known_names,
     member_of,
     names,
     number,
 )
 from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.settings import DEFAULT_VARIABLES
 
 CONSOLE = "console"
 ENVIRONMENT = "env:"
-"""In front of the name of an environment variable that holds a URL."""
-ALERTS_VARIABLE = "MLFLOW_STABILITY_ALERTS"
-"""URLs, separated by blanks or commas in front of the next URL, for trainings that name none themselves."""
+"""Prefix of the name of an environment variable that holds a URL."""
+ALERTS_VARIABLE = DEFAULT_VARIABLES["alerts"]
+"""URLs for trainings that give none, separated by blanks or commas."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://\S")
-_BETWEEN = re.compile(r"[\s,]+(?=[A-Za-z][A-Za-z0-9+.\-]*://|console\b)")
+_SEPARATOR = re.compile(r"[\s,]+(?=[A-Za-z][A-Za-z0-9+.\-]*://|console\b)")
 
 
 def _address(given: Any) -> str | Callable[[AlertMessage], object]:
-    """A URL, ``console`` or a callable, with ``env:NAME`` replaced by what the variable holds."""
+    """Read a URL, ``console`` or a callable; ``env:NAME`` is replaced by the value of the variable."""
     if callable(given):
         function: Callable[[AlertMessage], object] = given
         return function
@@ -65,23 +65,23 @@ def _function(given: Any) -> Any:
 def _message(given: Any) -> str:
     if not isinstance(given, str):
         raise TypeError
-    list(Formatter().parse(given))  # a ValueError where it is no format string
+    list(Formatter().parse(given))  # raises ValueError where it is no format string
     return given
 
 
 def _check_signals(message: str) -> None:
-    """Refuse a message with a field that no signal is called."""
+    """Refuse a message with a field that is no signal."""
     for _, name, _, _ in Formatter().parse(message):
         if name is not None and name not in KNOWN_QUANTITIES and not name.startswith("val_loss"):
             hint = did_you_mean(name, KNOWN_QUANTITIES) or " The manual's page 'signals' lists them."
             raise SettingsError(f"alerts: there is no signal {name!r}, as in message={message!r}.{hint}")
 
 
-class _Addressed(Takes):
-    """The address of an alert, which no message shows."""
+class _Addressed(Accepts):
+    """The address of an alert, which errors do not show."""
 
-    def checked(self, name: str, given: object) -> Any:
-        """The address in its one form."""
+    def check(self, name: str, given: object) -> Any:
+        """Return the address in its canonical form."""
         try:
             return self.read(given)
         except (TypeError, ValueError) as error:
@@ -92,7 +92,7 @@ class _Addressed(Takes):
             ) from None
 
 
-@made_with_known_names
+@check_init_arguments
 @dataclass(frozen=True, slots=True)
 class Alert:
     """Where alerts go, which ones, and how often.
@@ -119,18 +119,18 @@ class Alert:
         default=(), metadata=names("an event type or a condition such as 'loss>50'", "['divergence', 'grad_norm>100']")
     )
     """Finding types ("loss_spike") and conditions on signals ("grad_norm>100", always sent). Default: all types."""
-    cooldown: float | None = field(default=None, metadata=number(least=0, what="of seconds", optional=True))
+    cooldown: float | None = field(default=None, metadata=number(at_least=0, what="of seconds", optional=True))
     """Shortest time in seconds between two alerts of one type. Default: by type, 60 s for NaN to 1800 s for plateaus.
     A rise in severity does not wait."""
 
     when: Callable[[Mapping[str, float]], object] | None = field(
         default=None,
-        metadata={"takes": Takes("a function of the newest value of each signal, or None", _function)},
+        metadata={"takes": Accepts("a function of the newest value of each signal, or None", _function)},
     )
     """A function of the newest value of each signal by name, such as ``lambda s: s["mfu"] < 0.3``. It is called after
     each step, on a thread of the training process, which then sends the alert itself. With it, events are sent only for
     `rules`. While a signal that it reads was not measured yet, it is not met."""
-    message: str = field(default="", metadata={"takes": Takes("a text such as 'MFU is {mfu:.2f}'", _message)})
+    message: str = field(default="", metadata={"takes": Accepts("a text such as 'MFU is {mfu:.2f}'", _message)})
     """What an alert of `when` says, with signals as fields: "MFU is {mfu:.2f}"."""
 
     def __post_init__(self) -> None:
@@ -150,30 +150,28 @@ class Alert:
 
     @property
     def in_training(self) -> bool:
-        """Whether the training process sends it itself."""
+        """Whether the training process sends it, not the courier."""
         return callable(self.to) or self.when is not None
 
 
-def alerts_of(given: Any) -> tuple[Alert, ...]:
-    """The alerts that were asked for: one URL, callable or `Alert`, or several; the environment's where none is."""
+def read_alerts(given: Any) -> tuple[Alert, ...]:
+    """Read one URL, callable or `Alert`, or several; without any, those of the environment."""
     if isinstance(given, str | Alert) or callable(given):
         given = (given,)
     if given is None or not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         raise SettingsError(
             f"alerts must be URLs, callables or Alert objects, one or several; got {type(given).__name__}."
         )
-    found = tuple(each if isinstance(each, Alert) else Alert(each) for each in given)
-    if not found:
-        found = alerts_from_environment()
-    if any(isinstance(each.to, str) and each.to != CONSOLE for each in found) and find_spec("apprise") is None:
-        raise SettingsError(f"alerts to a URL need apprise, which is not installed here: {INSTALL}.")
-    return found
+    alerts = tuple(alert if isinstance(alert, Alert) else Alert(alert) for alert in given) or alerts_from_environment()
+    if any(isinstance(alert.to, str) and alert.to != CONSOLE for alert in alerts) and find_spec("apprise") is None:
+        raise SettingsError(f"alerts to a URL need apprise, which is not installed here: {INSTALL_ALERTS}.")
+    return alerts
 
 
 def alerts_from_environment() -> tuple[Alert, ...]:
-    """Those of ``MLFLOW_STABILITY_ALERTS``."""
-    said = os.environ.get(ALERTS_VARIABLE, "").strip(" ,\n")
-    return tuple(Alert(each) for each in _BETWEEN.split(said) if each)
+    """Return the alerts of ``MLFLOW_STABILITY_ALERTS``."""
+    urls = os.environ.get(ALERTS_VARIABLE, "").strip(" ,\n")
+    return tuple(Alert(url) for url in _SEPARATOR.split(urls) if url)
 
 
-INSTALL = "pip install 'mlflow-stability[alerts]'"
+INSTALL_ALERTS = "pip install 'mlflow-stability[alerts]'"

@@ -1,4 +1,4 @@
-"""What an alert says: one event, or a burst of one type folded into a sentence, with what to do and where to look."""
+"""The message of an alert: one event, or a burst of one type, with remedies and the run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hashlib import sha256
 from typing import Any
 
 from mlflow_stability.kinds.catalog import noun_of
-from mlflow_stability.vocabulary.measured import condition_in
+from mlflow_stability.vocabulary.measured import parse_condition
 from mlflow_stability.vocabulary.result import Severity
 
-_MOST_REMEDIES = 2
-_LONGEST = 1500
-"""Characters of a text: what every chat service takes in one message."""
+_MAX_REMEDIES = 2
+_MAX_CHARACTERS = 1500
+"""Length of a text that every chat service accepts in one message."""
 TEST = "test"
 """The event type of `TEST_MESSAGE`."""
-_LATE = 600.0
-"""Seconds after which a message says when its event happened."""
+_LATE_SECONDS = 600.0
+"""Minimum age of an event whose message has the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,13 @@ class RunLink:
 
 @dataclass(frozen=True, slots=True)
 class AlertMessage:
-    """An alert as a channel sends it, and as a Python callable gets it."""
+    """An alert as a channel sends it, and as a Python callable gets it.
+
+    Example:
+
+        >>> AlertMessage("loss_spike", Severity.WARNING, 14, 400, 600, "Loss 7.47 at step 412.").title
+        'WARNING: 14 loss spikes in 200 steps (400 to 600)'
+    """
 
     kind: str
     """The event type, such as "loss_spike", or the text of a condition."""
@@ -76,7 +82,7 @@ class AlertMessage:
         if self.kind == TEST:
             return "test message"
         noun = noun_of(self.kind, self.count)
-        if condition_in(self.kind) is not None:
+        if parse_condition(self.kind) is not None:
             noun = f"{self.kind} ({self.count:,} times)" if self.count > 1 else self.kind
         for article in ("a ", "an "):
             noun = noun.removeprefix(article)
@@ -88,20 +94,20 @@ class AlertMessage:
     def text(self, now: float | None = None) -> str:
         """All of it, in plain text; `now` adds when it happened where that is long ago."""
         lines = [self.message if self.count == 1 else f"Most severe: {self.message}"]
-        if now is not None and now - self.time > _LATE:
+        if now is not None and now - self.time > _LATE_SECONDS:
             lines.append(f"Happened at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(self.time))} UTC.")
         if self.remedies:
-            lines += ["", "What to do:", *(f"- {each}" for each in self.remedies[:_MOST_REMEDIES])]
+            lines += ["", "What to do:", *(f"- {remedy}" for remedy in self.remedies[:_MAX_REMEDIES])]
         body = "\n".join(lines)
         tail = "" if self.run is None else f"\n\n{self.run.text()}"
-        room = _LONGEST - len(tail)
+        room = _MAX_CHARACTERS - len(tail)
         return (body if len(body) <= room else f"{body[: room - 1]}…") + tail
 
     @property
     def key(self) -> str:
         """The same for the same alert, however often and by whichever process it is sent."""
-        said = {**self.plain(), "run": self.run.run_id if self.run is not None else ""}
-        return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+        values = {**self.plain(), "run": self.run.run_id if self.run is not None else ""}
+        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
     def plain(self) -> dict[str, Any]:
         """The message as plain JSON, which has no words for numbers that are not finite."""
@@ -109,15 +115,15 @@ class AlertMessage:
         return {**asdict(self), "evidence": evidence}
 
     @classmethod
-    def from_plain(cls, said: dict[str, Any]) -> AlertMessage:
+    def from_plain(cls, values: dict[str, Any]) -> AlertMessage:
         """The message that `plain` wrote."""
         return cls(
             **{
-                **said,
-                "severity": Severity(said["severity"]),
-                "remedies": tuple(said["remedies"]),
-                "evidence": {name: float(value) for name, value in said["evidence"].items()},
-                "run": RunLink(**said["run"]) if said["run"] else None,
+                **values,
+                "severity": Severity(values["severity"]),
+                "remedies": tuple(values["remedies"]),
+                "evidence": {name: float(value) for name, value in values["evidence"].items()},
+                "run": RunLink(**values["run"]) if values["run"] else None,
             }
         )
 

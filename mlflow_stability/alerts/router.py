@@ -1,17 +1,17 @@
-"""Turns events into messages for one channel: rules, severity, cooldown, bursts folded into one message.
+"""Turn events into messages for one channel: rules, severity, cooldown, bursts folded into one message.
 
-In: events and what time it is. Out: messages that are due. Guarantees: each wanted event is counted in exactly one
-message; between two messages of one type lies the type's cooldown, unless the severity rises or the training is over;
-from what `saved` gives, `resumed` goes on as if nothing had happened. Pure: it asks no clock.
+Guarantees: each wanted event is counted in exactly one message; the cooldown of a type passes between two of its
+messages, unless the severity rises or the training is over; `resume` continues from what `saved` returned. The clock is
+passed in.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlflow_stability.alerts.message import AlertMessage, RunLink
-from mlflow_stability.alerts.rules import rules_of
+from mlflow_stability.alerts.rules import parse_rules
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 
@@ -31,10 +31,10 @@ COOLDOWNS = {
     "slow_progress": 1800.0,
 }
 """Seconds between two messages of one type."""
-USUAL_COOLDOWN = 300.0
-"""Of types that the table does not name, and of conditions."""
-GATHER = {Severity.INFO: 5.0, Severity.WARNING: 5.0, Severity.CRITICAL: 1.0}
-"""Seconds for which a first event waits for others of its burst."""
+DEFAULT_COOLDOWN = 300.0
+"""Seconds for types that are not in `COOLDOWNS`, and for conditions."""
+BURST_SECONDS = {Severity.INFO: 5.0, Severity.WARNING: 5.0, Severity.CRITICAL: 1.0}
+"""Seconds for which the first event of a burst waits for others."""
 
 
 @dataclass(slots=True)
@@ -56,39 +56,39 @@ class AlertRouter:
     """The messages of one channel."""
 
     def __init__(self, rules: tuple[str, ...], floor: Severity, cooldown: float | None = None) -> None:
-        self._rules = rules_of(rules, floor)
+        self._rules = parse_rules(rules, floor)
         self._cooldown = cooldown
         self._bursts: dict[str, _WaitingEvents] = {}
         self._sent: dict[str, tuple[float, Severity]] = {}
-        """When the last message of each type was due, and its severity."""
+        """Time and severity of the last message of each type."""
 
     @property
     def looks_at_steps(self) -> bool:
-        """Whether there are conditions, so that readings matter."""
+        """Whether there are conditions, which need readings."""
         return bool(self._rules.conditions)
 
     def step(self, reading: StepReading, now: float) -> bool:
-        """Take in what was measured at a step; whether it met a condition."""
+        """Take a reading; return whether it met a condition."""
         met = self._rules.met(reading)
         for event in met:
             self.add(event, now)
         return bool(met)
 
     def take(self, event: Finding, now: float) -> bool:
-        """Take in an event; whether it is wanted."""
+        """Take an event; return whether the rules want it."""
         wanted = self._rules.wants(event)
         if wanted:
             self.add(event, now)
         return wanted
 
     def due(self, now: float, run: RunLink | None = None, *, over: bool = False) -> list[AlertMessage]:
-        """The messages that are to be sent now, in the order of their time; all that waits where the run is over."""
+        """Return the messages to send now, in order of time; all of them where the run is over."""
         ready = [kind for kind, burst in self._bursts.items() if over or now >= burst.due]
-        found = []
+        messages = []
         for kind in ready:
             burst = self._bursts.pop(kind)
             self._sent[kind] = now, burst.severity
-            found.append(
+            messages.append(
                 AlertMessage(
                     kind,
                     burst.severity,
@@ -102,10 +102,10 @@ class AlertRouter:
                     run,
                 )
             )
-        return sorted(found, key=lambda each: each.time)
+        return sorted(messages, key=lambda message: message.time)
 
     def saved(self) -> dict[str, Any]:
-        """Everything that is needed to go on from here, as plain JSON."""
+        """Return the state as plain JSON, for `resume`."""
         bursts = {
             kind: {**asdict(burst), "evidence": {name: repr(value) for name, value in burst.evidence.items()}}
             for kind, burst in self._bursts.items()
@@ -113,12 +113,12 @@ class AlertRouter:
         return {"bursts": bursts, "sent": {kind: list(last) for kind, last in self._sent.items()}}
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Go on where `saved` was called."""
-        self._bursts = {kind: _burst_of(each) for kind, each in saved.get("bursts", {}).items()}
+        """Continue from what `saved` returned."""
+        self._bursts = {kind: _read_burst(burst) for kind, burst in saved.get("bursts", {}).items()}
         self._sent = {kind: (at, Severity(severity)) for kind, (at, severity) in saved.get("sent", {}).items()}
 
     def add(self, event: Finding, now: float) -> None:
-        """Send an event, whatever the rules are."""
+        """Add an event to its burst, whatever the rules are."""
         burst = self._bursts.get(event.kind)
         due = self._due_at(event, now)
         if burst is None:
@@ -143,15 +143,15 @@ class AlertRouter:
             burst.remedies = tuple(map(str, event.remedies))
 
     def _due_at(self, event: Finding, now: float) -> float:
-        gathered = now + GATHER[event.severity]
+        gathered = now + BURST_SECONDS[event.severity]
         last = self._sent.get(event.kind)
         if last is None or event.severity > last[1]:
             return gathered
-        cooldown = COOLDOWNS.get(event.kind, USUAL_COOLDOWN) if self._cooldown is None else self._cooldown
+        cooldown = COOLDOWNS.get(event.kind, DEFAULT_COOLDOWN) if self._cooldown is None else self._cooldown
         return max(gathered, last[0] + cooldown)
 
 
-def _burst_of(said: dict[str, Any]) -> _WaitingEvents:
-    evidence = {name: float(value) for name, value in said["evidence"].items()}
-    burst = _WaitingEvents(**{**said, "evidence": evidence})
-    return replace(burst, severity=Severity(burst.severity), remedies=tuple(burst.remedies))
+def _read_burst(values: dict[str, Any]) -> _WaitingEvents:
+    evidence = {name: float(value) for name, value in values["evidence"].items()}
+    severity, remedies = Severity(values["severity"]), tuple(values["remedies"])
+    return _WaitingEvents(**{**values, "evidence": evidence, "severity": severity, "remedies": remedies})

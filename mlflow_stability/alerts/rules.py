@@ -1,4 +1,4 @@
-"""Which events an alert is for: event types by name, and conditions on signals."""
+"""Rules of alerts: which events are sent, and conditions on signals that make events."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mlflow_stability.alerts.metrics.signal_names import KNOWN_QUANTITIES
+from mlflow_stability.alerts.metrics.run_metrics import KNOWN_QUANTITIES
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import KINDS, TYPES
-from mlflow_stability.vocabulary.argument import did_you_mean, shown
-from mlflow_stability.vocabulary.measured import Condition, StepReading, condition_in, of_the_whole
+from mlflow_stability.kinds.reported.endings import WAYS_TO_END, EndFacts
+from mlflow_stability.vocabulary.argument import did_you_mean, short_repr
+from mlflow_stability.vocabulary.measured import Condition, StepReading, is_whole_model, parse_condition
 from mlflow_stability.vocabulary.result import Finding, Severity, Text
-from mlflow_stability.vocabulary.text import kind_named, kinds_near
+from mlflow_stability.vocabulary.run import Closing
+from mlflow_stability.vocabulary.text import resolve_kind, similar_kinds
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of one alert, read."""
+    """The parsed rules of one alert."""
 
     floor: Severity
     kinds: frozenset[str]
@@ -25,8 +27,8 @@ class Rules:
     conditions: tuple[Condition, ...]
 
     def wants(self, event: Finding) -> bool:
-        """Whether an event is to be sent; one that a condition made always is."""
-        if any(event.kind == each.text for each in self.conditions):
+        """Whether to send an event; events of conditions are always sent."""
+        if any(event.kind == condition.text for condition in self.conditions):
             return True
         if self.conditions and not self.kinds:
             return False
@@ -35,18 +37,18 @@ class Rules:
         return event.kind in self.kinds and event.severity >= min(self.floor, highest_severity(event.kind))
 
     def met(self, reading: StepReading) -> list[Finding]:
-        """An event for each condition that a step meets."""
-        found = []
+        """Return an event for each condition that a step meets."""
+        events = []
         for condition in self.conditions:
             wanted = condition.signal
             for signal, value in zip(reading.signals, reading.values, strict=True):
-                same_place = signal.place == wanted.place or (not wanted.place and of_the_whole(signal.place))
+                same_place = signal.place == wanted.place or (not wanted.place and is_whole_model(signal.place))
                 if signal.quantity == wanted.quantity and same_place and condition.holds(value):
                     facts = Text(
                         f"{signal} is {value:.6g} at step {reading.step} (condition {condition.text}).",
                         ((signal.quantity, value),),
                     )
-                    found.append(
+                    events.append(
                         Finding.at(
                             facts,
                             reading.step,
@@ -57,34 +59,36 @@ class Rules:
                             time=reading.time,
                         )
                     )
-        return found
+        return events
 
 
-def rules_of(texts: Sequence[str], floor: Severity) -> Rules:
-    """The rules that a user wrote, which `check_rules` has let pass."""
-    conditions = tuple(each for each in map(condition_in, texts) if each is not None)
-    return Rules(floor, frozenset(kind_named(text, KINDS) for text in texts if condition_in(text) is None), conditions)
+def parse_rules(texts: Sequence[str], floor: Severity) -> Rules:
+    """Parse the rules of a user that `check_rules` accepted."""
+    conditions = tuple(condition for condition in map(parse_condition, texts) if condition is not None)
+    return Rules(
+        floor, frozenset(resolve_kind(text, KINDS) for text in texts if parse_condition(text) is None), conditions
+    )
 
 
 def highest_severity(kind: str) -> Severity:
-    """The highest severity that findings of a kind have; of a kind of the user's own the highest there is."""
-    return max((max(each.severities) for each in TYPES if each.kind == kind), default=Severity.CRITICAL)
+    """Return the highest severity of a kind of finding; CRITICAL for kinds of the user's own."""
+    return max((max(cls.severities) for cls in TYPES if cls.kind == kind), default=Severity.CRITICAL)
 
 
 def check_rules(texts: Iterable[str], floor: Severity) -> None:
-    """Refuse an event type or a signal that does not exist, with the one that was probably meant.
+    """Refuse an event type or a signal that does not exist, and suggest the most similar one.
 
     A type whose events are never CRITICAL is refused as well if `floor` is CRITICAL: the rule would never fire. It may
     be below WARNING, the usual floor: a type that is named is sent whatever its severity.
     """
     for text in texts:
-        condition = condition_in(text)
+        condition = parse_condition(text)
         if condition is None:
-            kind = kind_named(text, KINDS)
+            kind = resolve_kind(text, KINDS)
             if kind not in KINDS:
-                near = kinds_near(kind, KINDS)
+                near = similar_kinds(kind, KINDS)
                 hint = f"Did you mean {near[0]!r}?" if near else "`mlflow-stability explain` lists the event types."
-                raise SettingsError(f"alerts: there is no event type {shown(text)}. {hint}")
+                raise SettingsError(f"alerts: there is no event type {short_repr(text)}. {hint}")
             highest = highest_severity(kind)
             if highest < floor and floor > Severity.WARNING:
                 raise SettingsError(
@@ -93,8 +97,22 @@ def check_rules(texts: Iterable[str], floor: Severity) -> None:
                 )
             continue
         if not math.isfinite(condition.limit):
-            raise SettingsError(f"alerts: a condition compares with a finite number; got {shown(text)}.")
+            raise SettingsError(f"alerts: a condition compares with a finite number; got {short_repr(text)}.")
         quantity = condition.signal.quantity
         if quantity not in KNOWN_QUANTITIES and not quantity.startswith("val_loss"):
             hint = did_you_mean(quantity, KNOWN_QUANTITIES) or " The manual's page 'signals' lists them."
-            raise SettingsError(f"alerts: there is no signal {shown(quantity)}.{hint}")
+            raise SettingsError(f"alerts: there is no signal {short_repr(quantity)}.{hint}")
+
+
+_ENDINGS = {"crashed": "crashed", "exited": "crashed", "killed": "killed", "out_of_memory": "out_of_memory"}
+"""Event type of each outcome that is reported; a user who presses Ctrl-C needs no alert."""
+_REMEDIES = {ending.kind: ending.remedies for ending in WAYS_TO_END}
+
+
+def ending_event(closing: Closing, last_step: int, time: float) -> Finding | None:
+    """Return the event of a bad end; None for a good one. `time`: when, if the closing does not say."""
+    kind = _ENDINGS.get(closing.outcome)
+    if kind is None:
+        return None
+    facts, when = EndFacts(closing.outcome, closing.detail), closing.time or time
+    return Finding.at(facts, last_step, Severity.CRITICAL, kind=kind, remedies=_REMEDIES[kind], time=when)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mlflow_stability.analysis.named_run import is_run_id, no_such, run_called
 from mlflow_stability.errors import TrackingError, UnreadableLogError
-from mlflow_stability.vocabulary.argument import Takes
+from mlflow_stability.vocabulary.argument import Accepts
 
 
 def _named(given: object) -> str:
@@ -28,7 +28,7 @@ def _named(given: object) -> str:
 
 _SURELY_PATHS = (os.sep, f".{os.sep}", f"..{os.sep}", f"~{os.sep}")
 """What begins so names no run: no store is asked for it."""
-_SOURCE = Takes("the id of an MLflow run or the path of a log", _named)
+_SOURCE = Accepts("the id of an MLflow run or the path of a log", _named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class AskedFor:
 
 def source_text(given: object, argument: str = "run_id_or_path") -> str:
     """What was given for an argument that names a run; ``SettingsError`` for what can name none."""
-    text: str = _SOURCE.checked(argument, given)
+    text: str = _SOURCE.check(argument, given)
     return text
 
 

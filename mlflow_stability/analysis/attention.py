@@ -25,7 +25,7 @@ from mlflow_stability.figures.run_page import Curve, curve_of, curve_of_values
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.artifacts import MAPS_FOLDERS
 from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
-from mlflow_stability.vocabulary.argument import with_known_names
+from mlflow_stability.vocabulary.argument import check_arguments
 from mlflow_stability.vocabulary.measured import AttentionMap, Signal
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -36,7 +36,7 @@ _ENTROPY = "Entropy of attention heads"
 Source = str | os.PathLike[str]
 
 
-@with_known_names
+@check_arguments
 def attention_heatmap(
     run_id_or_path_or_map: Any,
     step: int | None = None,
@@ -76,7 +76,7 @@ def attention_heatmap(
     return _saved(draw(found, name=stored.name if stored else "", title=title), save_path)
 
 
-@with_known_names
+@check_arguments
 def compare_attention(
     run_a: Any,
     run_b: Any,
@@ -136,7 +136,7 @@ def compare_attention(
     return _saved(attention_comparison(pair[0], pair[1], named, title, of_runs=bool(known)), save_path)
 
 
-@with_known_names
+@check_arguments
 def attention_entropy_plot(
     run_id_or_path: Any,
     tracking_uri: str | None = None,

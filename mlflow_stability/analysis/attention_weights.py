@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.argument import shown
-from mlflow_stability.vocabulary.measured import OF_WEIGHTS, AttentionMap
+from mlflow_stability.vocabulary.argument import short_repr
+from mlflow_stability.vocabulary.measured import UNNAMED_LAYER, AttentionMap
 
 
 def maps_of_weights(
-    given: Any, step: int = 0, layer: str = OF_WEIGHTS, argument: str = "weights"
+    given: Any, step: int = 0, layer: str = UNNAMED_LAYER, argument: str = "weights"
 ) -> tuple[AttentionMap, ...]:
     """One map for each layer that is given; a single one is called `layer`.
 
@@ -52,7 +52,7 @@ def entropy_by_position(given: Any, argument: str) -> list[PositionEntropy]:
     layers = list(given) if _has_layers(given) else [given]
     found = []
     for number, weights in enumerate(layers):
-        name = f"layer {number}" if len(layers) > 1 else OF_WEIGHTS
+        name = f"layer {number}" if len(layers) > 1 else UNNAMED_LAYER
         if isinstance(weights, AttentionMap):
             name, every, causal = weights.layer, weights.weights.astype(np.float32)[None], weights.causal
         else:
@@ -84,8 +84,8 @@ def _weights(given: Any, argument: str) -> NDArray[np.float32]:
     if every.ndim != 4 or not every.size:
         raise SettingsError(
             f"{argument} must be the id of an MLflow run, a path, an AttentionMap, or a tensor of weights; got "
-            f"{shown(given)}. Weights have the dimensions (queries, keys), (heads, queries, keys) or (batch, heads, "
-            "queries, keys); a list of them has one for each layer."
+            f"{short_repr(given)}. Weights have the dimensions (queries, keys), (heads, queries, keys) or (batch, "
+            "heads, queries, keys); a list of them has one for each layer."
         )
     return every
 

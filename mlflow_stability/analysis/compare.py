@@ -20,9 +20,9 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.tracking.in_process import without_autologging
-from mlflow_stability.vocabulary.argument import shown, with_known_names
-from mlflow_stability.vocabulary.result import Comparison
-from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHead
+from mlflow_stability.vocabulary.argument import check_arguments, short_repr
+from mlflow_stability.vocabulary.result import AskedCurves, Comparison, RunCard
+from mlflow_stability.vocabulary.run import RunHead
 
 MOST_RUNS = 1000
 """Of an experiment, unless more are asked for: comparing so many takes minutes."""
@@ -41,7 +41,7 @@ class NoneReadError(RunNotFoundError):
         return type(self), (self.comparison,)
 
 
-@with_known_names
+@check_arguments
 def compare(
     run_ids: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     *,
@@ -161,7 +161,7 @@ def _asked(
 ) -> tuple[dict[str, RunHead], tuple[str, ...]]:
     """The runs of the experiment that was asked for, by their ids; and whether there are more."""
     if not isinstance(most, int) or most < 1:
-        raise SettingsError(f"max_runs must be a whole number of at least 1; got {shown(most)}.")
+        raise SettingsError(f"max_runs must be a whole number of at least 1; got {short_repr(most)}.")
     if experiment is None:
         if condition:
             raise SettingsError("filter needs an experiment: give its name or id.")

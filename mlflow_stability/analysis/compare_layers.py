@@ -15,11 +15,11 @@ from mlflow_stability.diagnosis.two_runs import BY_LAYER
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.figures.layers.layers_beside import layers_beside
 from mlflow_stability.figures.style import Picture
-from mlflow_stability.vocabulary.argument import one_of, with_known_names
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.argument import check_arguments, one_of
+from mlflow_stability.vocabulary.result import RunCard
 
 
-@with_known_names
+@check_arguments
 def compare_layers(
     run_a: str | os.PathLike[str],
     run_b: str | os.PathLike[str],
@@ -45,7 +45,7 @@ def compare_layers(
         >>> figure = compare_layers("mlruns_fixtures/0/divergence", "mlruns_fixtures/0/healthy", "update_ratio")
         >>> figure.savefig("layers.png")
     """
-    one_of(*BY_LAYER)["takes"].checked("quantity", quantity)
+    one_of(*BY_LAYER)["takes"].check("quantity", quantity)
     first, second = (
         _card(source_text(each, name), tracking_uri) for name, each in (("run_a", run_a), ("run_b", run_b))
     )

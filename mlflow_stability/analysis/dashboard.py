@@ -23,12 +23,12 @@ from mlflow_stability.figures.run_page import (
 from mlflow_stability.figures.run_page.dashboard import dashboard as draw
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.keys import is_group
-from mlflow_stability.vocabulary.argument import with_known_names
+from mlflow_stability.vocabulary.argument import check_arguments
 from mlflow_stability.vocabulary.result import Diagnosis
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 
-@with_known_names
+@check_arguments
 def dashboard(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None) -> Picture:
     """The health of a run on one page: what happened, loss, gradient norm, learning rate, update ratio.
 

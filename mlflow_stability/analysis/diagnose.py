@@ -19,12 +19,12 @@ from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.tracking.in_process import latest_run
-from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.result import Diagnosis
-from mlflow_stability.vocabulary.run import AskedCurves, RunHistory
+from mlflow_stability.vocabulary.argument import check_arguments
+from mlflow_stability.vocabulary.result import AskedCurves, Diagnosis
+from mlflow_stability.vocabulary.run import RunHistory
 
 
-@with_known_names
+@check_arguments
 def diagnose(
     run_id_or_path: str | os.PathLike[str] | None = None,
     tracking_uri: str | None = None,
@@ -79,7 +79,7 @@ def diagnose(
     return replace(diagnosis, notes=(*diagnosis.notes, note))
 
 
-@with_known_names
+@check_arguments
 def diagnose_all(
     run_ids_and_paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     tracking_uri: str | None = None,

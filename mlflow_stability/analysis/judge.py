@@ -14,14 +14,14 @@ from mlflow_stability.analysis.diagnose import concluded
 from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.argument import with_known_names
+from mlflow_stability.vocabulary.argument import check_arguments
 from mlflow_stability.vocabulary.measured import Series, Signal
 from mlflow_stability.vocabulary.result import Diagnosis
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import meanings_of
+from mlflow_stability.vocabulary.text import metric_meanings
 
 
-@with_known_names
+@check_arguments
 def judge(
     losses: Iterable[float],
     *,
@@ -83,7 +83,7 @@ def judge(
             raise SettingsError(f"val_losses must have at most as many values as losses; it has {len(found)}.")
         places = np.linspace(len(values) / max(len(found), 1), len(values), len(found)).astype(np.int64) - 1
         columns["val_loss"] = at[places], found
-    meanings = meanings_of(list(columns))
+    meanings = metric_meanings(list(columns))
     metrics = tuple(Metric(title, meanings[title], _series(title, *column)) for title, column in columns.items())
     history = RunHistory(name, name, "numbers", "the given numbers", metrics)
     return concluded(history, asked_detectors(detectors, sensitivity))

@@ -17,7 +17,7 @@ from mlflow_stability.analysis.named_run import run_id_of
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.read.run_record import RunRecord
-from mlflow_stability.vocabulary.argument import Takes, one_of, with_known_names
+from mlflow_stability.vocabulary.argument import Accepts, check_arguments, one_of
 from mlflow_stability.vocabulary.measured import PERCENTILES, STATISTICS, LayerTable
 
 
@@ -28,11 +28,11 @@ def _text(given: object) -> str:
 
 
 _LAYOUT = one_of("wide", "long", "layers")["takes"]
-_RUN_ID = Takes("the id of an MLflow run", _text)
+_RUN_ID = Accepts("the id of an MLflow run", _text)
 _logger = logging.getLogger(__name__)
 
 
-@with_known_names
+@check_arguments
 def load_run(
     run_id: str, tracking_uri: str | None = None, layout: Literal["wide", "long", "layers"] = "wide"
 ) -> pd.DataFrame:
@@ -64,8 +64,8 @@ def load_run(
         Traceback (most recent call last):
         mlflow_stability.errors.SettingsError: layout must be 'wide', 'long' or 'layers'; got 'tall' (str).
     """
-    _LAYOUT.checked("layout", layout)
-    _RUN_ID.checked("run_id", run_id)
+    _LAYOUT.check("layout", layout)
+    _RUN_ID.check("run_id", run_id)
     reader = RunReader(run_id_of(run_id, tracking_uri), tracking_uri)
     record = reader.record()
     if not record.complete:

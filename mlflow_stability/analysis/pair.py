@@ -22,9 +22,9 @@ from mlflow_stability.diagnosis.two_runs import (
 )
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.tracking.keys import is_group
-from mlflow_stability.vocabulary.measured import LayersBeside
-from mlflow_stability.vocabulary.result import FirstDifference
-from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHistory
+from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.result import AskedCurves, FirstDifference, RunCard
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Pair:
     """What is known of two runs beside what their cards say."""
 
     first_difference: FirstDifference | None = None
-    layers: tuple[LayersBeside, ...] = ()
+    layers: tuple[LayerComparison, ...] = ()
     lacking: tuple[str, ...] = ()
     """What could not be laid beside each other, and why."""
 

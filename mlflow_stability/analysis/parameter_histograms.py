@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.figures.layers.histogram_ridge import histogram_ridges
 from mlflow_stability.figures.style import Picture
-from mlflow_stability.vocabulary.argument import did_you_mean, one_of, shown, with_known_names
+from mlflow_stability.vocabulary.argument import check_arguments, did_you_mean, one_of, short_repr
 from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable
 
 MOST_VALUES = 1_000_000
@@ -25,7 +25,7 @@ MARGIN = 0.5
 """How far a histogram reaches beyond p1 and p99, in parts of their distance."""
 
 
-@with_known_names
+@check_arguments
 def parameter_histograms(
     model: Any,
     parameter: str | None = None,
@@ -54,9 +54,9 @@ def parameter_histograms(
         >>> import torch
         >>> figure = parameter_histograms(torch.nn.Linear(64, 64), "weight", save_path="weights.png")
     """
-    one_of("weight", "gradient")["takes"].checked("of", of)
+    one_of("weight", "gradient")["takes"].check("of", of)
     if not callable(getattr(model, "named_parameters", None)):
-        raise SettingsError(f"model must be a torch.nn.Module; got {shown(model)}.")
+        raise SettingsError(f"model must be a torch.nn.Module; got {short_repr(model)}.")
     chosen = _chosen(dict(model.named_parameters()), parameter)
     values = {name: _values(tensor if of == "weight" else tensor.grad) for name, tensor in chosen.items()}
     values = {name: array for name, array in values.items() if array.size}

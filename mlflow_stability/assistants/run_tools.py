@@ -1,7 +1,6 @@
-"""What an assistant may ask about runs: each question a method, each answer small and plain JSON.
+"""Tools for assistants: questions about runs, with small answers in plain JSON.
 
-In: names of runs, and what is asked of them. Out: dictionaries; a sentence that says what to do where there is no
-answer. Guarantees: nothing is written anywhere; an answer has at most some ten kilobytes, however long the run was.
+Guarantees: nothing is written anywhere; an answer has at most about ten kilobytes, however long the run is.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.run.brief import brief, finding
 from mlflow_stability.reports.run.json_document import number
 from mlflow_stability.vocabulary.argument import did_you_mean
-from mlflow_stability.vocabulary.result import Diagnosis, Severity
-from mlflow_stability.vocabulary.run import Metric, RunCard, RunHistory
+from mlflow_stability.vocabulary.result import Diagnosis, RunCard, Severity
+from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 LAST = "last"
-"""What names the newest run."""
-REMEMBERED, FEW_REMEMBERED = 60.0, 4
-"""For so many seconds what was read of so many runs is not read again."""
-MOST_RUNS, MOST_FINDINGS, MOST_POINTS, MOST_NAMES, MOST_DIFFERENCES = 20, 50, 500, 100, 12
-LONGEST, MOST_SHOWN = 300, 200
+"""Name of the newest run."""
+CACHE_SECONDS, CACHED_RUNS = 60.0, 4
+MAX_RUNS, MAX_FINDINGS, MAX_POINTS, MAX_NAMES, MAX_DIFFERENCES = 20, 50, 500, 100, 12
+MAX_TEXT, MAX_ANSWER = 300, 200
+"""Characters of a text."""
 
 
 class RunTools:
@@ -39,7 +38,7 @@ class RunTools:
 
     def __init__(self, tracking_uri: str | None = None) -> None:
         self._uri = tracking_uri
-        self._known: dict[str, tuple[float, RunHistory, Diagnosis]] = {}
+        self._cache: dict[str, tuple[float, RunHistory, Diagnosis]] = {}
 
     def diagnose_run(self, run: str = LAST) -> dict[str, Any]:
         """Diagnose one training run: verdict, likely cause with evidence, what to do, the worst findings.
@@ -62,40 +61,41 @@ class RunTools:
         the number of newest runs. With `baseline`, says which runs are worse than that one.
         """
         sources = [*runs, *(last_runs(last, self._uri) if last > 0 else ())]
-        found = compare(
+        comparison = compare(
             sources,
             experiment=experiment or None,
             filter=filter or None,
             baseline=baseline or None,
             tracking_uri=self._uri,
         )
-        cards = [each for each in found.cards if each.readable]
-        shown = cards if len(cards) <= MOST_RUNS else [*cards[: MOST_RUNS // 2], *cards[-MOST_RUNS // 2 :]]
-        said: dict[str, Any] = {
-            "summary": found.summary,
-            "runs_most_stable_first": [_card(each) for each in shown],
+        cards = [card for card in comparison.cards if card.readable]
+        shown = cards if len(cards) <= MAX_RUNS else [*cards[: MAX_RUNS // 2], *cards[-MAX_RUNS // 2 :]]
+        answer: dict[str, Any] = {
+            "summary": comparison.summary,
+            "runs_most_stable_first": [_card(card) for card in shown],
             "runs_left_out": len(cards) - len(shown),
             "associated_with_instability": [
-                _cut(each.statement) for each in (found.cohort.associations if found.cohort else ())
+                _cut(association.statement)
+                for association in (comparison.cohort.associations if comparison.cohort else ())
             ],
             "differences": {
-                _cut(each.name): [None if value is None else _cut(value, 60) for value in each.values[:MOST_RUNS]]
-                for each in found.differences[:MOST_DIFFERENCES]
+                _cut(param.name): [None if value is None else _cut(value, 60) for value in param.values[:MAX_RUNS]]
+                for param in comparison.differences[:MAX_DIFFERENCES]
             },
-            "not_read": [_cut(each.error) for each in found.unread[:MOST_DIFFERENCES]],
+            "not_read": [_cut(card.error) for card in comparison.unread[:MAX_DIFFERENCES]],
         }
-        if found.first_difference is not None:
-            said["first_difference"] = found.first_difference.sentence
-        if found.gate is not None:
-            said["baseline"] = {
-                "passed": found.gate.passed,
+        if comparison.first_difference is not None:
+            answer["first_difference"] = comparison.first_difference.sentence
+        if comparison.gate is not None:
+            answer["baseline"] = {
+                "passed": comparison.gate.passed,
                 "worse": {
-                    each.name or each.source: [_cut(reason) for reason in each.reasons]
-                    for each in found.gate.verdicts[:MOST_RUNS]
-                    if not each.passed
+                    verdict.name or verdict.source: [_cut(reason) for reason in verdict.reasons]
+                    for verdict in comparison.gate.verdicts[:MAX_RUNS]
+                    if not verdict.passed
                 },
             }
-        return said
+        return answer
 
     def list_findings(
         self, run: str = LAST, issue_type: str = "", severity: str = "warning", limit: int = 20, offset: int = 0
@@ -108,28 +108,27 @@ class RunTools:
         floor = Severity.__members__.get(severity.upper())
         if floor is None:
             raise SettingsError(f"severity must be info, warning or critical; got {plain(severity, 60)!r}.")
-        wanted = [
-            each for each in self._read(run)[1].findings if each.severity >= floor and issue_type in ("", each.kind)
+        findings = [
+            item for item in self._read(run)[1].findings if item.severity >= floor and issue_type in ("", item.kind)
         ]
-        shown = wanted[max(0, offset) :][: max(1, min(limit, MOST_FINDINGS))]
-        told = [
-            finding(each)
-            | {"metrics": {name: number(value) for name, value in each.metrics.items()}}
-            | {"remedies": [_cut(str(remedy)) for remedy in each.remedies]}
-            for each in shown
+        page = [
+            finding(item)
+            | {"metrics": {name: number(value) for name, value in item.metrics.items()}}
+            | {"remedies": [_cut(str(remedy)) for remedy in item.remedies]}
+            for item in findings[max(0, offset) :][: max(1, min(limit, MAX_FINDINGS))]
         ]
-        return {"total": len(wanted), "offset": max(0, offset), "findings": told}
+        return {"total": len(findings), "offset": max(0, offset), "findings": page}
 
     def explain(self, name: str) -> str:
         """Explain a finding or a cause, such as "loss_spike" or "bad_batch".
 
         What it means, how it is detected, what to do, when it is wrong, its thresholds.
         """
-        asked = name.strip().lower().replace("-", "_").replace(" ", "_")
-        text = section(asked)
+        key = name.strip().lower().replace("-", "_").replace(" ", "_")
+        text = section(key)
         if text is None:
             names = explained_names()
-            near = did_you_mean(asked, names) or f" There are {', '.join(names)}."
+            near = did_you_mean(key, names) or f" There are {', '.join(names)}."
             raise SettingsError(f"No such finding or cause: {plain(name, 60)!r}.{near}")
         return text
 
@@ -146,26 +145,26 @@ class RunTools:
         Without `metric`, lists the metrics there are. `first_step` and `last_step` look closer at a stretch.
         """
         history, _ = self._read(run)
-        names = [each.name for each in history.metrics]
+        names = [metric.name for metric in history.metrics]
         if not metric:
-            return {"metrics": [_cut(each) for each in names[:MOST_NAMES]], "more": max(0, len(names) - MOST_NAMES)}
-        found = _metric(history, metric)
-        if found is None:
+            return {"metrics": [_cut(name) for name in names[:MAX_NAMES]], "more": max(0, len(names) - MAX_NAMES)}
+        chosen = _find_metric(history, metric)
+        if chosen is None:
             near = did_you_mean(metric, names) or " Call load_series without metric to list them."
             raise SettingsError(f"The run has no metric {plain(metric, 60)!r}.{near}")
-        series = found.series
+        series = chosen.series
         within = np.ones(len(series), bool)
         if first_step is not None:
             within &= series.steps >= first_step
         if last_step is not None:
             within &= series.steps <= last_step
         steps, values = series.steps[within], series.values[within]
-        kept = thinned(values, max(2, min(max_points, MOST_POINTS)))
+        kept = thinned(values, max(2, min(max_points, MAX_POINTS)))
         return {
-            "metric": _cut(found.name),
+            "metric": _cut(chosen.name),
             "points": len(steps),
             "thinned_to": len(kept),
-            "series": [[int(steps[each]), number(float(f"{values[each]:.6g}"))] for each in kept],
+            "series": [[int(steps[index]), number(float(f"{values[index]:.6g}"))] for index in kept],
         }
 
     def run_checklist(self, run: str = LAST, finding: str = "") -> dict[str, Any]:
@@ -173,55 +172,54 @@ class RunTools:
 
         `finding` chooses the questions, such as "nan_detected"; without it they are those of the run's worst finding.
         """
-        found = checklist_of(finding, *self._read(run))
+        checklist = checklist_of(finding, *self._read(run))
         return {
-            "finding": found.kind,
-            "note": found.note,
+            "finding": checklist.kind,
+            "note": checklist.note,
             "checks": [
-                {"question": each.question, "state": each.state, "shows": _cut(each.finding, MOST_SHOWN)}
-                | ({} if each.state == "ok" else {"manual_check": _cut(each.how, MOST_SHOWN)})
-                for each in found.items
+                {"question": item.question, "state": item.state, "shows": _cut(item.finding, MAX_ANSWER)}
+                | ({} if item.state == "ok" else {"manual_check": _cut(item.how, MAX_ANSWER)})
+                for item in checklist.items
             ],
-            "decisions": [{"when": each.when, "do": each.do} for each in found.decisions],
+            "decisions": [{"when": decision.when, "do": decision.do} for decision in checklist.decisions],
         }
 
     def _read(self, run: str) -> tuple[RunHistory, Diagnosis]:
-        """A run and what is concluded about it; what was read just now is remembered."""
+        """Return a run and its diagnosis, from the cache where they were read recently."""
         now = time.monotonic()
-        self._known = {name: each for name, each in self._known.items() if now - each[0] < REMEMBERED}
-        if run not in self._known:
+        self._cache = {name: entry for name, entry in self._cache.items() if now - entry[0] < CACHE_SECONDS}
+        if run not in self._cache:
             source = last_runs(1, self._uri)[0] if run in ("", LAST) else run
             history = history_of(source, self._uri)
-            while len(self._known) >= FEW_REMEMBERED:
-                self._known.pop(next(iter(self._known)))
-            self._known[run] = now, history, concluded(history, None)
-        return self._known[run][1:]
+            while len(self._cache) >= CACHED_RUNS:
+                self._cache.pop(next(iter(self._cache)))
+            self._cache[run] = now, history, concluded(history, None)
+        return self._cache[run][1:]
 
 
-def thinned(values: NDArray[np.float64], most: int) -> list[int]:
-    """Which values to keep of a series: of each stretch its lowest, its highest, and what is not finite first."""
-    if len(values) <= most:
+def thinned(values: NDArray[np.float64], max_points: int) -> list[int]:
+    """Return the indices to keep of a series: in each stretch the lowest, the highest and the first non-finite one."""
+    if len(values) <= max_points:
         return list(range(len(values)))
     kept: set[int] = {0, len(values) - 1}
-    for stretch in np.array_split(np.arange(len(values)), max(1, (most - 2) // 3)):
-        known = values[stretch]
-        finite = np.isfinite(known)
+    for stretch in np.array_split(np.arange(len(values)), max(1, (max_points - 2) // 3)):
+        part = values[stretch]
+        finite = np.isfinite(part)
         if finite.any():
             kept |= {
-                int(stretch[np.argmin(np.where(finite, known, np.inf))]),
-                int(stretch[np.argmax(np.where(finite, known, -np.inf))]),
+                int(stretch[np.argmin(np.where(finite, part, np.inf))]),
+                int(stretch[np.argmax(np.where(finite, part, -np.inf))]),
             }
         if not finite.all():
             kept.add(int(stretch[np.argmin(finite)]))
     return sorted(kept)
 
 
-def _metric(history: RunHistory, asked: str) -> Metric | None:
-    """By its own name; else by the quantity it is, of the whole model."""
-    by_name = next((each for each in history.metrics if each.name == asked), None)
-    return by_name or next(
-        (each for each in history.metrics if each.meaning.quantity == asked and not each.meaning.place), None
-    )
+def _find_metric(history: RunHistory, name: str) -> Metric | None:
+    """Find a metric by its name, else by its quantity of the whole model."""
+    by_name = [metric for metric in history.metrics if metric.name == name]
+    whole = [metric for metric in history.metrics if metric.meaning.quantity == name and not metric.meaning.place]
+    return next(iter([*by_name, *whole]), None)
 
 
 def _card(card: RunCard) -> dict[str, Any]:
@@ -238,6 +236,6 @@ def _card(card: RunCard) -> dict[str, Any]:
     }
 
 
-def _cut(text: str, longest: int = LONGEST) -> str:
-    shown = plain(text)
-    return shown if len(shown) <= longest else f"{shown[: longest - 3]}..."
+def _cut(text: str, max_length: int = MAX_TEXT) -> str:
+    escaped = plain(text)
+    return escaped if len(escaped) <= max_length else f"{escaped[: max_length - 3]}..."

@@ -1,7 +1,7 @@
 """The MCP server: the tools of `RunTools`, and the pages of the manual as resources.
 
-In: where runs live, and the pages. Out: a server that answers over stdin and stdout. Guarantees: every tool is marked
-as read-only; what goes wrong with a run is answered in one sentence, and nothing but the protocol goes to stdout.
+Guarantees: every tool is marked as read-only; an error about a run is answered in one sentence, and nothing but the
+protocol goes to stdout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INSTRUCTIONS = (
 
 
 def server_of(tools: RunTools, pages: Iterable[Page]) -> MCPServer[Any]:
-    """The server, ready to run."""
+    """Return the server, ready to run over stdin and stdout."""
     server: MCPServer[Any] = MCPServer(
         "mlflow-stability",
         instructions=INSTRUCTIONS,
@@ -42,7 +42,9 @@ def server_of(tools: RunTools, pages: Iterable[Page]) -> MCPServer[Any]:
         tools.load_series,
         tools.run_checklist,
     ):
-        server.add_tool(_in_one_sentence(tool), annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))
+        server.add_tool(
+            _with_tool_errors(tool), annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
+        )
     for page in pages:
         server.resource(
             f"manual://{page.name}", name=page.name, title=page.title, description=f"Manual: {page.title}",
@@ -51,14 +53,14 @@ def server_of(tools: RunTools, pages: Iterable[Page]) -> MCPServer[Any]:
     return server
 
 
-def _in_one_sentence(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """The tool, with errors of ours as answers that an assistant can act on."""
+def _with_tool_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn errors of this package into answers that an assistant can act on."""
 
     @functools.wraps(tool)
-    def called(*given: Any, **named: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
-            return tool(*given, **named)
+            return tool(*args, **kwargs)
         except StabilityError as error:
             raise ToolError(str(error)) from None
 
-    return called
+    return wrapper

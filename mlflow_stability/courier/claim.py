@@ -19,10 +19,10 @@ from mlflow_stability.journal.process_identity import (
     ProcessStatus,
     identity_from,
     identity_in_link,
-    life_of,
     own_identity,
+    process_status,
 )
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL
 from mlflow_stability.tracking.store.address import default_uri, same_store
 
 _SILENT_SECONDS = 60.0
@@ -37,7 +37,7 @@ class Claim:
         me = own_identity()
         if me.boot:  # tells the machine too; a claim must be so short that it fits on a full disk
             me = replace(me, host="", machine="")
-        self._mine = {**me.said(), "claim": time.time_ns()}
+        self._mine = {**me.as_json(), "claim": time.time_ns()}
 
     def take(self) -> bool:
         """Claim the session; False if a living courier has it."""
@@ -76,7 +76,7 @@ def holder_lives(folder: Path) -> bool:
     holder = identity_from(identity_in_link(file))
     if holder is None:
         return False
-    life = life_of(holder)
+    life = process_status(holder)
     if life is ProcessStatus.UNKNOWN:
         return abs(time.time() - max(_changed(file), _changed(folder / STATUS))) < _SILENT_SECONDS
     return life is ProcessStatus.LIVES

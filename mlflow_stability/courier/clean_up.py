@@ -15,7 +15,7 @@ from pathlib import Path
 from mlflow_stability.courier.claim import holder_lives, was_delivered
 from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.journal.layout import (
-    OUTLIVE,
+    KEPT_FOLDERS,
     RELEASED,
     is_session,
     journal_roots_below,
@@ -23,7 +23,7 @@ from mlflow_stability.journal.layout import (
     remove_empty_root,
     session_folders,
 )
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.recovery.checkpoints import owner_lives, read_owner
 
 YOUNGEST = 3600.0
@@ -60,7 +60,7 @@ def clean_up(directory: Path, older_than: float | None = None, largest: int | No
                 total -= leftover.size
     for leftover in removed:
         shutil.rmtree(leftover.folder, ignore_errors=True)
-        root = leftover.folder.parent.parent if leftover.folder.parent.name in OUTLIVE else leftover.folder.parent
+        root = leftover.folder.parent.parent if leftover.folder.parent.name in KEPT_FOLDERS else leftover.folder.parent
         _remove_if_empty([leftover.folder.parent, root])
     return removed
 
@@ -75,7 +75,7 @@ def _finished_folders(root: Path) -> Iterator[Path]:
     awaited = [session for session in sessions if not _is_over(session)]
     needed = {recording.name.partition("-")[2] for session in awaited for recording in recording_folders(session)}
     yield from (session for session in sessions if session not in awaited)
-    for kind in sorted(OUTLIVE):
+    for kind in sorted(KEPT_FOLDERS):
         for folder in sorted((root / kind).glob("*/")):
             if folder.name not in needed and not owner_lives(read_owner(folder)):
                 yield folder
@@ -104,7 +104,7 @@ def _measure(folder: Path) -> Leftover:
 
 def _remove_if_empty(folders: Sequence[Path]) -> None:
     for folder in folders:
-        if folder.name in OUTLIVE and folder.is_dir() and not any(folder.iterdir()):
+        if folder.name in KEPT_FOLDERS and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-        elif folder.name not in OUTLIVE:
+        elif folder.name not in KEPT_FOLDERS:
             remove_empty_root(folder)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings, taken_from_environment
+from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, OutletSettings, pop_from_environment
 from mlflow_stability.courier.claim import next_orphan
 from mlflow_stability.courier.deliver import TICK, ask_for_short_requests, deliver_session, given_up
 from mlflow_stability.courier.session_delivery import SessionDelivery
@@ -40,7 +40,7 @@ def main(folder: Path) -> int:
     ask_for_short_requests()
     keep_credentials_out_of_the_log()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    outlets = taken_from_environment()  # at once: child processes must not inherit it
+    outlets = pop_from_environment()  # at once: child processes must not inherit it
     session = SessionDelivery(folder, os.environ.get("MLFLOW_TRACKING_URI"), MemoryWatch().has_killed, outlets)
     if not session.claim.take():
         return 0
@@ -99,7 +99,7 @@ class OrphanDelivery:
             self._tried.add(orphan)
             self._helper = subprocess.Popen(
                 [sys.executable, "-m", "mlflow_stability.courier", str(orphan)],
-                env={**os.environ, VARIABLE: self._outlets.text()},
+                env={**os.environ, OUTLETS_VARIABLE: self._outlets.text()},
             )
 
 

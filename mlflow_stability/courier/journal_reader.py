@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.journal.follower import JournalFollower
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 
 READ_AT_ONCE = 500
 """Records between two checks for full sinks."""

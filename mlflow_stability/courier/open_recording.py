@@ -35,7 +35,7 @@ from mlflow_stability.courier.sinks.sink import Backoff, TimedSink, upload_file
 from mlflow_stability.courier.sinks.table_sinks import LayerSink, PartSink
 from mlflow_stability.courier.training_process import TrainingProcess, TrainingState
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
-from mlflow_stability.journal.follower import size_of
+from mlflow_stability.journal.follower import journal_size
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_files import REPORT_FOLDER
 from mlflow_stability.tracking.write.run_writer import SystemMetrics
@@ -180,7 +180,7 @@ class OpenRecording:
     def waiting_bytes(self) -> int:
         """Return how much of the journal has not arrived everywhere."""
         reached = min(self.metrics.reached, self.parts.reached, self.events.until)
-        return max(0, size_of(self._delivered.folder) - reached)
+        return max(0, journal_size(self._delivered.folder) - reached)
 
     def _show(self) -> None:
         self._board.show(self.events.story, self._last_words)

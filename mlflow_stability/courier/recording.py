@@ -23,8 +23,8 @@ from mlflow_stability.courier.sinks.outlets import Outlets
 from mlflow_stability.courier.sinks.sink import Backoff, OutletPlan
 from mlflow_stability.courier.training_process import TrainingProcess, TrainingState
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.journal.follower import is_deleted, opening_if_readable, opening_of, size_of
-from mlflow_stability.journal.last_words import read_last_words
+from mlflow_stability.journal.follower import is_deleted, journal_size, opening_if_readable, opening_of
+from mlflow_stability.journal.writer import read_final_status
 from mlflow_stability.tracking.store.address import tracking_uri_for
 from mlflow_stability.tracking.store.client import run_page
 
@@ -122,7 +122,7 @@ class Recording:
     def waiting_bytes(self) -> int:
         if self.gone:
             return 0
-        return self._open.waiting_bytes() if self._open else size_of(self.folder)
+        return self._open.waiting_bytes() if self._open else journal_size(self.folder)
 
     def seconds_to_wait(self) -> float:
         return self._open.seconds_to_wait() if self._open else float("inf")
@@ -147,7 +147,7 @@ class Recording:
     def _state(self, alive: bool, killed_for_memory: Callable[[], bool]) -> TrainingState:
         deleted = is_deleted(self.folder)
         if not deleted:
-            self._last_words = read_last_words(self.folder)
+            self._last_words = read_final_status(self.folder)
         stalled = self._open.events.story.stalled if self._open else None
         return TrainingState(alive, killed_for_memory, self._last_words, deleted, stalled)
 

@@ -16,16 +16,16 @@ from typing import Any
 import psutil
 
 from mlflow_stability.journal.follower import opening_if_readable
-from mlflow_stability.journal.last_words import closing_in
 from mlflow_stability.journal.layout import TRAINING, recording_folders
 from mlflow_stability.journal.process_identity import (
     ProcessIdentity,
     ProcessStatus,
     identity_from,
     identity_in_link,
-    life_of,
+    process_status,
 )
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
+from mlflow_stability.journal.writer import closing_from_page
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Opening
 
@@ -68,7 +68,7 @@ class TrainingProcess:
         return "unknown process" if self.identity is None else f"process {self.identity.pid} on {self.identity.host}"
 
     def _life(self) -> ProcessStatus:
-        return ProcessStatus.UNKNOWN if self.identity is None else life_of(self.identity)
+        return ProcessStatus.UNKNOWN if self.identity is None else process_status(self.identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class TrainingState:
     @property
     def closing(self) -> Closing | None:
         """How the training ended by its own report, if the journal had no room for it."""
-        return closing_in(self.last_words)
+        return closing_from_page(self.last_words)
 
 
 def process_of(folder: Path, opening: Opening | None = None) -> TrainingProcess:

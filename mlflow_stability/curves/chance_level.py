@@ -1,4 +1,4 @@
-"""Knows what guessing costs: the cross-entropy of a uniform guess among so many classes is the logarithm of it.
+"""Knows what guessing costs: the cross-entropy of a uniform guess among that many classes is the logarithm of it.
 
 In: a loss, and the number of classes where a setting names it. Out: the number of classes among which guessing costs as
 much. Of numbers that no setting names only a few count: the logarithm of some number is near to any loss.
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from mlflow_stability.detectors.loss_level import SMALL_CLASS_COUNTS, USUAL_CLASS_COUNTS
 
-TOLERANCE, OF_MANY = 0.012, 0.004
+TOLERANCE, TOLERANCE_OF_MANY = 0.012, 0.004
 """How far a loss may be from the cost of guessing among few classes, or as many as a setting names, and among many."""
-NAMES = frozenset(
+CLASS_SETTINGS = frozenset(
     (
         *("vocab_size", "vocabulary_size", "n_vocab", "num_vocab"),
         *("num_classes", "n_classes", "num_class", "nclass", "num_labels", "n_labels"),
@@ -22,18 +22,21 @@ NAMES = frozenset(
 """What the settings are called that give the number of classes."""
 
 
-def chance_of(loss: float, known: Iterable[int] = ()) -> int:
-    """The number of classes among which guessing costs this loss; 0 where it is not known for being such a level."""
-    named = frozenset(known)
-    aways = [
-        (abs(loss / math.log(classes) - 1), classes) for classes in (*named, *SMALL_CLASS_COUNTS, *USUAL_CLASS_COUNTS)
+def classes_at_chance(loss: float, recorded: Iterable[int] = ()) -> int:
+    """Return the number of classes for which this loss is chance level, recorded ones first; 0 for no such number."""
+    recorded = frozenset(recorded)
+    candidates = []
+    for classes in (*recorded, *SMALL_CLASS_COUNTS, *USUAL_CLASS_COUNTS):
+        distance = abs(loss / math.log(classes) - 1)
+        is_likely = classes in recorded or classes in SMALL_CLASS_COUNTS
+        if distance < (TOLERANCE if is_likely else TOLERANCE_OF_MANY):
+            candidates.append((classes not in recorded, distance, classes))
+    return min(candidates)[2] if candidates else 0
+
+
+def recorded_classes(params: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the numbers of classes in the settings of a run."""
+    values = [
+        value for key, value in params.items() if key.replace("/", ".").rpartition(".")[2].lower() in CLASS_SETTINGS
     ]
-    few = (*named, *SMALL_CLASS_COUNTS)
-    near = [(away, classes) for away, classes in aways if away < (TOLERANCE if classes in few else OF_MANY)]
-    return min(near, key=lambda each: (each[1] not in named, each[0]))[1] if near else 0
-
-
-def classes_in(params: Mapping[str, str]) -> tuple[int, ...]:
-    """The numbers of classes that the settings of a run name."""
-    found = [value for key, value in params.items() if key.replace("/", ".").rpartition(".")[2].lower() in NAMES]
-    return tuple(int(each) for each in found if each.isdecimal() and 1 < int(each) < 10_000_000)
+    return tuple(int(value) for value in values if value.isdecimal() and 1 < int(value) < 10_000_000)

@@ -1,8 +1,4 @@
-"""Reads a loss curve as a whole, in the words that people use of it.
-
-In: one curve. Out: where it began and ended, its trend, stability, pattern, shape and health, where its decay would
-end, and how spiky it was. Guarantees: a word that cannot be told is empty, a number that cannot be told is None.
-"""
+"""Describe a whole loss curve: levels, trend, stability, pattern, shape, health, expected end, and spikes."""
 
 from __future__ import annotations
 
@@ -10,24 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve
-from mlflow_stability.curves.levels import Levels, levels_of, noise_of
+from mlflow_stability.curves.levels import Levels, level_noise, read_levels
 from mlflow_stability.vocabulary.result import CurveReading
 
-FEWEST_TO_EXTRAPOLATE = 12
-"""Fewer levels are not fitted."""
+MIN_LEVELS_TO_FIT = 12
+"""Minimum number of levels to fit a decay."""
 GOOD_FIT = 0.98
-"""The share of the variation that the fit explains at least."""
-FURTHEST = 0.5
-"""An asymptote below this share of the lowest level is a guess, not a finding."""
+"""Minimum share of the variance that the fit explains."""
+MIN_ASYMPTOTE = 0.5
+"""An asymptote below this share of the lowest level is not reported."""
 RATES = np.geomspace(0.02, 0.6, 16)
-"""Time constants that are tried, as shares of the run."""
+"""Time constants of exponential decays that are tried, as shares of the run."""
 POWERS = np.linspace(0.2, 1.5, 14)
-"""Exponents that are tried."""
+"""Exponents of power laws that are tried."""
 
 
 def fitted_end(steps: NDArray[np.int64], levels: NDArray[np.float64]) -> float | None:
-    """Where a falling curve would end: the asymptote of the decay that fits it best; None unless the fit holds."""
-    if len(levels) < FEWEST_TO_EXTRAPOLATE or steps[-1] <= steps[0] or not np.isfinite(levels).all():
+    """Return the asymptote of the decay that fits a falling curve best; None unless the fit is good."""
+    if len(levels) < MIN_LEVELS_TO_FIT or steps[-1] <= steps[0] or not np.isfinite(levels).all():
         return None
     if np.abs(levels).max() > 1e100:
         return None
@@ -46,44 +42,45 @@ def fitted_end(steps: NDArray[np.int64], levels: NDArray[np.float64]) -> float |
         if slope > 0 and explained > best:
             best, end = explained, asymptote
     lowest = float(np.sort(levels)[: max(1, len(levels) // 10)].mean())
-    return end if end is not None and FURTHEST * lowest <= end <= lowest * 1.02 else None
+    return end if end is not None and MIN_ASYMPTOTE * lowest <= end <= lowest * 1.02 else None
 
 
-FEWEST = 8
-"""A shorter curve is not described."""
-STRONG, STEADY, MARGINAL = 0.20, 0.05, 0.01
-"""A fall by more than so much from the first level to the last; a rise by more than the last is a rise."""
+MIN_POINTS = 8
+"""Minimum number of points to describe a curve."""
+STRONG_FALL, STEADY_FALL, MARGINAL_FALL = 0.20, 0.05, 0.01
+"""Minimum relative falls from the first level to the last; a rise by more than the last one is "rising"."""
 SMOOTH, NOISY = 0.05, 0.20
-"""The volatility of the last tenth up to which a curve is smooth, and up to which it is noisy."""
-LEFT_AT_ONCE, LUCKY = 3.0, 4.0
-"""A first level at so many times the first value, by so many deviations of a point, was left at once."""
-SHORTEST_HALF, SURE = 3, 3.0
-"""A beginning of which each half has so many points is no level where its halves are so many deviations apart."""
+"""Maximum volatility of the last tenth of a smooth curve, and of a noisy one."""
+FIRST_LEVEL_RATIO, LUCKY_DEVIATIONS = 3.0, 4.0
+"""The first value is the first level where the level of the first tenth is this multiple of it, or more, by this number
+of standard deviations of a point: the curve rose at once."""
+MIN_HALF, HALVES_DEVIATIONS = 3, 3.0
+"""A stretch is not one level if its halves, of at least this number of points, differ by this number of deviations."""
 MEDIAN_DEVIATION = 1.2533
-"""The standard deviation of a median of many normal values, as a multiple of that of their mean."""
+"""Standard deviation of a median of many normal values, as a multiple of that of their mean."""
 OSCILLATION = 0.05
-"""The least relative amplitude of an oscillation."""
-ONE_FREQUENCY = 0.3
-"""The share of the recent variation that lies in one frequency, from which on it is an oscillation and no noise."""
-BROKEN_U = 0.10
-"""How far the end of a U is above its lowest."""
-HELD = 5
-"""The lowest level counts, for an explosion, as the median of so many: a single lucky point is none."""
+"""Minimum relative amplitude of an oscillation."""
+FREQUENCY_SHARE = 0.3
+"""Minimum share of the recent variance in one frequency, for an oscillation instead of noise."""
+MIN_U_RISE = 0.10
+"""Minimum rise of a U-shaped curve after its lowest level, in nats."""
+HELD_LEVELS = 5
+"""Number of levels whose median is the lowest level of an explosion, so that a single lucky point does not count."""
 EXPLODING, CONVERGED = 100.0, 1e-6
-"""Above this a loss that did not fall is exploding; below this it has converged."""
-ROLLING, DEVIATIONS = 1000, 7.0
-"""OLMo 2, section 3.2: values at least so many deviations from the mean of so many values before."""
+"""Loss above which a curve that did not fall is exploding; loss below which it has converged."""
+ROLLING_WINDOW, SPIKE_DEVIATIONS = 1000, 7.0
+"""Definition of a spike in OLMo 2, section 3.2: distance in deviations from the mean of the values before."""
 
 
-def reading_of(curve: Curve) -> CurveReading | None:
-    """What the curve shows; None where it has no finite value."""
+def read_curve(curve: Curve) -> CurveReading | None:
+    """Describe a curve; None where it has no finite value."""
     finite = curve.finite
     values, steps = curve.values[finite], curve.steps[finite]
     if not len(values):
         return None
     best = int(np.argmin(values))
-    levels = levels_of(curve)
-    described = len(values) >= FEWEST and levels is not None
+    levels = read_levels(curve)
+    described = len(values) >= MIN_POINTS and levels is not None
     start = _start(values, levels)
     end = _end(values, levels)
     change = (end - start) / abs(start) if described and start else None
@@ -120,34 +117,35 @@ def _tenths(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def _start(values: NDArray[np.float64], levels: Levels | None) -> float:
-    """The level where the curve began: of its first tenth, or of the part of it before the curve left that level."""
+    """Return the level of the first tenth, or of the part of it before the curve left that level."""
     first = float(values[0])
     level = float(np.median(values[: _level_points(values, levels)]))
-    if levels is None or not levels.logarithmic or not 0 < LEFT_AT_ONCE * first <= level:
+    if levels is None or not levels.logarithmic or not 0 < FIRST_LEVEL_RATIO * first <= level:
         return level
-    one = levels.noise * np.sqrt(levels.size)  # the noise of a single point: a lucky first value is no level
-    return first if np.log(level / first) > LUCKY * one else level
+    point_noise = levels.noise * np.sqrt(levels.size)
+    return first if np.log(level / first) > LUCKY_DEVIATIONS * point_noise else level  # a lucky value is no level
 
 
 def _end(values: NDArray[np.float64], levels: Levels | None) -> float:
-    """The level where the curve ended: of its last tenth, or of the part of it that is at one level."""
+    """Return the level of the last tenth, or of the part of it that is at one level."""
     if levels is None:
         return float(np.median(_tenths(values)[1]))
     return float(np.median(values[-_level_points(values, levels, at_the_end=True) :]))
 
 
 def _level_points(values: NDArray[np.float64], levels: Levels | None, *, at_the_end: bool = False) -> int:
-    """How many points are at the level where the curve began, or ended: a tenth, halved while its halves differ."""
+    """Return the number of points at the first or last level: a tenth, halved while its halves differ."""
     count = len(_tenths(values)[0])
     if levels is None:
         return count
     x = levels.raw_x[::-1] if at_the_end else levels.raw_x
-    own = noise_of(x[:count])
-    one = own if np.isfinite(own) else levels.noise * np.sqrt(levels.size)
-    while count >= 2 * SHORTEST_HALF:
+    point_noise = level_noise(x[:count])
+    if not np.isfinite(point_noise):
+        point_noise = levels.noise * np.sqrt(levels.size)
+    while count >= 2 * MIN_HALF:
         half = count // 2
         apart = abs(float(np.median(x[:half]) - np.median(x[half:count])))
-        if apart <= SURE * MEDIAN_DEVIATION * one * np.sqrt(2 / half):
+        if apart <= HALVES_DEVIATIONS * MEDIAN_DEVIATION * point_noise * np.sqrt(2 / half):
             break
         count = half
     return count
@@ -156,9 +154,9 @@ def _level_points(values: NDArray[np.float64], levels: Levels | None, *, at_the_
 def _trend(change: float | None) -> str:
     if change is None:
         return ""
-    if change > MARGINAL:
+    if change > MARGINAL_FALL:
         return "rising"
-    falls = ((STRONG, "strong"), (STEADY, "steady"), (MARGINAL, "marginal"))
+    falls = ((STRONG_FALL, "strong"), (STEADY_FALL, "steady"), (MARGINAL_FALL, "marginal"))
     return next((word for least, word in falls if change < -least), "flat")
 
 
@@ -190,11 +188,11 @@ def _pattern(values: NDArray[np.float64], levels: Levels) -> str:
     if len(power) >= 16 and power.sum() > 0 and level and swing > OSCILLATION * level:
         top = int(np.argmax(power))
         share = float(power[max(0, top - 1) : top + 2].sum() / power.sum())
-        if share > ONE_FREQUENCY and top >= 3:  # fewer turns than that are a course, not an oscillation
+        if share > FREQUENCY_SHARE and top >= 3:  # fewer turns are a trend, not an oscillation
             return "oscillating"
     moves, course = np.diff(levels.x), float(levels.x[-1] - levels.x[0])
     if not moves.any():
-        return ""  # it did not move
+        return ""
     onward = (moves < levels.noise) if course < 0 else (moves > -levels.noise)
     return "monotone" if course and onward.mean() >= 0.95 else "not monotone"
 
@@ -205,10 +203,10 @@ def _shape(levels: Levels, trend: str, health: str, began: float) -> str:
     edge = max(1, count // 10)
     start, end = float(np.median(x[:edge])), float(np.median(x[-edge:]))
     start = min(start, float(np.log(began))) if levels.logarithmic and began > 0 else start
-    held = np.median(np.lib.stride_tricks.sliding_window_view(x, min(HELD, count)), axis=1)
+    held = np.median(np.lib.stride_tricks.sliding_window_view(x, min(HELD_LEVELS, count)), axis=1)
     if health == "exploding" or (levels.logarithmic and end - float(held.min()) > np.log(10)):
         return "explosion"
-    least = BROKEN_U if levels.logarithmic else 3.0
+    least = MIN_U_RISE if levels.logarithmic else 3.0
     if count // 10 <= lowest < count - edge and min(start, end) - float(x[lowest]) > max(least, 3 * levels.noise):
         return "u-shape"
     if trend in ("flat", "marginal") and abs(end - start) < max(0.05, 3 * levels.noise):
@@ -226,25 +224,25 @@ def _health(curve: Curve, values: NDArray[np.float64]) -> str:
 
 
 def spike_score(values: NDArray[np.float64]) -> float | None:
-    """The share of values that are seven deviations or more from the mean of the thousand before; None below that."""
-    if len(values) <= ROLLING:
+    """Return the share of values at least 7σ from the mean of the 1000 before them; None for at most 1000 values."""
+    if len(values) <= ROLLING_WINDOW:
         return None
     with np.errstate(all="ignore"):
         around = values - float(np.median(values))
-        mean = _sums_before(around) / ROLLING
-        spread = np.sqrt(np.maximum(_sums_before(around**2) / ROLLING - mean**2, 0.0))
-        far = np.abs(around[ROLLING:] - mean) >= DEVIATIONS * spread
+        mean = _sums_before(around) / ROLLING_WINDOW
+        spread = np.sqrt(np.maximum(_sums_before(around**2) / ROLLING_WINDOW - mean**2, 0.0))
+        far = np.abs(around[ROLLING_WINDOW:] - mean) >= SPIKE_DEVIATIONS * spread
     return float((far & (spread > 1e-10)).mean())
 
 
 def _sums_before(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each value behind the first thousand the sum of the thousand before it.
+    """Return for each value after the first 1000 the sum of the 1000 before it.
 
-    From the end of one block of a thousand and the beginning of the next: a difference of sums over the whole curve
-    would forget everything beside a single value of 1e12.
+    Each is the end of one block of 1000 plus the beginning of the next: differences of cumulative sums over the whole
+    curve would lose all precision to a single value of 1e12.
     """
-    whole = np.append(values, np.zeros(-len(values) % ROLLING)).reshape(-1, ROLLING)
+    whole = np.append(values, np.zeros(-len(values) % ROLLING_WINDOW)).reshape(-1, ROLLING_WINDOW)
     ends = np.cumsum(whole[:, ::-1], axis=1)[:-1, ::-1]
     begins = np.zeros_like(ends)
     begins[:, 1:] = np.cumsum(whole[1:, :-1], axis=1)
-    return np.asarray((ends + begins).reshape(-1)[: len(values) - ROLLING])
+    return np.asarray((ends + begins).reshape(-1)[: len(values) - ROLLING_WINDOW])

@@ -1,8 +1,7 @@
-"""The curves of a run that a judgement of the whole run looks at.
+"""Curves of a run for rules that judge whole curves.
 
-In: a run's history. Out: its losses, validation losses and gradient norms, each start of the training apart, one curve
-for each thing that was measured: what was logged twice at two rates is there once. Guarantees: an infinity that a
-tracking store turned into the largest float is infinite again.
+Each start of the training has curves of its own, and a metric that was logged at two rates has one curve. Pieces of a
+training that was resumed can be joined again.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,38 +17,38 @@ from numpy.typing import NDArray
 from mlflow_stability.detectors.loss_fall import FIRST_VALUES, LEARNT, negligible_level, start_level
 from mlflow_stability.detectors.loss_level import keeps_changing_sign, take_turns
 from mlflow_stability.detectors.micro_batches import with_usual_count
-from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
-from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
+from mlflow_stability.vocabulary.measured import is_whole_model
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
-LARGEST_STORED = 1.79e308
-"""MLflow's SQL stores keep an infinity as the largest float."""
+STORED_INFINITY = 1.79e308
+"""MLflow's SQL stores replace infinity by the largest float."""
 NORMS = frozenset({"grad_norm", "grad_norm_clipped", "update_norm", "update_ratio"})
-"""Quantities that are no losses: those of several models are no parts of a sum."""
+"""Quantities that are not losses: values of several models are not added up."""
 GAME_WORDS = re.compile(
     r"(?:^|[^a-z0-9])(?:disc(?:riminator)?|gen(?:erator)?|critic|actor|adv(?:ersarial)?|policy|vf|pg|kl|[dg]|(?:loss|err)[dg]"
     r"|value.loss|(?<!cross.)entropy.loss)(?:$|[^a-z0-9])"
 )
-"""Parts of a name that say: this loss is one side of a game, its level says nothing about progress."""
+"""Parts of names of losses that are one side of a game, so that their level does not measure progress."""
 POLICY_WORDS = re.compile(r"(?:^|[^a-z0-9])(?:actor|policy|alpha|entropy|ent|temperature|pg)(?:$|[^a-z0-9])")
-"""Parts of a name that say: this is the objective of a policy, which says less of the fit than a critic's error."""
+"""Parts of names of a policy's objective, which says less about the fit than the error of a critic."""
 REWARD_WORDS = re.compile(
     r"(?:^|[^a-z])(?:rewards?|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?)(?:$|[^a-z])"
 )
-"""Parts of a name that only a reinforcement learner logs."""
+"""Parts of names that only reinforcement learning logs."""
 RETURN_WORDS = re.compile(r"(?:^|[^a-z])(?:rewards?|returns?|ep_rew_mean)(?:$|[^a-z])")
-"""Parts of a name that say: this is what a policy earns, and more is better."""
+"""Parts of names of a policy's return, which should rise."""
 SCORE_WORDS = re.compile(r"(?:^|[^a-z])(?:m?ap|acc|accuracy|f1|recall|precision|m?iou|dice)(?:$|[^a-z])")
-"""Parts of a name that say: this is a share of right answers."""
+"""Parts of names of scores between 0 and 1."""
 
 
 HAS_LEVEL = LossLevel(None)
-MOST_SCORES = 50
-"""Of so many scores at most the curves are looked at."""
-BEFORE_PHASE = 32
-"""So many losses before another optimizer say what was normal."""
-NEW_LEVEL = 1.5
-"""Minimum ratio of the first loss under another optimizer, which no update of it has changed, to their median."""
+MAX_SCORES = 50
+"""Number of scores whose curves are judged."""
+PHASE_LOOKBACK = 32
+"""Number of losses before another optimizer that give the normal level."""
+NEW_LEVEL_RATIO = 1.5
+"""Minimum ratio of the first loss under another optimizer, before its first update, to their median."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +56,7 @@ class Curve:
     """One metric from one start of the training to the next, or to the end."""
 
     name: str
-    """What the script called it."""
+    """Name in the script."""
     quantity: str
     place: str
     attempt: int
@@ -67,18 +67,18 @@ class Curve:
     level: LossLevel = HAS_LEVEL
     """Whether its level measures progress, and if not, why."""
     made_of: tuple[str, ...] = ()
-    """Of a sum, the metrics that were added up."""
+    """The metrics that were added up, where it is a sum."""
     phases: tuple[int, ...] = ()
-    """The steps from which on another optimizer trained."""
+    """First steps of further optimizers."""
 
     @property
     def last_phase(self) -> Curve:
-        """What has come since the loss had another level from the first step of another optimizer on; else all."""
+        """The part since the loss jumped to another level at the first step of another optimizer; else all of it."""
         for step in reversed(self.phases):
-            first = int(np.argmax(self.steps >= step))  # 0 where there is none
-            before = self.values[max(0, first - BEFORE_PHASE) : first]
-            if len(before) == BEFORE_PHASE and self.values[first] > max(
-                NEW_LEVEL * float(np.median(before)), float(before.max())
+            first = int(np.argmax(self.steps >= step))  # 0 without a later point
+            before = self.values[max(0, first - PHASE_LOOKBACK) : first]
+            if len(before) == PHASE_LOOKBACK and self.values[first] > max(
+                NEW_LEVEL_RATIO * float(np.median(before)), float(before.max())
             ):
                 return self.of_points(first, len(self.values))
         return self
@@ -90,40 +90,40 @@ class Curve:
 
     @property
     def distance(self) -> float:
-        """How many steps lie between two points, on average; 1 at least."""
+        """Mean number of steps between two points, at least 1."""
         return max(1.0, float(self.steps[-1] - self.steps[0]) / max(1, len(self.steps) - 1))
 
     def of_points(self, low: int, high: int) -> Curve:
-        """The same curve between two of its points."""
+        """Return the curve between two of its points."""
         return replace(self, steps=self.steps[low:high], values=self.values[low:high])
 
     @property
     def finite(self) -> NDArray[np.bool_]:
-        """Which points are numbers that one can reckon with."""
+        """Mask of the finite values."""
         return np.isfinite(self.values)
 
     @property
     def floor(self) -> float:
-        """Below this level it has been learnt, and no rise is trouble; nobody can say so of what reaches below zero."""
+        """Level below which the loss is learnt, so that no rise is trouble; -inf for values below zero."""
         values = self.values[self.finite]
         return LEARNT * start_level(values[:FIRST_VALUES].tolist()) if len(values) and values.min() >= 0 else -np.inf
 
     def floor_above(self, level: float, noise: float) -> float:
-        """The same of a rise from a level, where the noise is so many nats."""
+        """Return the floor for a rise from a level, with this noise in nats."""
         values = self.values[self.finite]
         reaches_below = len(values) == 0 or values.min() < 0
         return -np.inf if reaches_below else negligible_level(values[:FIRST_VALUES].tolist(), level, noise)
 
     @property
     def early_size(self) -> float:
-        """How large its first values usually were, whatever their sign."""
+        """Median absolute value of its first points."""
         values = self.values[self.finite]
         return float(np.median(np.abs(values[:FIRST_VALUES]))) if len(values) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunCurves:
-    """What one run has of each quantity, the curve of the whole model first."""
+    """The curves of a run by quantity, that of the whole model first."""
 
     losses: tuple[Curve, ...]
     validations: tuple[Curve, ...]
@@ -131,12 +131,11 @@ class RunCurves:
     scores: tuple[Curve, ...]
     """Accuracies and the like, which rise from 0 to 1."""
     skips: tuple[Curve, ...] = ()
-    """How many steps have been skipped so far."""
+    """Numbers of skipped steps, cumulative."""
     returns: tuple[Curve, ...] = ()
-    """What a policy earns, as the script logged it."""
+    """Returns of a policy, as the script logged them."""
     averages: tuple[Curve, ...] = ()
-    """Means over epochs of losses that are logged by steps as well, one step in many: each sees what the other does
-    not."""
+    """Epoch means of losses that are also logged for some of the steps: each shows what the other does not."""
     updates: tuple[Curve, ...] = ()
     """Norms of updates as shares of the weight norm, of whole models."""
     rates: tuple[Curve, ...] = ()
@@ -144,16 +143,16 @@ class RunCurves:
     clipped: tuple[Curve, ...] = ()
     """Gradient norms after clipping, of whole models."""
     chances: tuple[Curve, ...] = ()
-    """Losses of a model that gives each class the same probability, where the loss is cross entropy alone."""
+    """Loss of a uniform prediction, where the loss is cross entropy alone."""
     target_variances: tuple[Curve, ...] = ()
-    """Losses of a model that answers the mean of the targets, where the loss is a mean squared error alone."""
+    """Loss of predicting the mean of the targets, where the loss is a mean squared error alone."""
     moves: tuple[Curve, ...] = ()
     """Norms of updates, of whole models."""
 
 
 def run_curves(history: RunHistory) -> RunCurves:
-    """The curves that rules look at."""
-    starts = starts_of(history)
+    """Return the curves for rules."""
+    starts = start_by_attempt(history)
     named = [metric for metric in history.metrics if not metric.meaning.known and not metric.meaning.bookkeeping]
     scores = {metric.meaning.quantity: None for metric in named if SCORE_WORDS.search(metric.name.lower())}
     returns = {metric.meaning.quantity: None for metric in named if RETURN_WORDS.search(metric.name.lower())}
@@ -161,28 +160,28 @@ def run_curves(history: RunHistory) -> RunCurves:
         curves_of(history, "loss", starts),
         curves_of(history, "val_loss", starts),
         curves_of(history, "grad_norm", starts),
-        tuple(curve for quantity in list(scores)[:MOST_SCORES] for curve in curves_of(history, quantity, starts)),
+        tuple(curve for quantity in list(scores)[:MAX_SCORES] for curve in curves_of(history, quantity, starts)),
         curves_of(history, "skipped_steps", starts),
-        tuple(curve for quantity in list(returns)[:MOST_SCORES] for curve in curves_of(history, quantity, starts)),
+        tuple(curve for quantity in list(returns)[:MAX_SCORES] for curve in curves_of(history, quantity, starts)),
         tuple(curve for quantity in ("loss", "val_loss") for curve in _averages(history, quantity, starts)),
-        _curves(history, "update_ratio", _of_whole_models(history, "update_ratio"), starts),
+        _curves(history, "update_ratio", _whole_model_metrics(history, "update_ratio"), starts),
         curves_of(history, "learning_rate", starts),
-        clipped=_curves(history, "grad_norm_clipped", _of_whole_models(history, "grad_norm_clipped"), starts),
-        chances=_curves(history, "chance_loss", _of_whole_models(history, "chance_loss"), starts),
-        target_variances=_curves(history, "target_variance", _of_whole_models(history, "target_variance"), starts),
-        moves=_curves(history, "update_norm", _of_whole_models(history, "update_norm"), starts),
+        clipped=_curves(history, "grad_norm_clipped", _whole_model_metrics(history, "grad_norm_clipped"), starts),
+        chances=_curves(history, "chance_loss", _whole_model_metrics(history, "chance_loss"), starts),
+        target_variances=_curves(history, "target_variance", _whole_model_metrics(history, "target_variance"), starts),
+        moves=_curves(history, "update_norm", _whole_model_metrics(history, "update_norm"), starts),
     )
 
 
-def decoded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The values with infinities as infinities."""
-    huge = np.abs(values) >= LARGEST_STORED
+def restore_infinities(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Replace the largest floats by infinities."""
+    huge = np.abs(values) >= STORED_INFINITY
     return np.where(huge, np.copysign(np.inf, values), values) if huge.any() else values
 
 
-def starts_of(history: RunHistory) -> dict[int, int]:
-    """For each attempt the one in which its training was started: a rollback goes on, a restart begins again."""
-    spans = spans_of(history)
+def start_by_attempt(history: RunHistory) -> dict[int, int]:
+    """Return for each attempt the attempt that started its training: a rollback continues, a restart begins again."""
+    spans = attempt_spans(history)
     starts: dict[int, int] = {}
     current, reached = 0, 0
     for attempt in sorted(spans):
@@ -194,8 +193,8 @@ def starts_of(history: RunHistory) -> dict[int, int]:
     return starts
 
 
-def spans_of(history: RunHistory) -> dict[int, tuple[int, int]]:
-    """For each attempt its first step and its last, by what was recorded, if anything was.
+def attempt_spans(history: RunHistory) -> dict[int, tuple[int, int]]:
+    """Return the first and last step of each attempt, by recorded signals where there are any.
 
     A script that counts from 0, or by epochs, logs another step at the same time: a rollback would look like a restart.
     """
@@ -214,20 +213,22 @@ def spans_of(history: RunHistory) -> dict[int, tuple[int, int]]:
 
 
 def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | None = None) -> tuple[Curve, ...]:
-    """The curves of one quantity, that of the whole model first, each start of the training apart.
+    """Return the curves of one quantity, that of the whole model first; each start of the training has its own.
 
-    ``starts`` is what `starts_of` gives, for those who ask more than once.
+    ``starts``: from `start_by_attempt`, for callers that have it.
     """
     metrics = [metric for metric in history.of(quantity) if not metric.meaning.duplicate_of and len(metric.series) > 1]
     return _curves(history, quantity, metrics, starts)
 
 
-def _of_whole_models(history: RunHistory, quantity: str) -> list[Metric]:
-    return [metric for metric in history.of(quantity) if of_the_whole(metric.meaning.place) and len(metric.series) > 1]
+def _whole_model_metrics(history: RunHistory, quantity: str) -> list[Metric]:
+    return [
+        metric for metric in history.of(quantity) if is_whole_model(metric.meaning.place) and len(metric.series) > 1
+    ]
 
 
 def _averages(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> tuple[Curve, ...]:
-    """The curves that are logged at a second rate, of the whole model, unless they only repeat some of the values."""
+    """Return the coarser curves of the whole model, unless they only repeat some of the finer values."""
     finer = {metric.name: metric.series.values for metric in history.metrics}
     metrics = [
         metric
@@ -246,30 +247,33 @@ def _curves(
     recorded = recorded_level(history)
     learns_by_reward = any(REWARD_WORDS.search(metric.name.lower()) for metric in history.metrics)
     whole = any(not metric.meaning.place for metric in metrics)
-    if not whole:  # then none is the first by its name: the longest is, whatever the order of the columns
+    if not whole:  # no name decides which is first: the longest, whatever the order of the columns
         metrics = sorted(metrics, key=lambda metric: (_is_policy(metric), -len(metric.series), metric.name))
-    sides = _sides(metrics) if quantity not in NORMS else frozenset()
-    starts = starts_of(history) if starts is None else starts
+    sides = _alternating_places(metrics) if quantity not in NORMS else frozenset()
+    starts = start_by_attempt(history) if starts is None else starts
     phases = _phases(history)
-    found = []
+    curves = []
     for metric in metrics:
         place = metric.meaning.place
         named = learns_by_reward or bool(GAME_WORDS.search(metric.name.lower()))
         level = HAS_LEVEL if quantity in NORMS else _level(recorded, named, place in sides)
         part = whole and place != "" and place not in sides
-        for start, chosen in _pieces(metric, starts):
-            steps, values = metric.series.steps[chosen], _evened(history, metric, decoded(metric.series.values))[chosen]
+        for start, chosen in _attempt_masks(metric, starts):
+            steps, values = (
+                metric.series.steps[chosen],
+                _even_micro_batches(history, metric, restore_infinities(metric.series.values))[chosen],
+            )
             signed = level is HAS_LEVEL and quantity in ("loss", "val_loss") and _is_signed(values)
-            known = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
-            found.append(Curve(metric.name, quantity, place, start, steps, values, part, known, phases=phases))
-    sums = list(_sums(found)) if not whole and quantity not in NORMS else []
+            own_level = LossLevel(NoLevel.SIGNED) if signed and not recorded.by_user else level
+            curves.append(Curve(metric.name, quantity, place, start, steps, values, part, own_level, phases=phases))
+    sums = list(_sums(curves)) if not whole and quantity not in NORMS else []
     summed = {curve.attempt for curve in sums}
-    parts = [replace(each, part=True) if each.attempt in summed and each.has_level else each for each in found]
+    parts = [replace(curve, part=True) if curve.attempt in summed and curve.has_level else curve for curve in curves]
     return (*sums, *parts)
 
 
-def _evened(history: RunHistory, metric: Metric, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The losses, as if each step had accumulated the usual number of micro-batches, where that was recorded."""
+def _even_micro_batches(history: RunHistory, metric: Metric, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scale losses to the usual number of micro-batches in a step, where that was recorded."""
     if metric.meaning.quantity != "loss" or metric.of_the_script:
         return losses
     for counted in history.of("micro_batches"):
@@ -283,15 +287,15 @@ def _is_policy(metric: Metric) -> bool:
     return POLICY_WORDS.search(metric.name.lower()) is not None
 
 
-def _sides(metrics: Sequence[Metric]) -> frozenset[str]:
-    """The places of whole trainings that take turns; empty where there is one, or one follows upon the other."""
-    own = [metric for metric in metrics if of_the_whole(metric.meaning.place)]
+def _alternating_places(metrics: Sequence[Metric]) -> frozenset[str]:
+    """Return the places of trainings that alternate; empty where there is one, or one follows the other."""
+    own = [metric for metric in metrics if is_whole_model(metric.meaning.place)]
     turns = take_turns([metric.series.steps for metric in own])
     return frozenset(metric.meaning.place for metric in own) if turns else frozenset()
 
 
 def _phases(history: RunHistory) -> tuple[int, ...]:
-    """The first steps of optimizers that have taken over for good: from there on none steps that did before."""
+    """Return the first steps of optimizers that replaced all earlier ones."""
     rates = [metric.series.steps for metric in history.of("learning_rate") if len(metric.series)]
     spans = sorted((int(steps.min()), int(steps.max())) for steps in rates)
     firsts = sorted({first for first, _ in spans})[1:]
@@ -299,11 +303,11 @@ def _phases(history: RunHistory) -> tuple[int, ...]:
 
 
 def recorded_level(history: RunHistory) -> LossLevel:
-    """What was recorded last about the level of the losses."""
+    """Return the last recorded level of the losses."""
     series = [metric.series for metric in history.of(LOSS_LEVEL) if len(metric.series)]
-    codes = max(series, key=lambda each: (each.attempts[-1], each.steps[-1])).values if series else ()
-    known = [level for code in codes if (level := level_of_code(float(code))) is not None]
-    return known[-1] if known else HAS_LEVEL
+    codes = max(series, key=lambda values: (values.attempts[-1], values.steps[-1])).values if series else ()
+    levels = [level for code in codes if (level := level_from_code(float(code))) is not None]
+    return levels[-1] if levels else HAS_LEVEL
 
 
 def _level(recorded: LossLevel, named: bool, alternates: bool) -> LossLevel:
@@ -318,37 +322,78 @@ def _is_signed(values: NDArray[np.float64]) -> bool:
     return bool(values.min() < 0 < values.max()) and keeps_changing_sign(values.tolist())
 
 
-def _pieces(metric: Metric, starts: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:
+def _attempt_masks(metric: Metric, starts: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:
     attempts = metric.series.attempts
     if not len(attempts):
         return
-    different = np.unique(attempts)
-    if len({starts.get(int(each), int(each)) for each in different}) == 1:
-        yield starts.get(int(different[0]), int(different[0])), slice(None)
+    distinct = np.unique(attempts)
+    starts_of_distinct = np.array([starts.get(int(attempt), int(attempt)) for attempt in distinct])
+    if len(set(starts_of_distinct.tolist())) == 1:
+        yield int(starts_of_distinct[0]), slice(None)
         return
-    begun = np.array([starts.get(int(each), int(each)) for each in different])[np.searchsorted(different, attempts)]
-    for start in np.unique(begun):
-        yield int(start), begun == start
+    start_of_point = starts_of_distinct[np.searchsorted(distinct, attempts)]
+    for start in np.unique(start_of_point):
+        yield int(start), start_of_point == start
 
 
 def _sums(curves: list[Curve]) -> Iterator[Curve]:
-    """Where only the parts of a loss were logged, their sum stands for the whole."""
+    """Add up the parts of a loss, where the whole loss was not logged."""
     for attempt in sorted({curve.attempt for curve in curves}):
         parts = [curve for curve in curves if curve.attempt == attempt and curve.has_level]
-        if len(parts) < 2 or any(len(each.steps) < 2 for each in parts):
+        if len(parts) < 2 or any(len(part.steps) < 2 for part in parts):
             continue
-        if all(np.array_equal(each.steps, parts[0].steps) for each in parts[1:]):
-            names = ", ".join(each.name for each in parts[:3]) + (", …" if len(parts) > 3 else "")
+        if all(np.array_equal(part.steps, parts[0].steps) for part in parts[1:]):
+            names = ", ".join(part.name for part in parts[:3]) + (", …" if len(parts) > 3 else "")
             with np.errstate(invalid="ignore"):
-                total = np.sum([each.values for each in parts], axis=0)
-            made_of = tuple(each.name for each in parts)
+                total = np.sum([part.values for part in parts], axis=0)
+            made_of = tuple(part.name for part in parts)
             yield Curve(f"sum of {names}", parts[0].quantity, "", attempt, parts[0].steps, total, made_of=made_of)
 
 
 NORMAL_MAD = 1.4826
-"""The standard deviation of a normal distribution over its median absolute deviation."""
+"""Standard deviation of a normal distribution as a multiple of its median absolute deviation."""
 
 
 def median_deviation(values: NDArray[np.float64]) -> float:
-    """The median absolute deviation from the median."""
+    """Return the median absolute deviation from the median."""
     return float(np.median(np.abs(values - np.median(values))))
+
+
+MIN_LATER_SHARE = 0.1
+"""A start continues a training if it begins at least this share of its steps after its first step."""
+
+
+def continues(before: Curve, after: Curve) -> bool:
+    """Whether a piece continues where the one before ended, or somewhat earlier."""
+    first, last = int(before.steps[0]), int(before.steps[-1])
+    return int(after.steps[0]) > first + max(3 * before.distance, MIN_LATER_SHARE * (last - first))
+
+
+def pieces_by_metric(curves: Sequence[Curve]) -> list[list[Curve]]:
+    """Return the pieces of each metric, in order of time."""
+    by_name: dict[str, list[Curve]] = {}
+    for curve in curves:
+        by_name.setdefault(curve.name, []).append(curve)
+    return [sorted(pieces, key=lambda curve: curve.attempt) for pieces in by_name.values()]
+
+
+def resumed_attempt(curves: Sequence[Curve]) -> int | None:
+    """Return the last start of a training that was resumed; None for a training that was not, or several runs."""
+    in_pieces = [pieces for pieces in pieces_by_metric(curves) if len(pieces) > 1]
+    if not in_pieces or not all(continues(*pair) for pieces in in_pieces for pair in pairwise(pieces)):
+        return None
+    return max(pieces[-1].attempt for pieces in in_pieces)
+
+
+def join_pieces(curves: Sequence[Curve]) -> list[Curve]:
+    """Join the pieces of each metric; for steps that were repeated the later values count."""
+    joined = []
+    for pieces in pieces_by_metric(curves):
+        whole = pieces[0]
+        for piece in pieces[1:]:
+            kept = int(np.searchsorted(whole.steps, int(piece.steps[0])))
+            steps = np.concatenate([whole.steps[:kept], piece.steps])
+            values = np.concatenate([whole.values[:kept], piece.values])
+            whole = replace(piece, steps=steps, values=values)
+        joined.append(whole)
+    return joined

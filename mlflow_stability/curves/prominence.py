@@ -1,13 +1,15 @@
-"""How far each point of a curve stands above its neighbours, and how far points stand out by chance.
+"""Find points and stretches of a curve that are above what is beside them, at every length.
 
-In: a curve on the scale that is judged. Out: for each point its height over the higher of the medians on its two sides,
-so that neither a falling curve nor a lasting step makes a jump, and that height in deviations of the noise. Guarantees:
-the first point has none, for nothing came before it.
+Both are compared with the higher of the levels before and after them, so that neither a falling curve nor a lasting
+step is one. The first point and what the log ends in are never found: nothing came before, or nothing shows that it
+came back. The noise of a stretch is the difference of consecutive stretches elsewhere in the curve, which allows for
+neighbouring points that err together, as in running means.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,75 +17,75 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, median_deviation
 
-FEWEST_FOR_TAIL = 40
-"""A tail is fitted to so many points or more."""
-USUAL_SHAPE, USUAL_COUNT = 0.15, 10
-"""How heavy the tails of losses usually are, and how many points of a curve's own outweigh that."""
-APART, APART_SHARE, APART_FROM = 2.0, 0.1, 2.0
-"""Points stand apart that are so many times as far out as the next ones, or as so many deviations where those are
-closer; at most this share of all does."""
-LEFT_OUT = 0.05
-"""What is added to the heaviness of a tail because its furthest points, which may be the trouble, are left out."""
+MIN_TAIL_POINTS = 40
+"""Minimum number of points to fit a tail."""
+PRIOR_SHAPE, PRIOR_POINTS = 0.15, 10
+"""Usual shape of the tails of losses, and its weight in points of the curve."""
+GAP_RATIO, MAX_APART_SHARE, MIN_APART_DEVIATIONS = 2.0, 0.1, 2.0
+"""Points are outliers if they are this many times as far out as the next ones, or as this many deviations where those
+are closer; at most this share of all points."""
+SHAPE_CORRECTION = 0.05
+"""Added to the shape of a tail because its furthest points, which may be the trouble, are left out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Jumps:
-    """The points of one curve."""
+    """The heights of the points of one curve."""
 
     steps: NDArray[np.int64]
     values: NDArray[np.float64]
     height: NDArray[np.float64]
-    """Over the higher of both sides, in nats."""
+    """Above the higher of both sides, in nats."""
     before: NDArray[np.float64]
-    """That side, on the scale that is judged."""
+    """Level of that side, on the judged scale."""
     z: NDArray[np.float64]
     """The height in deviations of the noise."""
     x: NDArray[np.float64]
-    """The values on the scale that is judged."""
+    """The values on the judged scale."""
     logarithmic: bool = True
     """Whether that is the logarithm."""
 
     def value_of(self, level: float) -> float:
-        """A level as the log would print it."""
+        """Convert a level to the unit of the log."""
         if self.logarithmic:
             return math.exp(min(level, 700.0))
         far = int(np.argmax(np.abs(self.x)))
         return level * float(self.values[far] / self.x[far]) if self.x[far] else level
 
     def far(self, deviations: float, height: float) -> NDArray[np.bool_]:
-        """Which points stand out so far."""
+        """Return the mask of points that are at least this high."""
         return (self.z >= deviations) & (self.height >= height)
 
 
-def jumps_of(
+def find_jumps(
     steps: NDArray[np.int64], values: NDArray[np.float64], x: NDArray[np.float64], reach: int, logarithmic: bool = True
 ) -> Jumps:
-    """The jumps of a curve whose values are ``x`` on the scale that is judged."""
+    """Return the heights of all points of a curve whose values are ``x`` on the judged scale."""
     height, before = prominence(x, reach)
-    return Jumps(steps, values, height, before, height / noise_of_points(x, height), x, logarithmic)
+    return Jumps(steps, values, height, before, height / point_noise(x, height), x, logarithmic)
 
 
 def prominence(x: NDArray[np.float64], reach: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How far each point is above the higher of the medians on its two sides, and that median."""
+    """Return the height of each point above the higher of the medians on its two sides, and that median."""
     padded = np.concatenate([np.full(reach, np.nan), x, np.full(reach, np.nan)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach)
     left, right = windows[: len(x)], windows[reach + 1 :]
     with np.errstate(all="ignore"):
-        sides = np.stack([median_of_each(left), median_of_each(right)])
+        sides = np.stack([window_medians(left), window_medians(right)])
     level: NDArray[np.float64] = np.fmax(sides[0], sides[1])
     level[0] = np.inf  # nothing came before it
     return x - level, level
 
 
-def median_of_each(windows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The median of the values there are in each window; NaN where there is none."""
+def window_medians(windows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the median of the values in each window, without NaN; NaN where there are no values."""
     empty: NDArray[np.bool_] = np.asarray(np.isnan(windows).all(axis=1))
     filled = np.where(empty[:, None], 0.0, windows)
     return np.where(empty, np.nan, np.nanmedian(filled, axis=1))
 
 
-def noise_of_points(x: NDArray[np.float64], height: NDArray[np.float64] | None = None) -> float:
-    """The noise of single points: from how neighbours differ, those of the two highest points left out."""
+def point_noise(x: NDArray[np.float64], height: NDArray[np.float64] | None = None) -> float:
+    """Return the noise of single points from differences of neighbours, without the two highest points."""
     kept: NDArray[np.bool_] = np.ones(len(x), np.bool_)
     if len(x) >= 6 and height is not None:
         kept[np.argsort(height)[-2:]] = False
@@ -91,30 +93,30 @@ def noise_of_points(x: NDArray[np.float64], height: NDArray[np.float64] | None =
     return max(NORMAL_MAD * median_deviation(differences) / math.sqrt(2), 1e-3)
 
 
-def _apart(ordered: NDArray[np.float64]) -> int:
-    """How many of the sorted points are left when those that stand apart from all others are taken away.
+def _without_outliers(ordered: NDArray[np.float64]) -> int:
+    """Return the number of sorted points without outliers.
 
-    Three or more points with an empty stretch below them, as wide as everything under it, are no tail of one noise:
-    however many such spikes there are, they say nothing about how far the noise reaches.
+    Three or more points above a gap as wide as everything below it are not the tail of the noise: they do not show how
+    far the noise reaches, however many there are.
     """
-    low = int(len(ordered) * (1 - APART_SHARE))
+    low = int(len(ordered) * (1 - MAX_APART_SHARE))
     upper = ordered[low:]
     if len(upper) < 2:
         return len(ordered)
-    wide = np.flatnonzero(upper[1:] >= APART * np.maximum(upper[:-1], APART_FROM))
+    wide = np.flatnonzero(upper[1:] >= GAP_RATIO * np.maximum(upper[:-1], MIN_APART_DEVIATIONS))
     place = low + int(wide[0]) + 1 if len(wide) else len(ordered)
     return place if len(ordered) - place >= 3 else len(ordered)
 
 
 def tail_limit(z: NDArray[np.float64], count: int) -> float:
-    """What a tail like this one reaches once in twenty such runs; 0 for very few points.
+    """Return the height that a tail like this one reaches once in twenty such runs; 0 for very few points.
 
-    A Pareto tail is fitted to the upper tenth, without its furthest points, which may be the trouble; of few points it
-    is mostly what a usual tail would reach.
+    A Pareto tail is fitted to the upper tenth, without its furthest points, which may be the trouble; for few points
+    its shape is mostly the usual one.
     """
     ordered = np.sort(z[np.isfinite(z)])
-    ordered = ordered[: min(len(ordered) - max(2, len(ordered) // 300), _apart(ordered))]
-    if len(ordered) < FEWEST_FOR_TAIL:
+    ordered = ordered[: min(len(ordered) - max(2, len(ordered) // 300), _without_outliers(ordered))]
+    if len(ordered) < MIN_TAIL_POINTS:
         return 0.0
     edge = float(ordered[-len(ordered) // 10])
     excess = ordered[ordered > edge] - edge
@@ -124,7 +126,128 @@ def tail_limit(z: NDArray[np.float64], count: int) -> float:
     weighted = float((excess * np.arange(len(excess) - 1, -1, -1)).mean()) / (len(excess) - 1)
     steepness = mean - 2 * weighted
     shape = min(0.5, max(0.0, 2 - mean / steepness)) if steepness > 0 else 0.5
-    shape = (shape * len(excess) + USUAL_SHAPE * USUAL_COUNT) / (len(excess) + USUAL_COUNT) + LEFT_OUT
+    shape = (shape * len(excess) + PRIOR_SHAPE * PRIOR_POINTS) / (len(excess) + PRIOR_POINTS) + SHAPE_CORRECTION
     width = mean * (1 - min(shape, 0.5))
     times = 20 * count * len(excess) / len(ordered)
     return edge + width / shape * (float(times**shape) - 1)
+
+
+WIDTHS = (2, 3)
+"""Numbers of blocks of 1, 2, 4, ... points in a stretch: stretches have 2, 3, 4, 6, 8, 12, ... points."""
+MAX_SHARE = 0.2
+"""Longest stretch, as a share of the points."""
+MIN_BESIDE, MAX_BESIDE = 3, 8
+"""Number of blocks on each side for its level."""
+EDGE_SHARE = 0.25
+"""A bump extends to where the curve falls to this share of its height."""
+TAIL_FACTOR = 1.3
+"""A bump exceeds the limit of the tail of all stretches by this factor."""
+LOOKBACK_LENGTHS, MIN_SHARE_BELOW = 3, 2 / 3
+"""In this multiple of its length before it, this share of the curve was below half of its height: a ripple on the way
+down undoes no progress."""
+OVERSHOOT = math.log(2)
+"""Where the curve before it is shorter than that: minimum rise above it, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bump:
+    """One stretch, by the indices of its points."""
+
+    first: int
+    last: int
+    level: float
+    """The higher of both sides, on the judged scale."""
+    height: float
+    """Height of the median of the stretch above that."""
+    z: float
+    """Height in deviations of the noise of such stretches."""
+
+
+def find_bumps(x: NDArray[np.float64], deviations: float, height: float, share_of_tail: float = 1.0) -> list[Bump]:
+    """Return the stretches of at least this height that do not overlap, the highest first."""
+    bumps: list[Bump] = []
+    for candidate in sorted(_candidates(x, deviations, height, share_of_tail), key=lambda bump: -bump.z):
+        if not any(candidate.first <= bump.last and bump.first <= candidate.last for bump in bumps):
+            bumps.append(_extend(candidate, x))
+    return bumps
+
+
+def _candidates(x: NDArray[np.float64], deviations: float, height: float, share_of_tail: float) -> Iterator[Bump]:
+    size, single = 1, point_noise(x)
+    while size * WIDTHS[0] <= MAX_SHARE * len(x):
+        count = len(x) // size
+        blocks = _lower_median(x[: count * size].reshape(count, size))
+        for width in WIDTHS:
+            if width * size <= MAX_SHARE * len(x):
+                min_noise = single / math.sqrt(width * size)
+                yield from _candidates_of_width(blocks, width, size, min_noise, deviations, height, share_of_tail)
+        size *= 2
+
+
+def _candidates_of_width(
+    blocks: NDArray[np.float64],
+    width: int,
+    size: int,
+    min_noise: float,
+    deviations: float,
+    height: float,
+    share_of_tail: float,
+) -> Iterator[Bump]:
+    """Yield the candidates that are this number of blocks long."""
+    beside = max(MIN_BESIDE, width, min(MAX_BESIDE, len(blocks) // 8))
+    inside = _lower_median(np.lib.stride_tricks.sliding_window_view(blocks, width))
+    padded = np.concatenate([np.full(beside, np.nan), blocks, np.full(beside, np.nan)])
+    sides = window_medians(np.lib.stride_tricks.sliding_window_view(padded, beside))
+    left, right = sides[: len(inside)], sides[beside + width :]
+    level = np.fmax(left, right)
+    level[0] = level[-2:] = np.inf  # nothing came before it, or too little after it to show that it came back
+    above = inside - level
+    top = int(np.argmax(above))
+    noise = max(min_noise, _noise(inside, width, top))
+    if above[top] < max(height, deviations * noise):
+        return
+    tail = tail_limit(_heights_elsewhere(above, top, width) / noise, len(blocks))
+    limit = max(deviations, share_of_tail * TAIL_FACTOR * tail)
+    for place in np.flatnonzero((above >= height) & (above >= limit * noise)).tolist():
+        before = blocks[max(0, place - LOOKBACK_LENGTHS * width) : place]
+        half = float(level[place]) + float(above[place]) / 2
+        new = len(before) < LOOKBACK_LENGTHS * width
+        if float(inside[place] - left[place]) >= OVERSHOOT if new else (before < half).mean() >= MIN_SHARE_BELOW:
+            first, z = place * size, float(above[place]) / noise
+            yield Bump(first, first + width * size - 1, float(level[place]), float(above[place]), z)
+
+
+def _heights_elsewhere(above: NDArray[np.float64], top: int, width: int) -> NDArray[np.float64]:
+    """Return the heights without the highest stretch and what belongs to it, which may be the trouble."""
+    low = np.flatnonzero(above <= EDGE_SHARE * above[top])
+    before, behind = low[low < top], low[low > top]
+    first = (int(before[-1]) + 1 if len(before) else 0) - width
+    last = (int(behind[0]) if len(behind) else len(above)) + width
+    return np.concatenate([above[: max(0, first)], above[last:]])
+
+
+def _lower_median(windows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lower median of each window, so that a single point of two or four is no stretch."""
+    middle = (windows.shape[1] - 1) // 2
+    return np.asarray(np.partition(windows, middle, axis=1)[:, middle])
+
+
+def _noise(inside: NDArray[np.float64], width: int, highest: int) -> float:
+    """Return the noise of stretches from differences of consecutive ones, without the highest."""
+    differences = inside[width:] - inside[:-width]
+    places = np.arange(len(differences))
+    kept = differences[(np.abs(places - highest) >= width) & (np.abs(places + width - highest) >= width)]
+    if len(kept) < 3:
+        return math.inf
+    return NORMAL_MAD * median_deviation(kept) / math.sqrt(2)
+
+
+def _extend(bump: Bump, x: NDArray[np.float64]) -> Bump:
+    """Extend a bump to the first and last point that belong to it."""
+    limit = bump.level + EDGE_SHARE * bump.height
+    peak = bump.first + int(np.argmax(x[bump.first : bump.last + 1]))
+    below = np.flatnonzero(x <= limit)
+    before, behind = below[below < peak], below[below > peak]
+    first = int(before[-1]) + 1 if len(before) else 0
+    last = int(behind[0]) - 1 if len(behind) else len(x) - 1
+    return Bump(first, last, bump.level, bump.height, bump.z)

@@ -18,7 +18,7 @@ from mlflow_stability.demo.processes import Training, train
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.figures.loss_pairs import LossPair, loss_pairs
 from mlflow_stability.figures.style import Picture
-from mlflow_stability.vocabulary.argument import with_known_names
+from mlflow_stability.vocabulary.argument import check_arguments
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis
 
 
@@ -78,7 +78,7 @@ class Simulation:
         return f"<Simulation {self.name}: {self.what} Diagnosis: {self.diagnosis.verdict}>"
 
 
-@with_known_names
+@check_arguments
 def simulate(name: str, *, seed: int = 0, rollback: bool = False, steps: int | None = None) -> Simulation:
     """Train a failure beside its healthy twin, record both, and compare them.
 

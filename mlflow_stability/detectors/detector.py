@@ -14,10 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.detectors.sensitivity import factor_of
 from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.judging import MAX_SCORE
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.result.finding import Finding, Source, Span, Where
-from mlflow_stability.vocabulary.result.severity import Severity, most_severe
-from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
+from mlflow_stability.vocabulary.result.finding import Finding, Severity, Source, Span, Where, most_severe
 
 ALL, WHOLE, LAYERS = "all", "whole", "layers"
 """Which places a detector can ask for."""

@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result.finding import Severity
 
 
 @dataclass(slots=True)

@@ -23,9 +23,9 @@ from string import Formatter
 from textwrap import fill
 from typing import Any, ClassVar, Literal
 
+from mlflow_stability.vocabulary.judging import FACTORS
 from mlflow_stability.vocabulary.result import Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.sensitivity import FACTORS
+from mlflow_stability.vocabulary.result.finding import Severity
 
 Moves = Literal["times", "power", "inverse"]
 """How a threshold follows the sensitivity: ``times`` for σ, nats and shares that a value must exceed; ``power`` for a

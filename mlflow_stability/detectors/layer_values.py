@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import median
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 
 MIN_NORM = 1e-7
 """Gradient norm of a layer below which it has vanished."""
@@ -35,7 +35,7 @@ class LayerRound:
         if point.step != self.step or point.time > self.time:
             done, self.points = self.points, []
             self.step, self.time = point.step, point.time
-        if point.quantity == quantity and not of_the_whole(point.place):
+        if point.quantity == quantity and not is_whole_model(point.place):
             self.points.append(point)
         return done
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
 
 RISE = 10.0
 """Minimum ratio of a loss, or of a gradient norm, to its baseline in adversarial training: a GAN whose learning rate is
@@ -148,7 +148,7 @@ class LossLevels:
     def see(self, quantity: str, place: str, value: float) -> None:
         """Take the next loss, or a recorded level."""
         if quantity == LOSS_LEVEL:
-            level = level_of_code(value)
+            level = level_from_code(value)
             if level is not None:
                 self._recorded = level
                 self._conclude()

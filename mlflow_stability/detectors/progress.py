@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.loss_fall import LossFalls, start_level
 from mlflow_stability.vocabulary.facts import FollowedFacts, LossTrouble
-from mlflow_stability.vocabulary.result import Finding, Severity, Span
+from mlflow_stability.vocabulary.result.finding import Finding, Severity, Span
 
 START_LOSSES = 20
 """Number of first losses whose median is the start."""

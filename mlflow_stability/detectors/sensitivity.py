@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from mlflow_stability.detectors.finding_type import FindingType
-from mlflow_stability.vocabulary.sensitivity import FACTORS
+from mlflow_stability.vocabulary.judging import FACTORS
 
 _T = TypeVar("_T", bound=FindingType)
 _APPLY: Mapping[str, Callable[[float, float], float]] = {

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from mlflow_stability.diagnosis.baseline_gate import gate_of
 from mlflow_stability.diagnosis.cohort import cohort_of, in_order_of_stability, separating_checks, spike_rate_of
 from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
-from mlflow_stability.vocabulary.measured import LayersBeside
-from mlflow_stability.vocabulary.result import Compared, Comparison, FirstDifference
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.result import Compared, Comparison, FirstDifference, RunCard
 
 
 def comparison_of(
@@ -22,7 +21,7 @@ def comparison_of(
     *,
     baseline: RunCard | None = None,
     first_difference: FirstDifference | None = None,
-    layers: Sequence[LayersBeside] = (),
+    layers: Sequence[LayerComparison] = (),
     asked: int | None = None,
     interrupted: bool = False,
     notes: Sequence[str] = (),

@@ -13,11 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlflow_stability.curves.curve_shape import reading_of
-from mlflow_stability.curves.curves import RunCurves, run_curves, starts_of
+from mlflow_stability.curves.curve_shape import read_curve
+from mlflow_stability.curves.curves import RunCurves, join_pieces, resumed_attempt, run_curves, start_by_attempt
+from mlflow_stability.curves.levels import make_sketch
 from mlflow_stability.curves.main_curves import judged_curves
-from mlflow_stability.curves.resumes import joined, resumed_in
-from mlflow_stability.curves.sketch import sketch_of
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.advice import remedies_of, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
@@ -66,11 +65,11 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     last_attempt = max((curve.attempt for curve in (*curves.losses, *curves.validations)), default=0)
     episodes = _judged(history, curves, asked, (steps[1] - steps[0]) if steps else 0)
     episodes += tuple(endings_of(history, steps[1] if steps else 0, last_attempt))
-    resumed = resumed_in(curves.losses or curves.validations)
+    resumed = resumed_attempt(curves.losses or curves.validations)
     drawn = (*curves.losses, *curves.validations)
-    shown = sorted(drawn if resumed is None else joined(drawn), key=lambda curve: curve.part)[:MOST_CURVES]
+    shown = sorted(drawn if resumed is None else join_pieces(drawn), key=lambda curve: curve.part)[:MOST_CURVES]
     readings = tuple(
-        replace(reading, unit=history.step_unit) for curve in shown if (reading := reading_of(curve)) is not None
+        replace(reading, unit=history.step_unit) for curve in shown if (reading := read_curve(curve)) is not None
     )
     measured = any(curve.has_level for curve in drawn) or bool(drawn and curves.norms)
     silence = loss_that_stopped(history)
@@ -83,7 +82,9 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         last_attempt=resumed,
         main=readings[0] if readings and readings[0].metric in levelled and not silence else None,
     )
-    episodes = with_lines(with_affected_layers(episodes, history, starts_of(history)), history, starts_of(history))
+    episodes = with_lines(
+        with_affected_layers(episodes, history, start_by_attempt(history)), history, start_by_attempt(history)
+    )
     episodes = in_unit(episodes, history.step_unit)
     episodes = with_fitting_remedies(with_causes(episodes, history, curves), history)
     cause, undecided = deciding_cause(outcome, episodes, history, curves)
@@ -105,7 +106,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         cause=cause,
         remedies=remedies_of(episodes, cause, outcome),
         curves=readings,
-        sketches=tuple(sketch_of(curve) for curve in shown),
+        sketches=tuple(make_sketch(curve) for curve in shown),
         judged=judged_curves(history, curves),
         cannot_tell=(*limits_of(history, curves), *map(NotJudged, undecided)),
         notes=_notes(history, curves, resumed),
@@ -127,10 +128,10 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
         events = without_unjudged_levels(history.events, history, curves)
     else:
         events = replayed(history, curves, detectors) if history.complete else []
-    seen = episodes_of(events, history, curves, starts_of(history), (*default_detectors(), *detectors))
+    seen = episodes_of(events, history, curves, start_by_attempt(history), (*default_detectors(), *detectors))
     if not live:
         seen = in_hindsight(seen, found, curves, asked)
-        found += of_detectors(findings_in_log(history, curves, starts_of(history)), detectors)
+        found += of_detectors(findings_in_log(history, curves, start_by_attempt(history)), detectors)
     episodes = cap_severities(merged([*seen, *found], span))
     return episodes if live else passed(episodes, curves, asked)
 

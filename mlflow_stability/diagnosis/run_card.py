@@ -11,15 +11,22 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.curves import Curve, decoded, run_curves
-from mlflow_stability.curves.levels import levels_of
-from mlflow_stability.curves.resumes import joined, resumed_in
-from mlflow_stability.curves.sketch import sketch_of
+from mlflow_stability.curves.curves import Curve, join_pieces, restore_infinities, resumed_attempt, run_curves
+from mlflow_stability.curves.levels import make_sketch, read_levels
 from mlflow_stability.diagnosis.verdict import definite_noun_of, final_loss, last_part
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
-from mlflow_stability.vocabulary.run import LOST, OF_THE_PROCESS, LossLevels, Mark, RunCard, RunHistory
+from mlflow_stability.vocabulary.result import (
+    LOST_OUTCOMES,
+    PROCESS_KINDS,
+    Diagnosis,
+    Finding,
+    LossLevels,
+    Mark,
+    RunCard,
+    Severity,
+)
+from mlflow_stability.vocabulary.run import RunHistory
 
 OURS = "stability."
 """What the names of our own parameters begin with."""
@@ -33,7 +40,7 @@ def run_card_of(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
 
 def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
     main = main_curve(history)
-    about_training = [each for each in _bad(diagnosis) if each.kind not in OF_THE_PROCESS]
+    about_training = [each for each in _bad(diagnosis) if each.kind not in PROCESS_KINDS]
     first, last = diagnosis.steps or (None, None)
     if history.format == "recorded" and main is not None and len(main.steps):
         first = int(main.steps[0])  # a script may have logged a validation at step 0, before its first step
@@ -70,7 +77,7 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         overhead=_usual(history, "overhead_fraction"),
         peak_learning_rate=_highest(history, "learning_rate"),
         course=None if main is None else _course(main),
-        sketch=None if main is None else sketch_of(main),
+        sketch=None if main is None else make_sketch(main),
         notes=diagnosis.notes,
         cannot_tell=tuple(map(str, diagnosis.cannot_tell)),
     )
@@ -82,7 +89,7 @@ def _explained(diagnosis: Diagnosis, about_training: list[Finding]) -> str:
     if cause is None:
         return ""
     first = min(about_training, key=lambda each: (each.attempt, each.start), default=None)
-    if first is None or cause.step is None or cause.step <= first.start or cause.kind in OF_THE_PROCESS:
+    if first is None or cause.step is None or cause.step <= first.start or cause.kind in PROCESS_KINDS:
         return ""
     if cause.name == first.kind:  # the first finding is the cause itself
         return ""
@@ -95,7 +102,7 @@ def main_curve(history: RunHistory) -> Curve | None:
     """The loss that a run is compared by, a training that was resumed as one curve; the validation loss for want."""
     curves = run_curves(history)
     drawn = curves.losses or curves.validations
-    whole = drawn if resumed_in(drawn) is None else joined(drawn)
+    whole = drawn if resumed_attempt(drawn) is None else join_pieces(drawn)
     return min(whole, key=lambda curve: curve.part, default=None)
 
 
@@ -104,7 +111,7 @@ def _bad(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _lost_at(outcome: str, troubles: list[Finding]) -> int | None:
-    if outcome not in LOST:
+    if outcome not in LOST_OUTCOMES:
         return None
     lasting = [each for each in troubles if not each.recovered] or troubles
     worst = max((each.severity for each in lasting), default=Severity.INFO)
@@ -144,7 +151,7 @@ def _best(main: Curve, diagnosis: Diagnosis) -> float | None:
 
 
 def _course(curve: Curve) -> LossLevels | None:
-    levels = levels_of(curve)
+    levels = read_levels(curve)
     if levels is None or not np.isfinite(levels.noise):
         return None
     if levels.logarithmic:
@@ -180,7 +187,7 @@ def _highest(history: RunHistory, quantity: str) -> float | None:
 
 def _values(history: RunHistory, quantity: str) -> NDArray[np.float64]:
     """The finite values of a quantity of the whole training."""
-    found = next((decoded(metric.series.values) for metric in history.of(quantity)), np.zeros(0))
+    found = next((restore_infinities(metric.series.values) for metric in history.of(quantity)), np.zeros(0))
     return found[np.isfinite(found)]
 
 

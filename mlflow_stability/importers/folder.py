@@ -28,7 +28,7 @@ from mlflow_stability.importers.formats.event_file import (
 )
 from mlflow_stability.importers.log_format import formats
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN, words_of
+from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN, split_words
 
 _JSON = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"summary":')
 _CSV = (b"source,name,outcome,step,issue_type,severity,", b"rank,source,name,outcome,severity,verdict,")
@@ -194,7 +194,7 @@ def _parts_of_a_run(entries: Sequence[Path]) -> dict[str, list[Path]]:
     """The event files of each folder among these, where they are the parts of one run: `train` and `validation`."""
     found = {}
     for each in entries:
-        words = {word.lower() for word in words_of(each.name)}
+        words = {word.lower() for word in split_words(each.name)}
         if words & (TRAIN | HELD_OUT) and each.is_dir() and not each.is_symlink():
             found[each.name] = (_events_among(_listed(each)), bool(words & TRAIN))
     parts = {name: events for name, (events, _) in found.items() if events}

@@ -1,12 +1,12 @@
-"""Reads a journal while it is being written.
+"""Read a journal while it is being written.
 
-In: a journal's path. Out: its records, each with the position after it. Guarantees: a line that is not whole yet is
-left for later, one that never will be is passed over and counted, and nothing torn is ever given out as data; a journal
-that was deleted ends with what was read of it.
+Guarantees: an incomplete last line is left for later, a broken line is skipped and counted, and neither is returned as
+data; a journal that was deleted ends with what was read of it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +22,21 @@ from mlflow_stability.journal.record import (
     decode_step,
     unframe,
 )
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.vocabulary.measured import Signal
 from mlflow_stability.vocabulary.run import Opening
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record and the position in the file behind it."""
+    """A record, and the position in the file after it."""
 
     record: Record
     end: int
 
 
 class JournalFollower:
-    """Reader of one journal. It begins at the first line, for that is where names are."""
+    """Reader of one journal. It begins at the first line, because later lines refer to names there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,28 +46,23 @@ class JournalFollower:
         self._layouts: dict[int, tuple[Signal, ...]] = {}
 
     def fork(self) -> JournalFollower:
-        """Another follower, at the same place."""
+        """Return another follower at the same position."""
         other = JournalFollower(self.path)
         other.position, other._layouts = self.position, dict(self._layouts)
         return other
 
     def read(self, limit: int = 100_000, until: int | None = None) -> list[Entry]:
-        """The next records, at most `limit`, of lines that begin before the position `until`.
+        """Return the next records, at most `limit`, of lines that begin before the position `until`.
 
         Returns an empty list when there are none yet, or the journal was deleted.
         """
-        found: list[Entry] = []
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
-            return found
+            return []
         with file:
             file.seek(self.position)
-            for entry in self._entries(file, until):
-                found.append(entry)
-                if len(found) >= limit:
-                    break
-        return found
+            return list(itertools.islice(self._entries(file, until), limit))
 
     def _entries(self, file: BinaryIO, until: int | None) -> Iterator[Entry]:
         for line in file:
@@ -85,14 +80,14 @@ class JournalFollower:
                 yield Entry(record, self.position)
 
     def _record(self, line: bytes) -> Record | None:
-        said = unframe(line)
-        if said[0] == "step":
-            return decode_step(said, self._layouts)
-        if said[0] == "layout":
-            number, signals = decode_layout(said)
+        values = unframe(line)
+        if values[0] == "step":
+            return decode_step(values, self._layouts)
+        if values[0] == "layout":
+            number, signals = decode_layout(values)
             self._layouts[number] = signals
             return None
-        record = decode(said)
+        record = decode(values)
         if isinstance(record, Opening) and record.schema > SCHEMA:
             raise JournalError(
                 f"{self.path} has format {record.schema}; this version reads up to {SCHEMA}. Update "
@@ -102,7 +97,7 @@ class JournalFollower:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """Everything that a finished journal says."""
+    """Return all records of a finished journal."""
     follower = JournalFollower(path)
     records: list[Record] = []
     while entries := follower.read():
@@ -111,7 +106,7 @@ def read_journal(path: Path) -> list[Record]:
 
 
 def is_deleted(folder: Path) -> bool:
-    """Whether the journal of a recording that was there is gone; one that cannot be asked for is not."""
+    """Whether the journal of a recording was deleted; False where the file system does not answer."""
     try:
         (folder / JOURNAL).stat()
     except FileNotFoundError:
@@ -121,8 +116,8 @@ def is_deleted(folder: Path) -> bool:
     return False
 
 
-def size_of(folder: Path) -> int:
-    """The bytes in the journal of a recording; 0 where it was deleted."""
+def journal_size(folder: Path) -> int:
+    """Return the size of a recording's journal in bytes; 0 where it was deleted."""
     try:
         return (folder / JOURNAL).stat().st_size
     except FileNotFoundError:
@@ -130,7 +125,7 @@ def size_of(folder: Path) -> int:
 
 
 def opening_if_readable(folder: Path) -> Opening | None:
-    """The first record of a recording, for those who can do without."""
+    """Return the first record of a recording; None where it is missing or unreadable."""
     try:
         return opening_of(folder)
     except JournalError:
@@ -138,7 +133,7 @@ def opening_if_readable(folder: Path) -> Opening | None:
 
 
 def opening_of(folder: Path) -> Opening | None:
-    """The first record of a recording; None where it is not written yet."""
+    """Return the first record of a recording; None where it is not written yet."""
     try:
         first = JournalFollower(folder / JOURNAL).read(1)
     except OSError as error:

@@ -47,11 +47,11 @@ _KINDS: dict[str, type[Any]] = {
     "close": Closing,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_FIELDS = {name: frozenset(each.name for each in fields(kind)) for name, kind in _KINDS.items()}
+_FIELDS = {name: frozenset(member.name for member in fields(kind)) for name, kind in _KINDS.items()}
 
 
 class BrokenLineError(ValueError):
-    """This line is not data."""
+    """The line was torn, or refers to a lost one."""
 
 
 def frame(payload: bytes) -> bytes:
@@ -60,59 +60,59 @@ def frame(payload: bytes) -> bytes:
 
 
 def unframe(line: bytes) -> list[Any]:
-    """What a line says, newline taken off; BrokenLineError if it was torn."""
+    """Return the JSON array of a line without its newline; BrokenLineError if the line was torn."""
     payload = line[9:]
     if len(line) < 10 or line[:9] != b"%08x " % crc32(payload):
         raise BrokenLineError
     try:
-        said = orjson.loads(payload)
+        values = orjson.loads(payload)
     except orjson.JSONDecodeError:
         raise BrokenLineError from None
-    if not isinstance(said, list) or not said:
+    if not isinstance(values, list) or not values:
         raise BrokenLineError
-    return said
+    return values
 
 
-def to_json(said: Any) -> bytes:
-    """JSON of text that may hold what is no valid Unicode: a folder's name, an error message."""
+def to_json(value: Any) -> bytes:
+    """Encode JSON whose texts may be invalid Unicode: a folder's name, an error message."""
     try:
-        return orjson.dumps(said)
+        return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        return orjson.dumps(_made_valid(said))
+        return orjson.dumps(_with_valid_unicode(value))
 
 
-def _made_valid(said: Any) -> Any:
-    if isinstance(said, str):
-        return said.encode("utf-8", "backslashreplace").decode()
-    if isinstance(said, dict):
-        return {_made_valid(key): _made_valid(value) for key, value in said.items()}
-    if isinstance(said, list | tuple):
-        return [_made_valid(each) for each in said]
-    return said
+def _with_valid_unicode(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_with_valid_unicode(key): _with_valid_unicode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_valid_unicode(item) for item in value]
+    return value
 
 
 def encode_layout(number: int, signals: Sequence[Signal]) -> bytes:
-    """The line that gives a tuple of names its number."""
-    return frame(to_json(["layout", number, [[each.quantity, each.place] for each in signals]]))
+    """Return the line that numbers a tuple of signals."""
+    return frame(to_json(["layout", number, [[signal.quantity, signal.place] for signal in signals]]))
 
 
-def decode_layout(said: list[Any]) -> tuple[int, tuple[Signal, ...]]:
-    """The number and the names of a layout line."""
-    return said[1], tuple(Signal(quantity, place) for quantity, place in said[2])
+def decode_layout(values: list[Any]) -> tuple[int, tuple[Signal, ...]]:
+    """Return the number and the signals of a layout line."""
+    return values[1], tuple(Signal(quantity, place) for quantity, place in values[2])
 
 
 def encode_step(reading: StepReading, layout: int) -> bytes:
-    """The line of one capture."""
+    """Return the line of one capture."""
     values: Sequence[float | str] = reading.values
-    if not math.isfinite(sum(reading.values)):  # one cheap look for all; a sum that overflows costs only the slow way
+    if not math.isfinite(sum(reading.values)):  # one cheap test for all values; an overflow of the sum only costs time
         values = [value if math.isfinite(value) else repr(float(value)) for value in reading.values]
     payload = orjson.dumps(["step", reading.step, reading.attempt, reading.time, layout, values])
-    return b"%08x %b\n" % (crc32(payload), payload)  # as `frame` does, which would be one more call at each step
+    return b"%08x %b\n" % (crc32(payload), payload)  # inlined `frame`, because this runs at each step
 
 
-def decode_step(said: list[Any], layouts: dict[int, tuple[Signal, ...]]) -> StepReading:
-    """The reading of a step line; BrokenLineError if the line that names its signals was lost."""
-    _, step, attempt, time, layout, values = said
+def decode_step(line: list[Any], layouts: dict[int, tuple[Signal, ...]]) -> StepReading:
+    """Return the reading of a step line; BrokenLineError if the line that names its signals was lost."""
+    _, step, attempt, time, layout, values = line
     signals = layouts.get(layout)
     if signals is None or len(signals) != len(values):
         raise BrokenLineError
@@ -120,18 +120,18 @@ def decode_step(said: list[Any], layouts: dict[int, tuple[Signal, ...]]) -> Step
 
 
 def encode(record: Record) -> bytes:
-    """The line of any record but a step's, which needs its layout."""
+    """Return the line of any record but a step's, which needs its layout."""
     values = as_record(record) | {"severity": int(record.severity)} if isinstance(record, Finding) else asdict(record)
     return frame(to_json([_NAMES[type(record)], values]))
 
 
-def decode(said: list[Any]) -> Record | None:
-    """The record of a line that is no step and no layout; None if a later version of this format wrote it."""
-    name = said[0]
+def decode(values: list[Any]) -> Record | None:
+    """Return the record of a line that is no step and no layout; None for kinds of lines of later versions."""
+    name = values[0]
     kind = _KINDS.get(name)
     if kind is None:
         return None
     if kind is Finding:
-        return from_record(said[1])
-    record: Record = kind(**{key: value for key, value in said[1].items() if key in _FIELDS[name]})
+        return from_record(values[1])
+    record: Record = kind(**{key: value for key, value in values[1].items() if key in _FIELDS[name]})
     return record

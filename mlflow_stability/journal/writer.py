@@ -1,9 +1,8 @@
-"""Appends one line a step to a journal, and never fails the training for it.
+"""Append one line a step to a journal, and never fail the training for it.
 
-In: readings, events and milestones of one recording. Out: `journal` and `last_words.json` in the recording's folder,
-mode 0600 in 0700. Guarantees: a record is one `os.write` on a descriptor opened for appending, so records of a killed
-process are whole up to its last one; a full disk makes `append` return False instead of raising, tears no other
-record, and is tried again every ten seconds; a forked child writes nothing.
+Guarantees: a record is one `os.write` on a descriptor opened for appending, so records of a killed process are whole up
+to its last one. Where the disk is full, `append` returns False instead of raising, tears no other record, and is tried
+again every ten seconds. A forked child writes nothing. Files have mode 0600 in a folder of 0700.
 """
 
 from __future__ import annotations
@@ -11,19 +10,134 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from mlflow_stability.journal.last_words import LastWords
-from mlflow_stability.journal.record import Record, encode, encode_layout, encode_step
-from mlflow_stability.journal.slow_writes import SLOW_SECONDS, SlowWrites, WriteTimes
+import orjson
+
+from mlflow_stability.journal.record import Record, encode, encode_layout, encode_step, to_json
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.run import Closing, Gap, Opening
 
-NAME = "journal"
+SLOW_SECONDS = 0.002
+"""Minimum duration of a slow write; on a local disk a write takes 10 µs."""
+SLOW_SHARE = 0.05
+"""Minimum share of the time in slow writes that is reported."""
+MIN_WRITES = 20
+"""Of at least this number of writes, half must be slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowWrites:
+    """The cost of slow writes."""
+
+    seconds: float
+    """Mean duration of a slow write."""
+    share: float
+    """Share of the time spent in slow writes."""
+
+
+class WriteTimes:
+    """Detects that writes hold up the training, as on a slow network file system.
+
+    Occasional slow writes are not reported, nor are writes that wait for a busy thread of the script.
+    """
+
+    def __init__(self) -> None:
+        self._reported = False
+        self._restart(0)
+
+    def add_slow(self, seconds: float) -> None:
+        """Count a write that took `SLOW_SECONDS` or more."""
+        self._slow += 1
+        self._seconds += seconds
+
+    def check(self, writes: int) -> SlowWrites | None:
+        """Return the cost of slow writes the first time that it is high; `writes`: number since the journal began."""
+        since = writes - self._writes
+        if self._reported or since < MIN_WRITES:
+            return None
+        passed = time.perf_counter() - self._start
+        slow, seconds = self._slow, self._seconds
+        self._restart(writes)
+        if 2 * slow < since or seconds < SLOW_SHARE * passed:
+            return None
+        cost = SlowWrites(seconds / slow, seconds / passed)
+        if _longest_pause() >= cost.seconds / 2:
+            return None
+        self._reported = True
+        return cost
+
+    def _restart(self, writes: int) -> None:
+        self._writes, self._slow, self._seconds = writes, 0, 0.0
+        self._start = time.perf_counter()
+
+
+def _longest_pause() -> float:
+    """Return how long a pause of 0.1 ms takes at most: longer where another thread takes the GIL or the processor.
+
+    The longest of several, because that thread need not run at each of them.
+    """
+    durations = []
+    for _ in range(5):
+        start = time.perf_counter()
+        time.sleep(1e-4)
+        durations.append(time.perf_counter() - start)
+    return max(durations)
+
+
+FINAL_STATUS = "last_words.json"
+PAGE_BYTES = 4096
+
+
+class FinalStatusPage:
+    """A page that is reserved when a recording begins, so that its end can be written on a full disk.
+
+    It is overwritten in place and never grows. It holds what the journal could not: at which step recording stopped
+    and why, and how the training ended.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._values: dict[str, Any] = {}
+        self._fd = os.open(folder / FINAL_STATUS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.update()
+        os.fsync(self._fd)  # so that a file system with delayed allocation reserves the space now
+
+    def update(self, **values: Any) -> None:
+        """Add values to the page; it is not written where they do not fit."""
+        self._values.update(values)
+        text = to_json(self._values)
+        if len(text) < PAGE_BYTES:
+            os.pwrite(self._fd, text.ljust(PAGE_BYTES - 1) + b"\n", 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def read_final_status(folder: Path) -> dict[str, Any]:
+    """Read the page of a recording; empty where it is missing or torn."""
+    try:
+        values = orjson.loads((folder / FINAL_STATUS).read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def closing_from_page(page: Mapping[str, Any]) -> Closing | None:
+    """Return the closing that did not fit into the journal."""
+    values = page.get("closing")
+    if not values:
+        return None
+    return Closing(**{member.name: values[member.name] for member in fields(Closing) if member.name in values})
+
+
+JOURNAL = "journal"
 RETRY_SECONDS = 10.0
-MOST_NUMBERS = 1024
-"""So many tuples of names are told by identity; a training has a handful."""
+MAX_LAYOUTS = 1024
+"""Number of tuples of signals that are recognised by identity; a training has a handful."""
 
 
 class JournalWriter:
@@ -39,12 +153,12 @@ class JournalWriter:
         self._writes, self._times = 0, WriteTimes()
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        """What was found in steps that waited may be kept by another thread than the steps are."""
-        self._fd = os.open(folder / NAME, flags, 0o600)
-        self._last_words = LastWords(folder)
+        """Findings of steps that were judged later may be written by another thread than the steps."""
+        self._fd = os.open(folder / JOURNAL, flags, 0o600)
+        self._final_status = FinalStatusPage(folder)
         self._layouts: dict[tuple[Signal, ...], int] = {}
         self._numbers: dict[int, tuple[int, tuple[Signal, ...]]] = {}
-        """The same by the identity of the tuple, which is kept here: no name in it is hashed at a step."""
+        """The same by the id of the tuple, which is kept here, so that a step hashes no names."""
         self._torn = False
         self._gap: tuple[int, int] | None = None
         self._retry_at = 0.0
@@ -53,7 +167,7 @@ class JournalWriter:
             raise OSError(self.failure)
 
     def append(self, record: Record) -> bool:
-        """Keep a record; False if it could not be kept (the disk is full, or this is a forked child)."""
+        """Write a record; False where the disk is full, or this is a forked child."""
         if os.getpid() != self._pid:
             return False
         with self._lock:
@@ -61,57 +175,57 @@ class JournalWriter:
                 self._missed(record)
                 return False
             if not isinstance(record, StepReading):
-                kept = self._write(encode(record))
-            elif (known := self._numbers.get(id(record.signals))) is not None:
-                kept = self._write(encode_step(record, known[0]))
+                written = self._write(encode(record))
+            elif (layout := self._numbers.get(id(record.signals))) is not None:
+                written = self._write(encode_step(record, layout[0]))
             else:
-                kept = self._write_with_layout(record)
-            if not kept:
+                written = self._write_with_layout(record)
+            if not written:
                 self._missed(record)
-            return kept
+            return written
 
     def slow_writes(self) -> SlowWrites | None:
-        """What slow writes cost, the first time that it is much; to be asked now and then."""
-        return self._times.found(self._writes)
+        """Return the cost of slow writes the first time that it is high; to be called now and then."""
+        return self._times.check(self._writes)
 
     def close(self) -> None:
-        """Give the descriptors back; the journal stays for the courier."""
-        if os.getpid() != self._pid:  # whoever held the lock when this process was forked is not in it
+        """Close the files; the journal stays for the courier."""
+        if os.getpid() != self._pid:  # a fork does not have the thread that may hold the lock
             self._fd = -1
             return
-        with self._lock:  # else a line of another thread could go to a file that gets the same number
+        with self._lock:  # else another thread could write to a file that gets the same descriptor
             if self._fd >= 0:
                 os.close(self._fd)
-                self._last_words.close()
+                self._final_status.close()
             self._fd = -1
 
     def _write_with_layout(self, step: StepReading) -> bool:
-        """A step whose tuple of names was not seen before."""
+        """Write a step whose tuple of signals is new, with its layout."""
         new = len(self._layouts)
         layout = self._layouts.get(step.signals, new)
         if not self._write((encode_layout(layout, step.signals) if layout == new else b"") + encode_step(step, layout)):
             return False
-        # Not before: Ctrl-C may have kept the line of the names from being written.
+        # After the write: Ctrl-C may interrupt it.
         self._layouts[step.signals] = layout
-        if len(self._numbers) >= MOST_NUMBERS:
+        if len(self._numbers) >= MAX_LAYOUTS:
             self._numbers.clear()
         self._numbers[id(step.signals)] = layout, step.signals
         return True
 
     def _write(self, line: bytes) -> bool:
-        """One write; a torn one is closed off by a newline in front of the next."""
+        """Write once; a torn line is ended by a newline before the next one."""
         if self._torn:
             line = b"\n" + line
-        self._torn = True  # until it is known to be whole: Ctrl-C may come in between
-        began = time.perf_counter()
+        self._torn = True  # until the write has returned: Ctrl-C may interrupt it
+        start = time.perf_counter()
         try:
             written = os.write(self._fd, line)
         except OSError as error:
             self._failed(error.strerror or str(error))
             return False
-        took = time.perf_counter() - began
-        if took >= SLOW_SECONDS:
-            self._times.add_slow(took)
+        duration = time.perf_counter() - start
+        if duration >= SLOW_SECONDS:
+            self._times.add_slow(duration)
         self._writes += 1
         self.bytes_written += written
         if written != len(line):  # a full disk gives short writes without an exception
@@ -122,25 +236,25 @@ class JournalWriter:
 
     def _failed(self, reason: str) -> None:
         self.failure = reason
-        self._layouts.clear()  # the line that named them may be the torn one
+        self._layouts.clear()  # the torn line may have named them
         self._numbers.clear()
         self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def _missed(self, record: Record) -> None:
         if isinstance(record, Closing):
-            self._last_words.say(closing=asdict(record))
+            self._final_status.update(closing=asdict(record))
         if isinstance(record, StepReading):
             if self._gap is None:
-                self._last_words.say(stopped_at=record.step, reason=self.failure, time=record.time)
+                self._final_status.update(stopped_at=record.step, reason=self.failure, time=record.time)
             self._gap = (self._gap[0] if self._gap else record.step, record.step)
 
     def _recovered(self) -> bool:
-        """After a while, try again: with space back, say what is missing and go on."""
+        """Try again after `RETRY_SECONDS`: where there is space again, write the gap and go on."""
         if time.monotonic() < self._retry_at:
             return False
         reason = self.failure
         if self._gap is not None and not self._write(encode(Gap(*self._gap, reason, time.time()))):
             return False
         self.failure, self._gap = "", None
-        self._last_words.say(stopped_at=None)
+        self._final_status.update(stopped_at=None)
         return True

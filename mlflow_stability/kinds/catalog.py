@@ -20,8 +20,8 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.documentation import FindingDocumentation, documentation_of
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.discovery import subclasses_in
-from mlflow_stability.vocabulary.judging_rule import CLASSIC, DEFAULT, DETECTORS_TAKEN
-from mlflow_stability.vocabulary.text import kind_named, kinds_near
+from mlflow_stability.vocabulary.judging import CLASSIC, DEFAULT, DETECTORS_TAKEN
+from mlflow_stability.vocabulary.text import resolve_kind, similar_kinds
 
 
 class Noun(NamedTuple):
@@ -210,9 +210,9 @@ def _with_thresholds(detector: type[Detector], thresholds: dict[str, Any]) -> De
 
 def _by_name(name: str, also: Sequence[str] = ()) -> type[Detector]:
     detectors = {name_of(cls): cls for cls in (*DETECTORS, *ON_REQUEST)}
-    meant = kind_named(name, detectors)
+    meant = resolve_kind(name, detectors)
     if meant in detectors:
         return detectors[meant]
-    near = kinds_near(meant, [*detectors, *also])
+    near = similar_kinds(meant, [*detectors, *also])
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join([*detectors, *also])}."
     raise SettingsError(f"There is no detector {name!r}; {hint}")

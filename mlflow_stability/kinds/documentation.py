@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType, rendered
-from mlflow_stability.vocabulary.result import Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Remedy, Severity
 
 SECTIONS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
 """The paragraphs of a docstring, after its first sentence."""

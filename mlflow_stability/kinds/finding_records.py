@@ -12,8 +12,8 @@ from typing import Any
 
 from mlflow_stability.kinds.old_events import facts_of_old_event
 from mlflow_stability.vocabulary.facts import Facts, facts_from_json
+from mlflow_stability.vocabulary.judging import MAX_SCORE
 from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, Statement, Text, Where, read_remedies
-from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
 
 SCORE = "score"
 """The name of the score among the recorded numbers; it is left out where it is the highest."""

@@ -18,10 +18,10 @@ from mlflow_stability.detectors.micro_batches import UsualCount, losses_with_cou
 from mlflow_stability.detectors.progress import Losses, Progress
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
-from mlflow_stability.vocabulary.measured.observation import Observation, StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured.signal import Observation, Signal, is_whole_model
 from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.run.milestone import Reset
+from mlflow_stability.vocabulary.run import Reset
 
 BY_LAYER = frozenset({"adam_rms", "grad_norm", "param_norm", "update_ratio"})
 """Quantities whose values by layer are judged apart from those of the whole model."""
@@ -35,7 +35,7 @@ _Step = Callable[[Any, Point], tuple[Any, Finding | None]]
 
 def is_wanted(places: str, signal: Signal) -> bool:
     """Return whether a detector of these places looks at a signal."""
-    return places == ALL or signal.quantity not in BY_LAYER or (places == WHOLE) == of_the_whole(signal.place)
+    return places == ALL or signal.quantity not in BY_LAYER or (places == WHOLE) == is_whole_model(signal.place)
 
 
 class _DetectorState:

@@ -18,10 +18,9 @@ from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.detectors.sensitivity import factor_of, only_scaled, scale_thresholds
 from mlflow_stability.kinds.catalog import EXPERIMENTAL, RULES, SEEN_FROM_OUTSIDE
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.judging_rule import CLASSIC
+from mlflow_stability.vocabulary.judging import CLASSIC, MAX_SCORE
 from mlflow_stability.vocabulary.result import Finding, Severity, most_severe
 from mlflow_stability.vocabulary.run import RUN_STATUS
-from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
 
 WHERE_JUDGED_LIVE = tuple(rule for rule in RULES if not rule.only_without_detectors)
 """The rules for runs that detectors watched: they show what only a whole curve does."""

@@ -91,7 +91,7 @@ def _is_called(found: Definition) -> bool:
     if any(ast.unparse(base) == "Enum" for base in found.bases):
         return False
     made = {ast.unparse(each) for each in found.decorator_list} | {getattr(each, "name", "") for each in found.body}
-    return bool(made & {"made_with_known_names", "__init__"})
+    return bool(made & {"check_init_arguments", "__init__"})
 
 
 def _shown(method: ast.FunctionDef) -> str:

@@ -11,14 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.vocabulary.argument import (
-    Takes,
-    made_with_known_names,
-    number,
-    one_of,
-    whole_number,
-    yes_or_no,
-)
+from mlflow_stability.vocabulary.argument import Accepts, boolean, check_init_arguments, number, one_of, whole_number
 
 
 def limit_coordinates(gradients: list[Tensor], second: list[Tensor], times: float) -> list[Tensor]:
@@ -56,12 +49,12 @@ def _read_betas(given: Any) -> tuple[float, float]:
     return _SHARE.read(first), _SHARE.read(second)
 
 
-_SHARE = number(least=0, below=1)["takes"]
+_SHARE = number(at_least=0, below=1)["takes"]
 _TAKES = {
-    "lr": number(least=0)["takes"],
-    "betas": Takes("two numbers, 0 or more and less than 1, such as (0.9, 0.999)", _read_betas),
-    "eps": number(least=0)["takes"],
-    "weight_decay": number(least=0)["takes"],
+    "lr": number(at_least=0)["takes"],
+    "betas": Accepts("two numbers, 0 or more and less than 1, such as (0.9, 0.999)", _read_betas),
+    "eps": number(at_least=0)["takes"],
+    "weight_decay": number(at_least=0)["takes"],
     "threshold": number(above=1)["takes"],
     "reset_every": whole_number(0, "of steps")["takes"],
     "warm_up": whole_number(0, "of steps")["takes"],
@@ -69,11 +62,11 @@ _TAKES = {
     "norm_threshold": number(above=1)["takes"],
     "norm_decay": _SHARE,
     "foreach": one_of(True, False, optional=True)["takes"],
-    "maximize": yes_or_no()["takes"],
+    "maximize": boolean()["takes"],
 }
 
 
-@made_with_known_names
+@check_init_arguments
 class SPAMAdam(Optimizer):
     """Spike-aware Adam with momentum reset.
 
@@ -126,7 +119,7 @@ class SPAMAdam(Optimizer):
         maximize: bool = False,
     ) -> None:
         given = dict(locals())
-        checked = {name: takes.checked(name, given[name]) for name, takes in _TAKES.items()}
+        checked = {name: takes.check(name, given[name]) for name, takes in _TAKES.items()}
         if isinstance(lr, Tensor):  # stays a tensor, as in torch's optimizers: a compiled step reads it each time
             checked["lr"] = lr
         super().__init__(params, checked)

@@ -21,7 +21,7 @@ from mlflow_stability.errors import SettingsError, TrainingDiverged
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.probes.step import StepCapture
 from mlflow_stability.probes.step.reading import norm_before_clipping
-from mlflow_stability.vocabulary.measured import Condition, Signal, StepReading, condition_in
+from mlflow_stability.vocabulary.measured import Condition, Signal, StepReading, parse_condition
 
 BEFORE_STEP = ("loss", "grad_norm", "learning_rate", "loss_scale")
 """Known before a step is taken."""
@@ -215,7 +215,7 @@ def _read(text: str) -> StopCondition:
             raise SettingsError(f"stop_on takes a multiple above 1, got {text!r}.")
         return StopCondition(condition_text, "multiple", _names(name, text), share=factor)
     share = _SHARE.fullmatch(text)
-    condition = condition_in(f"{share[1]}{float(share[2]) / 100:g}" if share else text)
+    condition = parse_condition(f"{share[1]}{float(share[2]) / 100:g}" if share else text)
     if condition is None or condition.signal.place:
         raise SettingsError(f"stop_on takes {FORMS}, got {text!r}.")
     quantities = _names(condition.signal.quantity, text)

@@ -10,8 +10,7 @@ from html import escape
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render, render_comparison
-from mlflow_stability.vocabulary.result import Comparison, Diagnosis
-from mlflow_stability.vocabulary.text import register_page
+from mlflow_stability.vocabulary.result import Comparison, Diagnosis, register_page
 
 HEIGHT = 640
 """Pixels of the frame; its lower edge can be dragged, and the page scrolls in it."""

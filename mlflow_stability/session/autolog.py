@@ -15,30 +15,24 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn import Module
 
-from mlflow_stability.alerts import Alert, AlertMessage, alerts_of
-from mlflow_stability.alerts.metrics import INSTALL, mirrors_of
+from mlflow_stability.alerts import Alert, AlertMessage, read_alerts
+from mlflow_stability.alerts.metrics import INSTALL, read_mirrors
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.session.autopilot import autopilot_config_of
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.process import closing_of
 from mlflow_stability.session.session import Session
 from mlflow_stability.tracking.in_process import latest
-from mlflow_stability.vocabulary.argument import check_names, given_names, with_known_names
+from mlflow_stability.vocabulary.argument import check_arguments, check_names, given_arguments
 from mlflow_stability.vocabulary.presets import with_preset
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
-from mlflow_stability.vocabulary.settings import (
-    ARGUMENTS,
-    TAKES,
-    Options,
-    Settings,
-    settings_from_environment,
-)
+from mlflow_stability.vocabulary.settings import ACCEPTS, ARGUMENTS, Options, Settings, settings_from_environment
 
 AlertTarget = str | Alert | Callable[[AlertMessage], object]
 _current: Session | None = None
 
 
-@with_known_names
+@check_arguments
 def autolog(
     *,
     rollback: bool | RollbackPolicy = False,
@@ -125,14 +119,14 @@ def autolog(
     """
     global _current
     arguments = dict(locals())
-    if TAKES["disable"].checked("disable", disable):
+    if ACCEPTS["disable"].check("disable", disable):
         if _current is not None:
             _current.stop()
             _current = None
         return
     if _switched_off():
         return
-    settings = _settings("autolog()", **{name: arguments[name] for name in given_names() if name != "disable"})
+    settings = _settings("autolog()", **{name: arguments[name] for name in given_arguments() if name != "disable"})
     if _current is not None and _current.is_inherited:
         _current.pause()  # a fork has inherited the hooks of its parent's session
         _current = None
@@ -158,7 +152,7 @@ def current_session() -> Session | None:
     return _current
 
 
-@with_known_names
+@check_arguments
 def flush(seconds: float = 60.0) -> bool:
     """Wait until everything recorded so far is in MLflow.
 
@@ -179,7 +173,7 @@ def flush(seconds: float = 60.0) -> bool:
         Traceback (most recent call last):
         mlflow_stability.errors.SettingsError: seconds must be a number of seconds, 0 or more; got 'soon' (str).
     """
-    wait = TAKES["exit_wait"].checked("seconds", seconds)
+    wait = ACCEPTS["exit_wait"].check("seconds", seconds)
     if _current is not None and not _current.is_inherited:
         return _current.wait(wait)
     recorded = latest()
@@ -271,9 +265,9 @@ def _settings(call: str, /, **given: Any) -> Settings:
     check_names(call, given, ARGUMENTS)
     options = given.pop("options", None)
     if options is not None:
-        given |= TAKES["options"].checked("options", options).given
-    given["alerts"] = alerts_of(given.get("alerts", ()))  # before anything could show an address
-    given["mirrors"] = mirrors_of(given.get("mirrors", ()))
+        given |= ACCEPTS["options"].check("options", options).given
+    given["alerts"] = read_alerts(given.get("alerts", ()))  # before anything could show an address
+    given["mirrors"] = read_mirrors(given.get("mirrors", ()))
     settings = Settings(**(with_preset(given) | settings_from_environment()))
     if settings.prometheus_port is not None and find_spec("prometheus_client") is None:
         raise SettingsError(f"prometheus_port needs prometheus_client, which is not installed here: {INSTALL}.")

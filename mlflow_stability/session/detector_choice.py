@@ -8,7 +8,7 @@ from mlflow_stability.kinds.catalog import choose_detectors, detectors_named
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.divergence_early import DivergenceAhead
 from mlflow_stability.session.recording.deferred_detection import Judging
-from mlflow_stability.vocabulary.judging_rule import DEFAULT
+from mlflow_stability.vocabulary.judging import DEFAULT
 from mlflow_stability.vocabulary.settings import Settings
 
 

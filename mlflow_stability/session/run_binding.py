@@ -22,8 +22,8 @@ from typing import Literal
 from mlflow_stability.alerts.channels import console_file
 from mlflow_stability.alerts.outlet_settings import outlet_settings
 from mlflow_stability.errors import JournalError
-from mlflow_stability.journal.launched_job import launched_job
 from mlflow_stability.journal.layout import new_session_folder
+from mlflow_stability.journal.process_identity import launched_job
 from mlflow_stability.kinds.catalog import describe
 from mlflow_stability.kinds.reported.endings import RestartFacts
 from mlflow_stability.kinds.reported.ranks import JobRestarted
@@ -365,7 +365,7 @@ class RunBinding:
         """Report that this is another attempt of its job."""
         job, step = launched_job(), recording.opening.first_step
         if job is not None and job.restarts:
-            facts = RestartFacts(job.restarts + 1, job.most_restarts)
+            facts = RestartFacts(job.restarts + 1, job.max_restarts)
             recording.emit(Finding.at(facts, step, Severity.INFO, remedies=JobRestarted.remedies))
 
     def _end_recording(self, closing: Closing) -> None:

@@ -19,13 +19,12 @@ from torch.optim import Optimizer
 
 import mlflow_stability
 from mlflow_stability.alerts import RunLink
-from mlflow_stability.alerts.channels import CallbackAlerts
-from mlflow_stability.alerts.ending import ending_event
+from mlflow_stability.alerts.callback_thread import CallbackAlerts
+from mlflow_stability.alerts.rules import ending_event
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.journal.launched_job import launched_job
-from mlflow_stability.journal.layout import RankProcess, name_ranks
-from mlflow_stability.journal.process_identity import ProcessIdentity, own_identity
-from mlflow_stability.journal.slow_writes import SHARE
+from mlflow_stability.journal.layout import RankProcess, write_ranks
+from mlflow_stability.journal.process_identity import ProcessIdentity, launched_job, own_identity
+from mlflow_stability.journal.writer import SLOW_SHARE
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.objects import ObjectMemory
@@ -316,7 +315,7 @@ class Session:
         recording = self._binding.recording
         if recording is not None:
             pairs = zip(names, processes, strict=True)
-            name_ranks(recording.folder.parent, [RankProcess(name, process) for name, process in pairs])
+            write_ranks(recording.folder.parent, [RankProcess(name, process) for name, process in pairs])
 
     def _ranks_ended(self, why: str) -> None:
         """Warn once that ranks are no longer compared."""
@@ -389,7 +388,7 @@ class Session:
                 1000 * slow.seconds,
                 recording.step,
                 100 * slow.share,
-                100 * SHARE,
+                100 * SLOW_SHARE,
                 recording.folder.parent.parent,
             )
 
@@ -473,7 +472,7 @@ class Session:
             "attempt before.%s",
             job.restarts + 1,
             job.restarts,
-            job.most_restarts,
+            job.max_restarts,
             offer,
         )
 

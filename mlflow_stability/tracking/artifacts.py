@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.kinds.finding_records import as_record, from_record
-from mlflow_stability.vocabulary.measured import AttentionMap, arrays_of, map_of
+from mlflow_stability.vocabulary.measured import AttentionMap, attention_arrays, attention_map_from
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset
 
@@ -154,7 +154,7 @@ def write_attention_part(file: Path, maps: Sequence[AttentionMap], offset: int =
     """Write maps as arrays `<n>.weights` and so on; `offset` is what the run adds to their steps."""
     arrays: dict[str, NDArray[Any]] = {}
     for number, attention in enumerate(maps):
-        moved = arrays_of(replace(attention, step=attention.step + offset))
+        moved = attention_arrays(replace(attention, step=attention.step + offset))
         arrays |= {f"{number}.{name}": array for name, array in moved.items()}
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
@@ -167,7 +167,7 @@ def read_attention_part(file: Path) -> list[AttentionMap]:
             for name in archive.files:
                 number, _, array = name.partition(".")
                 arrays.setdefault(int(number), {})[array] = archive[name]
-        return [map_of(arrays[number]) for number in sorted(arrays)]
+        return [attention_map_from(arrays[number]) for number in sorted(arrays)]
     except (KeyError, TypeError, EOFError, zipfile.BadZipFile, ValueError) as error:
         raise ValueError(f"{file.name} holds no attention maps: {error}") from error
 

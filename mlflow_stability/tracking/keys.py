@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from mlflow_stability.vocabulary.measured import Signal, of_the_whole
+from mlflow_stability.vocabulary.measured import Signal, is_whole_model
 from mlflow_stability.vocabulary.text import LAYERS, read_key, topic_of
 
 SECTION = "stability"
@@ -35,7 +35,7 @@ def section_of(number: int) -> str:
 
 def is_group(place: str) -> bool:
     """Return whether a place is one of a few of the whole model, and not one of many layers."""
-    return place != "" and (of_the_whole(place) or _GROUP.fullmatch(place) is not None)
+    return place != "" and (is_whole_model(place) or _GROUP.fullmatch(place) is not None)
 
 
 def metric_key(signal: Signal, section: str = SECTION) -> str:
@@ -44,7 +44,7 @@ def metric_key(signal: Signal, section: str = SECTION) -> str:
     quantity = _fitting(name, LONGEST_QUANTITY, _UNFIT_IN_QUANTITY)
     if not place:
         return "/".join(filter(None, (section, topic_of(name), quantity)))
-    if of_the_whole(place):
+    if is_whole_model(place):
         return f"{section}/{_fitting(place, LONGEST_KEY - len(section) - len(quantity) - 2)}/{quantity}"
     topic = topic_of(name)
     if is_group(place):

@@ -1,6 +1,6 @@
 """Whether the level of a loss measures progress, and if not, why.
 
-A recording keeps this fact as the signal `loss_without_level`, whose value is `LossLevel.code`.
+A recording keeps this as the signal `loss_without_level`, whose value is `LossLevel.code`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from enum import IntEnum
 from typing import NamedTuple
 
 LOSS_LEVEL = "loss_without_level"
-"""The signal that keeps the fact."""
+"""The signal that records it."""
 _BY_USER = 10
-"""Added to the code where the user said it."""
+"""Added to the code of a level that the user set."""
 
 
 class NoLevel(IntEnum):
-    """Why the level of a loss says nothing about progress. The numbers are part of the record."""
+    """Why the level of a loss does not measure progress. The numbers are part of the record."""
 
     ADVERSARIAL = 1
     BOOTSTRAPPED = 2
@@ -28,12 +28,12 @@ class NoLevel(IntEnum):
 
 
 class LossLevel(NamedTuple):
-    """What is known about the level of a loss."""
+    """Whether the level of a loss measures progress."""
 
     reason: NoLevel | None
     """Why the level does not measure progress; None: it does."""
     by_user: bool = False
-    """Whether `autolog(loss=...)` said it: then nothing that is observed changes it."""
+    """Whether `autolog(loss=...)` set it; then no observation changes it."""
 
     @property
     def code(self) -> float:
@@ -41,23 +41,23 @@ class LossLevel(NamedTuple):
         return float((self.reason or 0) + _BY_USER * self.by_user)
 
 
-def level_of_code(code: float) -> LossLevel | None:
-    """What a value of the signal says; None for values of later versions."""
+def level_from_code(code: float) -> LossLevel | None:
+    """Read a value of the signal; None for values of later versions."""
     if not math.isfinite(code):
         return None
     by_user, number = divmod(round(code), _BY_USER)
-    known = [None, *NoLevel]
-    return LossLevel(known[number], bool(by_user)) if by_user in (0, 1) and number < len(known) else None
+    reasons = [None, *NoLevel]
+    return LossLevel(reasons[number], bool(by_user)) if by_user in (0, 1) and number < len(reasons) else None
 
 
 SUPERVISED = "supervised"
-"""The word for a loss whose level measures progress."""
-LOSS_WORDS = (SUPERVISED, *(each.name.lower() for each in NoLevel if each is not NoLevel.NAMED))
-"""What `autolog(loss=...)` takes."""
+"""Value of ``loss=`` for a loss whose level measures progress."""
+LOSS_WORDS = (SUPERVISED, *(reason.name.lower() for reason in NoLevel if reason is not NoLevel.NAMED))
+"""Values of `autolog(loss=...)`."""
 
 
-def level_said(word: str) -> LossLevel:
-    """What the user means by one of `LOSS_WORDS`."""
+def level_from_word(word: str) -> LossLevel:
+    """Return the level that a user set by one of `LOSS_WORDS`."""
     return LossLevel(None if word == SUPERVISED else NoLevel[word.upper()], by_user=True)
 
 
@@ -74,7 +74,7 @@ REASONS = {
 
 
 def reason_words(level: LossLevel) -> str:
-    """Why the level is not judged, as part of a sentence."""
+    """Say why the level is not judged, as part of a sentence."""
     if level.reason is None:
         return ""
     return f'loss="{level.reason.name.lower()}" was set' if level.by_user else REASONS[level.reason]

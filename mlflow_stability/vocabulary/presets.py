@@ -1,7 +1,4 @@
-"""The presets: for each purpose, every setting that it changes.
-
-Guarantees: every preset sets the same ones, so that a table of them has no holes; what is given beside it comes first.
-"""
+"""The presets: for each purpose, the settings that it changes. Every preset sets the same ones."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from mlflow_stability.vocabulary.argument import one_of
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One preset."""
+    """Settings for one purpose; arguments that are given take precedence."""
 
     name: str
     meaning: str
@@ -23,107 +20,56 @@ class Preset:
     policy: Mapping[str, Any]
     """Fields of `RollbackPolicy`."""
     adam_rms_every_step: bool = False
-    """Measure AdamW's RMS at every step; else it is measured with the layers."""
+    """Measure AdamW's RMS at every step; else with the layers."""
 
 
-_ON_REQUEST: Mapping[str, Any] = {
-    "reset_at_spike": False,
-    "cut_learning_rate": None,
-    "largest_scale": None,
-    "act_ahead": None,
+_MEANINGS = {
+    "research": "Looks more often and acts early: an unnecessary rollback of an experiment costs little.",
+    "production": "Measures little and acts late: a long training is rolled back only for good reason, and further.",
+    "debugging": "Measures and saves everything often, and raises where rollbacks do not help. Slow.",
 }
-"""Options that change healthy steps after an alarm: no preset switches them on."""
+_SETTINGS = {  # research, production, debugging
+    "log_every_n_steps": (10, 20, 1),
+    "layers_every_n_steps": (50, 500, 10),
+    "layer_metrics": (False, False, True),
+    "attention_every_n_steps": (200, 0, 50),
+    "sdr_check_interval": (50, 500, 10),
+    "sensitivity": ("normal", "low", "high"),
+    "capture_batch": (True, True, "upload"),
+}
+_POLICIES: Mapping[str, tuple[Any, Any, Any]] = {
+    "divergence_threshold": (1.5, 2.5, 1.2),
+    "consecutive_divergence_steps": (3, 5, 3),
+    "recovery_patience": (10, 50, 10),
+    "rollback_checkpoint_interval": (500, 1000, 100),
+    "max_checkpoints": (10, 5, 20),
+    "snapshot_every": (100, 100, 20),
+    "snapshot_share": (0.01, 0.01, 0.1),
+    "rewind": (40, 100, 40),
+    "onset_lag": (16, 32, 16),
+    "on_give_up": (None, None, "raise"),
+    # Options that change healthy steps after an alarm: no preset enables them.
+    "reset_at_spike": (False, False, False),
+    "cut_learning_rate": (None, None, None),
+    "largest_scale": (None, None, None),
+    "act_ahead": (None, None, None),
+}
 
 PRESETS: Mapping[str, Preset] = {
-    each.name: each
-    for each in (
-        Preset(
-            "research",
-            "Looks more often and acts early: an unnecessary rollback of an experiment costs little.",
-            {
-                "log_every_n_steps": 10,
-                "layers_every_n_steps": 50,
-                "layer_metrics": False,
-                "attention_every_n_steps": 200,
-                "sdr_check_interval": 50,
-                "sensitivity": "normal",
-                "capture_batch": True,
-            },
-            {
-                "divergence_threshold": 1.5,
-                "consecutive_divergence_steps": 3,
-                "recovery_patience": 10,
-                "rollback_checkpoint_interval": 500,
-                "max_checkpoints": 10,
-                "snapshot_every": 100,
-                "snapshot_share": 0.01,
-                "rewind": 40,
-                "onset_lag": 16,
-                "on_give_up": None,
-                **_ON_REQUEST,
-            },
-            adam_rms_every_step=True,
-        ),
-        Preset(
-            "production",
-            "Measures little and acts late: a long training is rolled back only for good reason, and further.",
-            {
-                "log_every_n_steps": 20,
-                "layers_every_n_steps": 500,
-                "layer_metrics": False,
-                "attention_every_n_steps": 0,
-                "sdr_check_interval": 500,
-                "sensitivity": "low",
-                "capture_batch": True,
-            },
-            {
-                "divergence_threshold": 2.5,
-                "consecutive_divergence_steps": 5,
-                "recovery_patience": 50,
-                "rollback_checkpoint_interval": 1000,
-                "max_checkpoints": 5,
-                "snapshot_every": 100,
-                "snapshot_share": 0.01,
-                "rewind": 100,
-                "onset_lag": 32,
-                "on_give_up": None,
-                **_ON_REQUEST,
-            },
-        ),
-        Preset(
-            "debugging",
-            "Measures and saves everything often, and raises where rollbacks do not help. Slow.",
-            {
-                "log_every_n_steps": 1,
-                "layers_every_n_steps": 10,
-                "layer_metrics": True,
-                "attention_every_n_steps": 50,
-                "sdr_check_interval": 10,
-                "sensitivity": "high",
-                "capture_batch": "upload",
-            },
-            {
-                "divergence_threshold": 1.2,
-                "consecutive_divergence_steps": 3,
-                "recovery_patience": 10,
-                "rollback_checkpoint_interval": 100,
-                "max_checkpoints": 20,
-                "snapshot_every": 20,
-                "snapshot_share": 0.1,
-                "rewind": 40,
-                "onset_lag": 16,
-                "on_give_up": "raise",
-                **_ON_REQUEST,
-            },
-            adam_rms_every_step=True,
-        ),
+    name: Preset(
+        name,
+        meaning,
+        {setting: values[column] for setting, values in _SETTINGS.items()},
+        {option: values[column] for option, values in _POLICIES.items()},
+        adam_rms_every_step=name != "production",
     )
+    for column, (name, meaning) in enumerate(_MEANINGS.items())
 }
 PRESET = one_of(*PRESETS, optional=True)
-"""What ``preset=`` takes."""
+"""What ``preset=`` accepts."""
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, and beneath it what its preset sets."""
-    name = PRESET["takes"].checked("preset", given.get("preset"))
+    """Return the given settings and, where they are missing, those of the given preset."""
+    name = PRESET["takes"].check("preset", given.get("preset"))
     return {**({} if name is None else PRESETS[name].settings), **given}

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mlflow_stability.vocabulary.argument import (
+    boolean,
     check_fields,
+    check_init_arguments,
     check_names,
-    made_with_known_names,
     member_of,
     names,
     number,
@@ -17,16 +18,15 @@ from mlflow_stability.vocabulary.argument import (
     stateful,
     text,
     whole_number,
-    yes_or_no,
 )
 from mlflow_stability.vocabulary.presets import PRESETS
-from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.result.finding import Severity
 
 ActAhead = Literal["checkpoint", "ease"]
 GiveUp = Literal["continue", "raise"]
 
 
-@made_with_known_names
+@check_init_arguments
 @dataclass(frozen=True, slots=True)
 class RollbackPolicy:
     """Which states are kept, when the training goes back to one, how it continues, and when to give up.
@@ -54,7 +54,7 @@ class RollbackPolicy:
     snapshot_budget: int | None = field(default=None, metadata=whole_number(0, "of bytes", optional=True))
     """Bytes of host memory for all snapshots of a process; None: a quarter of the free memory at the first one, shared
     by the processes of a training that run on one machine."""
-    snapshot_share: float = field(default=0.01, metadata=number(above=0, most=1))
+    snapshot_share: float = field(default=0.01, metadata=number(above=0, at_most=1))
     """Largest share of the training's time spent on snapshots; above it they become less frequent."""
     rollback_checkpoint_interval: int = field(default=500, metadata=whole_number(1))
     """Interval in steps between checkpoints on disk, in `checkpoints/` of the journal's folder."""
@@ -85,9 +85,9 @@ class RollbackPolicy:
     """Smallest distance in steps from the restored state to the onset; doubled at each repetition."""
     rollback_target: Literal["newest", "best"] = field(default="newest", metadata=one_of("newest", "best"))
     """Which of those states is restored: the newest, or the one with the lowest loss."""
-    restore_schedule: bool = field(default=False, metadata=yes_or_no())
+    restore_schedule: bool = field(default=False, metadata=boolean())
     """Restore schedulers and hyper-parameters too; False: they keep their present values."""
-    restore_rng: bool = field(default=False, metadata=yes_or_no())
+    restore_rng: bool = field(default=False, metadata=boolean())
     """Restore random number generators too; False: later random numbers differ from those before the rollback."""
     recovery_patience: int = field(default=10, metadata=whole_number(0))
     """Number of steps after a rollback in which findings are ignored, while the restored state settles. Their mean loss
@@ -108,12 +108,12 @@ class RollbackPolicy:
     raise_after_skips: int | None = field(default=100, metadata=whole_number(1, optional=True))
     """Number of consecutive skipped steps after which `TrainingDiverged` is raised, unless `on_give_up="continue"`.
     None: never."""
-    initial_factor: float = field(default=0.1, metadata=number(above=0, most=1))
+    initial_factor: float = field(default=0.1, metadata=number(above=0, at_most=1))
     """Learning rate factor after a rollback to the initial weights, for the rest of the training. Raised to a power at
     each repetition, and up to its cube at once where a step changed the weights by more than their norm. The
     initial weights are the last resort, for training that fails from its first steps."""
 
-    easing_factor: float = field(default=0.5, metadata=number(above=0, most=1))
+    easing_factor: float = field(default=0.5, metadata=number(above=0, at_most=1))
     """Learning rate factor after a rollback; raised to a power at each repetition."""
     easing_steps: int = field(default=200, metadata=whole_number(1))
     """Number of steps until the learning rate is back at its scheduled value; doubled at each repetition."""
@@ -124,10 +124,10 @@ class RollbackPolicy:
     then the likely cause. Ends when the script's own value is no higher. None: no limit."""
     hold_doubles_in: int = field(default=500, metadata=whole_number(1))
     """Number of steps in which this limit doubles, so that it ends by itself."""
-    reset_momentum: bool = field(default=False, metadata=yes_or_no())
+    reset_momentum: bool = field(default=False, metadata=boolean())
     """Set first moments to zero after a rollback."""
 
-    reset_at_spike: bool = field(default=False, metadata=yes_or_no())
+    reset_at_spike: bool = field(default=False, metadata=boolean())
     """At a loss spike or a gradient explosion, set both moments of Adam and its step count to zero, as SPAM does. A
     cosine warm-up of the learning rate follows. Not in a skipped step, nor while the learning rate is reduced."""
     reset_warm_up: int = field(default=150, metadata=whole_number(1))
@@ -142,7 +142,7 @@ class RollbackPolicy:
     """Highest loss scale of a `GradScaler`, from its third step on. None: no limit."""
     cut_after_skips: int = field(default=5, metadata=whole_number(1))
     """Number of consecutive skipped steps after which the loss scale is lowered."""
-    cut_factor: float = field(default=0.1, metadata=number(above=0, most=1))
+    cut_factor: float = field(default=0.1, metadata=number(above=0, at_most=1))
     """Factor by which it is lowered."""
     smallest_scale: float = field(default=1.0, metadata=number(above=0))
     """Lowest loss scale."""
@@ -169,6 +169,6 @@ class RollbackPolicy:
     @classmethod
     def preset(cls, name: str, **changed: Any) -> RollbackPolicy:
         """The policy of a preset, `research`, `production` or `debugging`, with what you give on top."""
-        one_of(*PRESETS)["takes"].checked("preset", name)
-        check_names("RollbackPolicy.preset()", changed, [each.name for each in fields(cls)])
+        one_of(*PRESETS)["takes"].check("preset", name)
+        check_names("RollbackPolicy.preset()", changed, [option.name for option in fields(cls)])
         return cls(**{**PRESETS[name].policy, **changed})

@@ -7,11 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.alerts import Alert, AlertMessage, RunLink, alerts_of
+from mlflow_stability.alerts import Alert, AlertMessage, RunLink, read_alerts
 from mlflow_stability.alerts.alert import alerts_from_environment
-from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings, outlet_settings, taken_from_environment
+from mlflow_stability.alerts.outlet_settings import (
+    OUTLETS_VARIABLE,
+    OutletSettings,
+    outlet_settings,
+    pop_from_environment,
+)
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 SECRET = "T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
 URL = f"slack://{SECRET}"
@@ -22,22 +27,22 @@ def call(message: AlertMessage) -> None:
 
 
 def test_a_url_a_function_or_several_are_alerts_with_defaults() -> None:
-    assert alerts_of(URL) == (Alert(URL),)
-    assert [each.service for each in alerts_of([URL, "console", call])] == ["slack", "console", "call"]
-    assert [each.in_training for each in alerts_of([URL, call])] == [False, True]
+    assert read_alerts(URL) == (Alert(URL),)
+    assert [each.service for each in read_alerts([URL, "console", call])] == ["slack", "console", "call"]
+    assert [each.in_training for each in read_alerts([URL, call])] == [False, True]
     alert = Alert(URL, severity="critical", rules="loss_spike")  # type: ignore[arg-type]
     assert (alert.severity, alert.rules) == (Severity.CRITICAL, ("loss_spike",))
 
 
 def test_addresses_come_from_the_environment_where_the_script_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert alerts_of(()) == ()
+    assert read_alerts(()) == ()
     monkeypatch.setenv("MLFLOW_STABILITY_ALERTS", f"{URL}, mailto://me:pw@example.com?to=a@b.c,d@e.f console")
     assert [each.service for each in alerts_from_environment()] == ["slack", "mailto", "console"]
     assert alerts_from_environment()[1].to == "mailto://me:pw@example.com?to=a@b.c,d@e.f"
-    assert [each.service for each in alerts_of(())] == ["slack", "mailto", "console"]
-    assert [each.service for each in alerts_of("console")] == ["console"]
+    assert [each.service for each in read_alerts(())] == ["slack", "mailto", "console"]
+    assert [each.service for each in read_alerts("console")] == ["console"]
     monkeypatch.setenv("HOOK", URL)
-    assert alerts_of("env:HOOK")[0].to == URL
+    assert read_alerts("env:HOOK")[0].to == URL
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_addresses_come_from_the_environment_where_the_script_names_none(monkeyp
 )
 def test_what_is_no_address_is_refused_and_not_shown(given_: Any, said: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        alerts_of(given_)
+        read_alerts(given_)
     assert said in str(refused.value)
     assert SECRET not in str(refused.value)
 
@@ -78,8 +83,8 @@ def test_conditions_on_validation_losses_and_layers_are_rules() -> None:
 
 def test_an_address_is_in_no_representation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOK", URL)
-    settings = outlet_settings(alerts_of([URL, "env:HOOK"]), "")
-    assert SECRET not in repr(alerts_of([URL, "env:HOOK"]))
+    settings = outlet_settings(read_alerts([URL, "env:HOOK"]), "")
+    assert SECRET not in repr(read_alerts([URL, "env:HOOK"]))
     assert SECRET not in repr(settings)
     assert [each.key for each in settings.channels] == ["slack", "slack_2"]
 
@@ -87,16 +92,16 @@ def test_an_address_is_in_no_representation(monkeypatch: pytest.MonkeyPatch) -> 
 def test_apprise_is_asked_for_kindly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     with pytest.raises(SettingsError, match=r"pip install 'mlflow-stability\[alerts\]'"):
-        alerts_of(URL)
-    assert alerts_of(["console", call])
+        read_alerts(URL)
+    assert read_alerts(["console", call])
 
 
 def test_settings_reach_the_courier_by_its_environment_and_are_not_left_there(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = outlet_settings([Alert(URL, Severity.CRITICAL, ("divergence",), 5.0), Alert(call)], "/dev/tty")
     assert len(sent.channels) == 1
-    monkeypatch.setenv(VARIABLE, sent.text())
-    assert taken_from_environment() == sent
-    assert taken_from_environment() == OutletSettings()
+    monkeypatch.setenv(OUTLETS_VARIABLE, sent.text())
+    assert pop_from_environment() == sent
+    assert pop_from_environment() == OutletSettings()
 
 
 @given(st.text(), st.text(), st.lists(st.text(max_size=300), max_size=4))

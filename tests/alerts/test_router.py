@@ -9,10 +9,10 @@ from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.alerts.router import COOLDOWNS, GATHER, USUAL_COOLDOWN, AlertRouter
+from mlflow_stability.alerts.router import BURST_SECONDS, COOLDOWNS, DEFAULT_COOLDOWN, AlertRouter
 from mlflow_stability.kinds.catalog import KINDS
-from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
-from mlflow_stability.vocabulary.result import LOWER_RATE
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import LOWER_RATE, Finding, Severity
 
 KIND = st.sampled_from(["nan_detected", "loss_spike", "plateau", "stall"])
 EVENTS = st.lists(
@@ -28,8 +28,8 @@ def test_a_burst_is_one_message_that_counts_it() -> None:
     router = AlertRouter((), Severity.WARNING)
     for step in range(400, 601, 200 // 13):
         router.take(event(step), 10.0)
-    assert router.due(10.0 + GATHER[Severity.WARNING] - 0.1) == []
-    (message,) = router.due(10.0 + GATHER[Severity.WARNING])
+    assert router.due(10.0 + BURST_SECONDS[Severity.WARNING] - 0.1) == []
+    (message,) = router.due(10.0 + BURST_SECONDS[Severity.WARNING])
     assert message.count == 14
     assert message.what == "14 loss spikes in 195 steps (400 to 595)"
     assert router.due(1e9) == []
@@ -119,7 +119,7 @@ def test_each_wanted_event_is_counted_once_and_cooldowns_are_kept(events: list[t
         assert sum(count for _, each, _, count in sent + last if each == kind) == wanted.count(kind)
         of_kind = [each for each in sent if each[1] == kind]
         for before, after in pairwise(of_kind):
-            cooldown = COOLDOWNS.get(kind, USUAL_COOLDOWN)
+            cooldown = COOLDOWNS.get(kind, DEFAULT_COOLDOWN)
             assert after[0] - before[0] >= cooldown - 1e-6 or after[2] > before[2]
 
 

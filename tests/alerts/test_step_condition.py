@@ -7,11 +7,11 @@ from findings import at_step
 from waiting import wait_until
 
 from mlflow_stability.alerts import Alert, AlertMessage, AlertRouter, RunLink
-from mlflow_stability.alerts.channels import CallbackAlerts
+from mlflow_stability.alerts.callback_thread import CallbackAlerts, StepCondition
 from mlflow_stability.alerts.outlet_settings import outlet_settings
-from mlflow_stability.alerts.step_condition import StepCondition
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary import Severity, Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Severity
 
 WARNED: list[str] = []
 

@@ -17,7 +17,7 @@ from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.reports.run.json_document import schema
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
+from mlflow_stability.vocabulary.result import AskedCurves
 
 OTHER = "aux/objective_value"
 

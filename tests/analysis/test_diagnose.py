@@ -13,8 +13,7 @@ from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
 from mlflow_stability.errors import RunNotFoundError, SettingsError, UnreadableLogError
 from mlflow_stability.reports.report import Failure
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Severity
 
 SOME_ID = "0123456789abcdef" * 2
 

@@ -9,7 +9,7 @@ from analysis.logs import diverging, ending_in_nan, falling, write_log
 from mlflow_stability.analysis.diagnose import diagnose
 from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.cli.main import run
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 
 def test_without_kinds_everything_stands() -> None:

@@ -13,9 +13,9 @@ from mlflow_stability.analysis.compare_layers import compare_layers
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, RECORD_FOLDER, events_name, line_of
 from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name
-from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 LAYERS = ("embed", "blocks.0.attn", "blocks.1.attn", "head")
 HEADS = tuple(f"blocks.{block}.attn.head_{head}" for block in range(2) for head in range(3))

@@ -15,9 +15,9 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import default_detectors, name_of
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.sensitivity import FACTORS
+from mlflow_stability.vocabulary.judging import FACTORS
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 CLASSIC = ("loss_spike:classic", "divergence:classic", "gradient_explosion:classic")
 KINDS = {"loss_spike": LossSpike, "gradient_explosion": GradientExplosion}

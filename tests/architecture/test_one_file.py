@@ -112,8 +112,8 @@ import torch
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import whole_signals
 from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(
@@ -164,7 +164,7 @@ LOG_FORMAT = '''
 from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def read(opening: Opening) -> list[RunHistory] | None:
@@ -204,7 +204,7 @@ OUTPUT_FORMAT = '''
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import ReportFormat
-from mlflow_stability.vocabulary.result.comparison import Comparison
+from mlflow_stability.vocabulary.result import Comparison
 
 
 def run(report: Report) -> str:
@@ -306,7 +306,7 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
         "from mlflow_stability.kinds.catalog import default_detectors, describe, read_detectors\n"
         "from mlflow_stability.kinds.panel import Panel\n"
         "from mlflow_stability.diagnosis.verdict import noun_of\n"
-        "from mlflow_stability.vocabulary.measured.observation import Observation\n"
+        "from mlflow_stability.vocabulary.measured.signal import Observation\n"
         "from mlflow_stability.vocabulary.measured.signal import Signal\n"
         "assert read_detectors(describe(default_detectors())) == default_detectors()\n"
         "panel = Panel()\n"
@@ -403,10 +403,10 @@ def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_lo
     assert "`toy_peak` | optimizer | toy | largest weight of the toy; every 5 steps; by layer, too |" in page
     code = (
         "import sys\n"
-        "from mlflow_stability.alerts.metrics.signal_names import BY_QUANTITY, KNOWN_QUANTITIES\n"
+        "from mlflow_stability.alerts.metrics.run_metrics import BY_QUANTITY, KNOWN_QUANTITIES\n"
         "from mlflow_stability.tracking.keys import metric_key\n"
         "from mlflow_stability.tracking.write.thinning import chosen_signals\n"
-        "from mlflow_stability.vocabulary import Signal\n"
+        "from mlflow_stability.vocabulary.measured import Signal\n"
         "names = BY_QUANTITY['toy_peak']\n"
         "print(metric_key(Signal('toy_peak')), names.prometheus, names.otel, names.meaning, names.unit)\n"
         "layers = [Signal('toy_peak', each) for each in ('h.0.a', 'h.0.b', 'h.1.a')]\n"
@@ -464,7 +464,7 @@ from courier.staging import Fed, Training
 
 from mlflow_stability.courier.sinks.figure_sink import FigureSink
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.vocabulary import Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
 
 
 class Store:

@@ -12,10 +12,7 @@ CHOOSING = (
     *(PACKAGE / "diagnosis" / "advice").glob("*.py"),
     *(PACKAGE / "diagnosis" / "causes").glob("*.py"),
     PACKAGE / "diagnosis" / "checklist" / "decision.py",
-    *(
-        PACKAGE / "vocabulary" / "result" / f"{name}.py"
-        for name in ("action", "topic", "remedy", "recorded_remedy", "usual_remedies")
-    ),
+    *(PACKAGE / "vocabulary" / "result" / f"{name}.py" for name in ("action", "topic", "remedy")),
 )
 
 

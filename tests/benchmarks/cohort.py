@@ -11,7 +11,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from mlflow_stability.diagnosis.associations.associations import associations_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card import run_card_of
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 STEPS = 400
 CAUSES = {"learning_rate", "warmup_steps"}

@@ -27,8 +27,7 @@ from benchmarks.table import Cell, Table, share, table_of
 from mlflow_stability.analysis.cards.card_cache import fingerprint_of_rules
 from mlflow_stability.analysis.diagnose import diagnose_all
 from mlflow_stability.reports.report import Failure
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Severity
 
 NAMED_BY = {
     "nan": ("nan_detected", "inf_detected"),

@@ -29,10 +29,9 @@ from mlflow_stability.kinds.catalog import ON_REQUEST, RULES, choose_detectors, 
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.rules import apply_rules
-from mlflow_stability.vocabulary.judging_rule import CLASSIC
+from mlflow_stability.vocabulary.judging import CLASSIC, FACTORS
+from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.sensitivity import FACTORS
 
 KINDS = {"spike": "loss_spike", "divergence": "divergence", "overfitting": "overfitting", "plateau": "plateau"}
 ACCEPTED = {

@@ -20,8 +20,9 @@ from benchmarks.table import Table, table_of
 
 import mlflow_stability
 from mlflow_stability import RollbackPolicy
-from mlflow_stability.alerts import Alert, alerts_of
-from mlflow_stability.alerts.metrics.mirrors import mirrors_of
+from mlflow_stability.alerts import Alert
+from mlflow_stability.alerts.alert import read_alerts
+from mlflow_stability.alerts.metrics.mirrors import read_mirrors
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -207,11 +208,11 @@ def outlet_arguments() -> dict[str, dict[str, Any]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     rules = ("divergence", "loss>1e6", "grad_norm>1e6")
-    alerts = alerts_of("json://127.0.0.1:9/hook")  # no process listens there
+    alerts = read_alerts("json://127.0.0.1:9/hook")  # no process listens there
     return {
         "nothing": {},
-        "outlets": {"alerts": alerts, "prometheus_port": port, "mirrors": mirrors_of("tensorboard:runs/")},
-        "function": {"alerts": alerts_of(Alert(lambda _: None, rules=rules))},
+        "outlets": {"alerts": alerts, "prometheus_port": port, "mirrors": read_mirrors("tensorboard:runs/")},
+        "function": {"alerts": read_alerts(Alert(lambda _: None, rules=rules))},
     }
 
 

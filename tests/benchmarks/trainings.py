@@ -23,7 +23,7 @@ from zoo.tutorials.trial import MODES, Mode, Trial, tried
 
 from mlflow_stability.kinds.catalog import DETECTORS, RULES
 from mlflow_stability.manual.false_alarms import FILE, Measured
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 FAILURES = {failure.name: failure for failure in SLOW_FAILURES}
 TRAININGS = {train.__name__: train for train in (*HEALTHY, *(failure.train for failure in SLOW_FAILURES))}

@@ -11,8 +11,7 @@ from reports.comparisons import many, two, two_with_layers
 
 from mlflow_stability.diagnosis.compare import comparison_of
 from mlflow_stability.reports.comparison.comparison_html import render
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_card import Mark
+from mlflow_stability.vocabulary.result import Mark, Severity
 
 PROGRAM = find_chromium()
 pytestmark = [

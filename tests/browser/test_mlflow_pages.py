@@ -18,8 +18,9 @@ from findings import at_step
 from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.vocabulary import Closing, Severity, Signal, StepReading
-from mlflow_stability.vocabulary.result import read_remedies
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Severity, read_remedies
+from mlflow_stability.vocabulary.run import Closing
 
 PROGRAM = find_chromium()
 pytestmark = [

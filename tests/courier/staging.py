@@ -19,7 +19,8 @@ from mlflow_stability.journal.layout import COURIER_LOG, TRAINING
 from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Closing, Opening, Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.run import Closing, Opening
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate", "group_1"), Signal("grad_norm", "block.0"))
 
@@ -32,7 +33,7 @@ class Training:
         root.mkdir(mode=0o700, exist_ok=True)
         self.folder = root / f"20260101-000000-{self.process.pid}-{os.urandom(2).hex()}"
         self.folder.mkdir(mode=0o700)
-        (self.folder / TRAINING).symlink_to(json.dumps(identity_of(self.process.pid).said()))
+        (self.folder / TRAINING).symlink_to(json.dumps(identity_of(self.process.pid).as_json()))
         self.uri = uri
         self._opening = {
             "pid": self.process.pid,

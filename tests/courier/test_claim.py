@@ -26,7 +26,7 @@ def test_a_session_has_one_courier(tmp_path):
 
 def test_the_claim_of_a_courier_that_was_killed_is_taken_over(tmp_path):
     process = subprocess.Popen(["sleep", "60"])
-    claim_of(tmp_path, **identity_of(process.pid).said())
+    claim_of(tmp_path, **identity_of(process.pid).as_json())
     assert holder_lives(tmp_path)
     assert not Claim(tmp_path).take()
     process.kill()
@@ -35,7 +35,7 @@ def test_the_claim_of_a_courier_that_was_killed_is_taken_over(tmp_path):
 
 
 def test_a_pid_that_another_process_has_taken_since_is_no_courier(tmp_path):
-    claim_of(tmp_path, **{**own_identity().said(), "start": "1"})
+    claim_of(tmp_path, **{**own_identity().as_json(), "start": "1"})
     assert not holder_lives(tmp_path)
 
 

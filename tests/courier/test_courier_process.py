@@ -12,7 +12,7 @@ from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.training_process import MemoryWatch
 from mlflow_stability.journal.layout import COURIER
-from mlflow_stability.vocabulary import Closing
+from mlflow_stability.vocabulary.run import Closing
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from mlflow_stability.journal.layout import TRAINING
 from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Closing, Finding, Gap, Note, Reset, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.run import Closing, Gap, Note, Reset
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ def test_a_session_without_a_single_record_goes_with_its_process(root, sqlite_ur
 @pytest.mark.slow
 def test_a_journal_stays_where_nobody_can_say_that_its_process_has_ended(root, sqlite_uri):
     training = Training(root, sqlite_uri)
-    elsewhere = {**identity_of(training.process.pid).said(), "host": "elsewhere", "boot": "another"}
+    elsewhere = {**identity_of(training.process.pid).as_json(), "host": "elsewhere", "boot": "another"}
     (training.folder / TRAINING).unlink()
     (training.folder / TRAINING).symlink_to(json.dumps(elsewhere))
     training.train(1, 20)

@@ -16,7 +16,8 @@ from mlflow_stability.courier.sinks.sink import Sink
 from mlflow_stability.journal import follower
 from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import JournalWriter
-from mlflow_stability.vocabulary import Opening, StepReading
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.run import Opening
 
 STEPS = 60
 

@@ -10,7 +10,8 @@ from waiting import wait_until
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Closing, Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.run import Closing
 
 KILLS = 20
 

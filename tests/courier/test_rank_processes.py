@@ -12,17 +12,17 @@ from waiting import wait_until
 
 from mlflow_stability.courier.run.finish import RankProcesses, rank_died
 from mlflow_stability.courier.sinks.event_sink import RunSummary
-from mlflow_stability.journal.layout import RankProcess, name_ranks, ranks_of_session
+from mlflow_stability.journal.layout import RankProcess, read_ranks, write_ranks
 from mlflow_stability.journal.process_identity import identity_of
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Closing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nobody else is told of the end of a process")
 
 
 def started(folder: Path, count: int) -> list[subprocess.Popen[bytes]]:
     ranks = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(count)]
-    name_ranks(folder, [RankProcess(f"rank {at} (here)", identity_of(each.pid)) for at, each in enumerate(ranks)])
+    write_ranks(folder, [RankProcess(f"rank {at} (here)", identity_of(each.pid)) for at, each in enumerate(ranks)])
     return ranks
 
 
@@ -72,6 +72,6 @@ def test_a_training_that_ended_well_says_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_without_a_page_there_are_no_other_ranks(tmp_path: Path) -> None:
-    assert ranks_of_session(tmp_path) == []
+    assert read_ranks(tmp_path) == []
     (tmp_path / "ranks.json").write_text('{"torn":')
-    assert ranks_of_session(tmp_path) == []
+    assert read_ranks(tmp_path) == []

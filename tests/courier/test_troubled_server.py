@@ -10,7 +10,8 @@ from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_ses
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.courier.training_process import MemoryWatch
-from mlflow_stability.vocabulary import Closing, Severity
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Closing
 
 pytestmark = pytest.mark.slow
 

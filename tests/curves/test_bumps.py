@@ -8,13 +8,12 @@ from diagnosis.histories import falling, metric_of, run_named, run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_stability.curves.bumps import bumps_of
 from mlflow_stability.curves.curves import run_curves
+from mlflow_stability.curves.prominence import find_bumps
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import Meaning
 
 
 def spikes(history: RunHistory) -> list[Finding]:
@@ -30,7 +29,7 @@ def test_a_stretch_that_stands_up_is_seen_from_its_first_point_to_its_last(count
     x = noise(count)
     first = count // 2
     x[first : first + length] += 1.0
-    (bump,) = bumps_of(x, 7.0, 0.26)
+    (bump,) = find_bumps(x, 7.0, 0.26)
     assert (bump.first, bump.last) == (first, first + length - 1)
     assert bump.height == pytest.approx(1.0, abs=0.15)
 
@@ -45,7 +44,7 @@ def test_a_stretch_that_stands_up_is_seen_from_its_first_point_to_its_last(count
 def test_no_two_bumps_touch_and_each_lies_within_the_curve(x: list[float], at: int, length: int, by: float) -> None:
     curve = np.array(x)
     curve[at : at + length] += by
-    bumps = sorted(bumps_of(curve, 3.0, 0.1), key=lambda each: each.first)
+    bumps = sorted(find_bumps(curve, 3.0, 0.1), key=lambda each: each.first)
     assert all(0 < each.first <= each.last < len(curve) and each.height >= 0.1 for each in bumps)
     assert all(one.last < other.first for one, other in pairwise(bumps))
 
@@ -54,7 +53,7 @@ def test_no_two_bumps_touch_and_each_lies_within_the_curve(x: list[float], at: i
 @settings(max_examples=100)
 def test_a_curve_that_only_falls_or_only_rises_has_no_bump(moves: list[float]) -> None:
     x = np.cumsum(moves)
-    assert bumps_of(x, 3.0, 0.1) == bumps_of(-x, 3.0, 0.1) == []
+    assert find_bumps(x, 3.0, 0.1) == find_bumps(-x, 3.0, 0.1) == []
 
 
 @pytest.mark.parametrize("length", [3, 4, 6, 12, 24])
@@ -106,7 +105,7 @@ def test_noise_whose_neighbours_err_together_makes_no_spike(sigma: float, seed: 
 
 def test_two_high_points_beside_each_other_in_heavy_tails_are_no_stretch() -> None:
     tails = 0.1 * np.random.default_rng(3).standard_t(3, 3000)
-    assert bumps_of(tails, 7.0, 0.26) == []
+    assert find_bumps(tails, 7.0, 0.26) == []
 
 
 @pytest.mark.parametrize("length", [1, 8])

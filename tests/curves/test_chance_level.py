@@ -6,29 +6,29 @@ import numpy as np
 import pytest
 from diagnosis.histories import metric_of, run_of
 
-from mlflow_stability.curves.chance_level import chance_of, classes_in
+from mlflow_stability.curves.chance_level import classes_at_chance, recorded_classes
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 
 
 @pytest.mark.parametrize("classes", [2, 10, 24, 26, 32, 65, 128, 365, 1000, 4096, 151936])
 def test_the_cost_of_guessing_among_a_usual_number_of_classes_is_known(classes: int) -> None:
-    assert chance_of(1.002 * math.log(classes)) == classes
+    assert classes_at_chance(1.002 * math.log(classes)) == classes
 
 
 def test_most_levels_between_are_no_such_cost() -> None:
     levels = np.linspace(math.log(25.5), math.log(1e5), 4000)
-    assert np.mean([chance_of(float(each)) > 0 for each in levels]) < 0.25
+    assert np.mean([classes_at_chance(float(each)) > 0 for each in levels]) < 0.25
 
 
 def test_a_number_of_classes_that_a_setting_names_counts_before_any_other() -> None:
-    assert chance_of(math.log(77)) == 0
-    assert chance_of(1.008 * math.log(77), [77]) == 77
-    assert chance_of(1.0005 * math.log(32), [33]) == 33
+    assert classes_at_chance(math.log(77)) == 0
+    assert classes_at_chance(1.008 * math.log(77), [77]) == 77
+    assert classes_at_chance(1.0005 * math.log(32), [33]) == 33
 
 
 def test_settings_name_classes() -> None:
     named = {"vocab_size": "77", "model/num_labels": "5", "num_classes": "many", "classes_seen": "3", "n_vocab": "1"}
-    assert sorted(classes_in({**named, "config.NUM_CLASSES": "40"})) == [5, 40, 77]
+    assert sorted(recorded_classes({**named, "config.NUM_CLASSES": "40"})) == [5, 40, 77]
 
 
 def flat(classes: int) -> np.ndarray:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mlflow_stability.curves.curve_shape import reading_of, spike_score
+from mlflow_stability.curves.curve_shape import read_curve, spike_score
 from mlflow_stability.curves.curves import Curve, curves_of
-from mlflow_stability.curves.sketch import STRETCHES, sketch_of
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading
+from mlflow_stability.curves.levels import STRETCHES, make_sketch
+from mlflow_stability.vocabulary.result import CurveReading
 
 
 def curve_of(values: object) -> Curve:
@@ -21,7 +21,7 @@ def curve_of(values: object) -> Curve:
 
 
 def read(values: object) -> CurveReading:
-    reading = reading_of(curve_of(values))
+    reading = read_curve(curve_of(values))
     assert reading is not None
     return reading
 
@@ -141,7 +141,7 @@ def test_a_few_points_are_not_described() -> None:
 
 @given(arrays.arrays(np.float64, st.integers(2, 2000), elements=st.floats(width=64)))
 def test_a_sketch_is_small_and_loses_no_peak(values: np.ndarray) -> None:
-    sketch = sketch_of(curve_of(values))
+    sketch = make_sketch(curve_of(values))
     assert len(sketch.steps) == len(sketch.low) == len(sketch.high) <= STRETCHES
     finite = curve_of(values).values[curve_of(values).finite]
     if len(finite):

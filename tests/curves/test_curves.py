@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
-from mlflow_stability.curves.curves import curves_of, starts_of
-from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
+from mlflow_stability.curves.curves import curves_of, start_by_attempt
+from mlflow_stability.vocabulary.text import Meaning, metric_meanings
 
 
 def test_what_was_logged_at_two_rates_is_there_once() -> None:
@@ -17,7 +17,7 @@ def test_what_was_logged_at_two_rates_is_there_once() -> None:
 
 def test_parts_without_a_whole_are_added_up() -> None:
     names = ["train/box_loss", "train/cls_loss"]
-    meanings = meanings_of(names)
+    meanings = metric_meanings(names)
     history = run_of(*(metric_of(name, [2.0, 1.0, 0.5], meaning=meanings[name]) for name in names))
     whole, *parts = curves_of(history, "loss")
     assert whole.values.tolist() == [4.0, 2.0, 1.0]
@@ -38,8 +38,8 @@ def test_rewards_make_a_policy_of_a_loss() -> None:
 def test_a_restart_begins_a_curve_and_a_rollback_goes_on_with_it() -> None:
     restarted = metric_of("loss", falling(20), steps=[*range(10), *range(10)], attempts=[0] * 10 + [1] * 10)
     set_back = metric_of("loss", falling(20), attempts=[0] * 10 + [1] * 10)
-    assert starts_of(run_of(restarted)) == {0: 0, 1: 1}
-    assert starts_of(run_of(set_back)) == {0: 0, 1: 0}
+    assert start_by_attempt(run_of(restarted)) == {0: 0, 1: 1}
+    assert start_by_attempt(run_of(set_back)) == {0: 0, 1: 0}
     assert [len(curve.values) for curve in curves_of(run_of(restarted), "loss")] == [10, 10]
     assert [len(curve.values) for curve in curves_of(run_of(set_back), "loss")] == [20]
 
@@ -48,10 +48,10 @@ def test_a_script_that_counts_steps_from_another_number_makes_no_restart_of_a_ro
     recorded = metric_of("loss", falling(20), steps=range(1, 21), attempts=[0] * 10 + [1] * 10)
     logged = metric_of("loss", falling(20), steps=range(20), attempts=[0] * 10 + [1] * 10)
     late = replace(metric_of("mine", [3.0, 2.0], steps=[9, 9], attempts=[0, 1]), of_the_script=True)
-    assert starts_of(run_of(recorded, replace(logged, of_the_script=True), late)) == {0: 0, 1: 0}
+    assert start_by_attempt(run_of(recorded, replace(logged, of_the_script=True), late)) == {0: 0, 1: 0}
     restarted = metric_of("loss", falling(20), steps=[*range(10)] * 2, attempts=[0] * 10 + [1] * 10)
-    assert starts_of(run_of(restarted, late)) == {0: 0, 1: 1}
-    assert starts_of(run_of(late)) == {0: 0, 1: 1}
+    assert start_by_attempt(run_of(restarted, late)) == {0: 0, 1: 1}
+    assert start_by_attempt(run_of(late)) == {0: 0, 1: 1}
 
 
 def test_infinities_that_a_database_kept_as_numbers_are_infinite_again() -> None:
@@ -84,6 +84,6 @@ def test_a_single_value_is_no_curve() -> None:
     ],
 )
 def test_a_game_is_known_by_its_name(name: str, game: bool) -> None:
-    quantity = meanings_of([name])[name].quantity
+    quantity = metric_meanings([name])[name].quantity
     for curve in curves_of(run_of(metric_of(name, falling(20))), quantity):
         assert curve.has_level is not game

@@ -14,10 +14,9 @@ from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.curves.main_curves import judged_curves, with_main_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary import Severity
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.result import AskedCurves, Severity
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import metric_meanings
 
 ASKED = AskedCurves("", "")
 
@@ -30,7 +29,7 @@ def chosen(history: RunHistory, asked: AskedCurves = ASKED) -> tuple[str, str]:
 
 
 def of_lengths(**lengths: int) -> RunHistory:
-    meanings = meanings_of(lengths)
+    meanings = metric_meanings(lengths)
     made = {name: falling(count, seed=place) for place, (name, count) in enumerate(lengths.items())}
     metrics = (metric_of(name, values, meaning=meanings[name]) for name, values in made.items())
     return run_of(*metrics)
@@ -77,7 +76,7 @@ def test_means_of_epochs_are_judged_where_they_are_as_many_as_single_steps() -> 
 
 def test_means_of_epochs_are_judged_where_single_steps_are_mostly_noise() -> None:
     def logged(noise: float, epochs: int) -> RunHistory:
-        meanings = meanings_of(["train_loss_step", "train_loss_epoch"])
+        meanings = metric_meanings(["train_loss_step", "train_loss_epoch"])
         made = {"train_loss_step": falling(2000, noise=noise), "train_loss_epoch": falling(epochs)}
         return run_of(*(metric_of(name, values, meaning=meanings[name]) for name, values in made.items()))
 

@@ -5,8 +5,8 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def resumed(factor: float, *, rate: float = 1.0, overlap: int = 100) -> RunHistory:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.turning_point import by_chance, turned
+from mlflow_stability.curves.turning_point import chance_turn_share, turn_share
 
 Floats = NDArray[np.float64]
 
@@ -57,14 +57,14 @@ def ends_above_its_best(x: Floats) -> bool:
 def test_few_curves_without_a_turn_show_one_and_rise_by_more_than_their_noise(points: int) -> None:
     rng = np.random.default_rng(points)
     curves = [without_turn(rng, points) for _ in range(400)]
-    alarms = [turned(x) >= by_chance(points) for x in curves if ends_above_its_best(x)]
+    alarms = [turn_share(x) >= chance_turn_share(points) for x in curves if ends_above_its_best(x)]
     assert sum(alarms) <= 0.03 * len(curves)
 
 
 @pytest.mark.parametrize(("points", "least"), [(8, 0.6), (15, 0.8), (30, 0.9), (100, 0.95), (1000, 0.99)])
 def test_a_rise_of_eight_deviations_of_the_noise_is_seen(points: int, least: float) -> None:
     rng = np.random.default_rng(points)
-    seen = [turned(with_turn(rng, points, 0.32, 0.04)) >= by_chance(points) for _ in range(200)]
+    seen = [turn_share(with_turn(rng, points, 0.32, 0.04)) >= chance_turn_share(points) for _ in range(200)]
     assert np.mean(seen) >= least
 
 
@@ -76,5 +76,5 @@ def test_a_rise_of_eight_deviations_of_the_noise_is_seen(points: int, least: flo
 )
 def test_it_is_a_share_and_a_curve_that_never_rises_has_none(values: list[float], unit: float, level: float) -> None:
     x = np.array(values)
-    assert 0 <= turned(x) <= 1
-    assert turned(np.sort(x)[::-1] * unit + level) == pytest.approx(0, abs=1e-6)
+    assert 0 <= turn_share(x) <= 1
+    assert turn_share(np.sort(x)[::-1] * unit + level) == pytest.approx(0, abs=1e-6)

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from mlflow_stability.detectors.loss_level import LossLevels, keeps_changing_sign
-from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LOSS_WORDS, LossLevel, NoLevel, level_of_code, level_said
+from mlflow_stability.vocabulary.loss_level import (
+    LOSS_LEVEL,
+    LOSS_WORDS,
+    LossLevel,
+    NoLevel,
+    level_from_code,
+    level_from_word,
+)
 
 RNG = np.random.default_rng(0)
 STEPS = np.arange(2000)
@@ -63,11 +70,11 @@ def test_a_rollback_forgets_losses_and_not_what_they_have_shown() -> None:
 
 @pytest.mark.parametrize("word", LOSS_WORDS)
 def test_each_word_of_the_user_survives_the_record(word: str) -> None:
-    said = level_said(word)
+    said = level_from_word(word)
     assert said.by_user
-    assert level_of_code(said.code) == said
+    assert level_from_code(said.code) == said
 
 
 @pytest.mark.parametrize("code", [float("nan"), 9.0, 23.0, -1.0])
 def test_codes_of_later_versions_say_nothing(code: float) -> None:
-    assert level_of_code(code) is None
+    assert level_from_code(code) is None

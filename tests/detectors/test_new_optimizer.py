@@ -7,7 +7,8 @@ import pytest
 from detectors.series import Floats, decaying, judged, noise
 
 from mlflow_stability.detectors.learning_rate_restart import OptimizersOfLosses
-from mlflow_stability.vocabulary import Finding, Signal
+from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.result import Finding
 
 STEPS, SECOND = 600, 300
 FIRST_PHASE = decaying(SECOND, 0.02, 2.3, 40.0)

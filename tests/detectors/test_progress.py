@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 STEPS = 300
 FALLS = np.linspace(7.5, 0.25, STEPS)

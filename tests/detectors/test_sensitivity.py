@@ -12,8 +12,8 @@ from mlflow_stability.detectors.sensitivity import at_sensitivity, factor_of, on
 from mlflow_stability.kinds.catalog import DETECTORS, default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.panel import Panel
-from mlflow_stability.vocabulary import Signal, StepReading
-from mlflow_stability.vocabulary.sensitivity import FACTORS
+from mlflow_stability.vocabulary.judging import FACTORS
+from mlflow_stability.vocabulary.measured import Signal, StepReading
 
 
 def test_normal_leaves_every_threshold_as_it_is() -> None:

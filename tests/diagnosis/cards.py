@@ -10,9 +10,8 @@ from numpy.typing import ArrayLike
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card import run_card_of
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_card import Mark, RunCard
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Mark, RunCard, Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def history_of_loss(losses: ArrayLike, name: str = "a", **params: object) -> RunHistory:

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mlflow_stability.kinds.old_events import facts_of_old_event
-from mlflow_stability.vocabulary import Finding, Series
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
+from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.text import Meaning, metric_meanings
 
 
 def metric_of(
@@ -22,7 +23,7 @@ def metric_of(
     steps: ArrayLike | None = None,
     attempts: ArrayLike | None = None,
 ) -> Metric:
-    known = meanings_of([name])[name] if meaning is None else meaning
+    known = metric_meanings([name])[name] if meaning is None else meaning
     numbers = np.asarray(values, np.float64)
     at = np.arange(len(numbers)) if steps is None else np.asarray(steps, np.int64)
     of = np.zeros(len(numbers), np.int64) if attempts is None else np.asarray(attempts, np.int64)
@@ -60,7 +61,7 @@ def run_of(
 
 def run_named(**named: ArrayLike) -> RunHistory:
     """A run whose metrics all have a value at each step, under the names that they are given here."""
-    meanings = meanings_of(named)
+    meanings = metric_meanings(named)
     return run_of(*(metric_of(name, values, meaning=meanings[name]) for name, values in named.items()))
 
 

@@ -15,7 +15,7 @@ from mlflow_stability.diagnosis.cohort.cohort import cohort_of
 from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitivity_of
 from mlflow_stability.diagnosis.cohort.seed_groups import estimate, groups_of_seeds, seed_groups_of
 from mlflow_stability.diagnosis.cohort.survival import survival_of
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 
 def caused_by_rate(count: int = 60, seed: int = 0, **more: str) -> list[RunCard]:

@@ -13,8 +13,7 @@ from mlflow_stability.diagnosis.cohort.spike_rate import chance_of_more, rate_of
 from mlflow_stability.diagnosis.compare import comparison_of
 from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
 from mlflow_stability.diagnosis.parameters.seeds import is_seed
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_card import Mark, RunCard
+from mlflow_stability.vocabulary.result import Mark, RunCard, Severity
 
 
 def test_the_stablest_run_comes_first_and_the_one_that_was_lost_first_comes_last() -> None:

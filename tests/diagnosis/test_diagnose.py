@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary import Gap, Severity
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Gap
+from mlflow_stability.vocabulary.text import metric_meanings
 
 nan, inf = math.nan, math.inf
 
@@ -100,7 +101,7 @@ def test_what_only_the_whole_curve_shows_is_added_to_what_was_judged_while_it_tr
 def test_a_validation_that_no_detector_saw_is_judged_afterwards() -> None:
     broken, losses = np.r_[falling(30), nan, nan], falling(320)
     names = ["train_loss", "val_loss"]
-    meanings = meanings_of(names)
+    meanings = metric_meanings(names)
     history = run_of(
         metric_of("train_loss", losses, meaning=meanings["train_loss"]),
         metric_of("val_loss", broken, meaning=meanings["val_loss"], steps=10 * np.arange(32)),
@@ -150,7 +151,7 @@ names = st.sampled_from(["loss", "val_loss", "grad_norm", "learning_rate", "loss
 def test_no_history_whatever_breaks_a_diagnosis_and_the_same_gives_the_same(
     series: dict[str, list[float]], stride: int, complete: bool
 ) -> None:
-    meanings = meanings_of(series)
+    meanings = metric_meanings(series)
     metrics = [
         metric_of(name, values, meaning=meanings[name], steps=stride * np.arange(len(values)))
         for name, values in series.items()

@@ -21,8 +21,8 @@ from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts
-from mlflow_stability.vocabulary import Finding, Severity
 from mlflow_stability.vocabulary.facts import Facts, classes_of_facts
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 
 

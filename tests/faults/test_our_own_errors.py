@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.vocabulary import Note, Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.run import Note
 
 pytestmark = pytest.mark.fault
 

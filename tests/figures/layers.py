@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.measured.layer_table import BINS, LEVELS, LayerTable, layer_table_of
+from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, layer_table_from
 
 PARTS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 Draw = Callable[[np.random.Generator], NDArray[np.float64]]
@@ -33,7 +33,7 @@ def table(step: int, layers: list[str], draws: list[Draw], what: str = "gradient
             counts = np.histogram(np.clip(values, low, high), BINS, (low, high))[0].astype(np.float64)
         statistics = [values.mean(), values.std(), np.abs(values).max(), (values == 0).mean()]
         rows.append(np.concatenate([statistics, quantiles, [low, high], counts]))
-    return layer_table_of(step, 0, what, layers, np.concatenate(rows).tolist())
+    return layer_table_from(step, 0, what, layers, np.concatenate(rows).tolist())
 
 
 def normal(width: float = 1.0) -> Draw:

@@ -7,7 +7,7 @@ from findings import at_step
 from mlflow_stability.figures.run_page.mark import MOST_PER_KIND, Mark, MarkSketch, grouped
 from mlflow_stability.figures.scale import number_text, scale_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 def test_a_storm_of_events_stays_few_marks_and_none_is_forgotten() -> None:

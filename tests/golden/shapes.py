@@ -26,8 +26,8 @@ from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run import terminal
 from mlflow_stability.reports.terminal_kit import TerminalWriter, written
 from mlflow_stability.reports.words.run_phrases import character, figures
-from mlflow_stability.vocabulary.result import Cause, CurveReading, SeedGroup
-from mlflow_stability.vocabulary.run import RunCard, RunHistory
+from mlflow_stability.vocabulary.result import Cause, CurveReading, RunCard, SeedGroup
+from mlflow_stability.vocabulary.run import RunHistory
 
 WIDTH = 80
 DIGITS = 6

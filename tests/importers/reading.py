@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 
 def history(folder: Path, content: str | bytes, name: str = "some.file") -> RunHistory:

@@ -18,7 +18,7 @@ from importers.wandb_writer import SAMPLE
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.log_format import formats
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 N = range(1, 9)
 SAMPLES = {

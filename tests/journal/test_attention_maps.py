@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from journal.test_full_disk import in_a_child, limit
 
 from mlflow_stability.errors import JournalError
-from mlflow_stability.journal.attention_maps import attention_map_files, read_attention_map, write_attention_map
+from mlflow_stability.journal.array_files import attention_map_files, read_attention_map, write_attention_map
 
 
 def test_a_map_is_read_as_it_was_written(tmp_path: Path) -> None:

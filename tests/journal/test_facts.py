@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.journal.record import decode, encode, unframe
 from mlflow_stability.tracking.artifacts import line_of, read_line
-from mlflow_stability.vocabulary import Fact
+from mlflow_stability.vocabulary.run import Fact
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlflow_stability.journal.follower import JournalFollower, read_journal
-from mlflow_stability.journal.last_words import read_last_words
-from mlflow_stability.journal.writer import JournalWriter
-from mlflow_stability.vocabulary import Closing, Gap, Opening, Signal, StepReading
+from mlflow_stability.journal.writer import JournalWriter, read_final_status
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.run import Closing, Gap, Opening
 
 OPENING = Opening("r1", 1, 0.0, "host", 0.0)
 SIGNALS = (Signal("loss"), Signal("grad_norm"))
@@ -56,7 +56,7 @@ def test_a_full_disk_stops_the_recording_and_tears_nothing_that_is_read(tmp_path
     records = [entry.record for entry in follower.read()]
     last = len(records) - 1
     assert records == [OPENING, *map(reading, range(1, last + 1))]
-    words = read_last_words(folder)
+    words = read_final_status(folder)
     assert words["stopped_at"] == last + 1
     assert words["reason"] == "No space left on device"
     assert words["closing"]["outcome"] == "crashed"
@@ -85,4 +85,4 @@ def test_with_space_again_the_record_says_what_is_missing_and_goes_on(tmp_path: 
     assert len(steps) + gap.last_step - gap.first_step + 1 == 502
     assert records[-2:] == [reading(501), reading(502)]
     assert gap.last_step == 500
-    assert read_last_words(folder)["stopped_at"] is None
+    assert read_final_status(folder)["stopped_at"] is None

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from journal.test_full_disk import in_a_child, limit
 
 from mlflow_stability.errors import JournalError
-from mlflow_stability.journal.layer_tables import layer_table_files, read_layer_table, write_layer_table
-from mlflow_stability.vocabulary.measured.layer_table import LayerTable, layer_table_of
+from mlflow_stability.journal.array_files import layer_table_files, read_layer_table, write_layer_table
+from mlflow_stability.vocabulary.measured import LayerTable, layer_table_from
 
 
 def equal(one: LayerTable, other: LayerTable) -> bool:
@@ -28,7 +28,7 @@ def equal(one: LayerTable, other: LayerTable) -> bool:
 
 
 def bare(step: int, what: str = "gradient") -> LayerTable:
-    return layer_table_of(step, 2, what, ["a", "b.c"], [0.0, 1.0, np.inf, 0.5, np.nan, 1.0, 2.0, 0.0])
+    return layer_table_from(step, 2, what, ["a", "b.c"], [0.0, 1.0, np.inf, 0.5, np.nan, 1.0, 2.0, 0.0])
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_any_name_any_step_and_any_count_come_back(names: list[str], step: int, count: int) -> None:
     values = np.zeros((len(names), 78))
     values[:, -1] = count
-    told = layer_table_of(step, 0, "gradient", names, values.reshape(-1).tolist())
+    told = layer_table_from(step, 0, "gradient", names, values.reshape(-1).tolist())
     with tempfile.TemporaryDirectory() as room:
         file = write_layer_table(Path(room), told)
         assert file is not None

@@ -15,9 +15,9 @@ from mlflow_stability.journal.process_identity import (
     identity_from,
     identity_in_link,
     identity_of,
-    life_of,
     own_identity,
-    seen_by_ps,
+    process_status,
+    stat_from_ps,
 )
 
 
@@ -37,88 +37,88 @@ def end_without_being_taken_note_of(process):
 def test_a_process_is_the_same_however_it_is_seen(sleeper):
     code = (
         "import json, sys; from mlflow_stability.journal.process_identity import identity_of;"
-        "print(json.dumps(identity_of(int(sys.argv[1])).said()))"
+        "print(json.dumps(identity_of(int(sys.argv[1])).as_json()))"
     )
     said = subprocess.run([sys.executable, "-c", code, str(sleeper.pid)], capture_output=True, text=True, check=True)
     assert identity_from(json.loads(said.stdout)) == identity_of(sleeper.pid)
-    assert life_of(identity_of(sleeper.pid)) is ProcessStatus.LIVES
+    assert process_status(identity_of(sleeper.pid)) is ProcessStatus.LIVES
 
 
 def test_a_process_that_ended_is_gone_before_it_was_waited_for():
     process = subprocess.Popen(["true"])
     identity = identity_of(process.pid)
     end_without_being_taken_note_of(process)
-    assert life_of(identity) is ProcessStatus.GONE
+    assert process_status(identity) is ProcessStatus.GONE
     process.wait()
-    assert life_of(identity) is ProcessStatus.GONE
+    assert process_status(identity) is ProcessStatus.GONE
 
 
 def test_another_process_under_the_same_pid_is_not_it():
     own = own_identity()
-    assert life_of(own) is ProcessStatus.LIVES
-    assert life_of(replace(own, start=own.start + "0")) is ProcessStatus.GONE
+    assert process_status(own) is ProcessStatus.LIVES
+    assert process_status(replace(own, start=own.start + "0")) is ProcessStatus.GONE
 
 
 def test_a_reboot_ends_every_process_and_another_machine_of_the_same_name_tells_nothing():
     own = own_identity()
-    assert life_of(replace(own, boot="another")) is ProcessStatus.GONE
-    assert life_of(replace(own, boot="another", machine="another")) is ProcessStatus.UNKNOWN
-    assert life_of(replace(own, boot="another", host="elsewhere")) is ProcessStatus.UNKNOWN
+    assert process_status(replace(own, boot="another")) is ProcessStatus.GONE
+    assert process_status(replace(own, boot="another", machine="another")) is ProcessStatus.UNKNOWN
+    assert process_status(replace(own, boot="another", host="elsewhere")) is ProcessStatus.UNKNOWN
 
 
 def test_a_machine_that_was_renamed_is_the_same_machine():
-    assert life_of(replace(own_identity(), host="a-name-of-the-dhcp-server")) is ProcessStatus.LIVES
+    assert process_status(replace(own_identity(), host="a-name-of-the-dhcp-server")) is ProcessStatus.LIVES
 
 
 def test_without_a_name_for_the_boot_the_host_says_which_machine_it_was():
     own = replace(own_identity(), boot="", machine="")
-    assert life_of(own) is ProcessStatus.LIVES
-    assert life_of(replace(own, start="1")) is ProcessStatus.GONE
-    assert life_of(replace(own, host="elsewhere")) is ProcessStatus.UNKNOWN
+    assert process_status(own) is ProcessStatus.LIVES
+    assert process_status(replace(own, start="1")) is ProcessStatus.GONE
+    assert process_status(replace(own, host="elsewhere")) is ProcessStatus.UNKNOWN
 
 
 def test_who_is_not_named_is_not_known_and_a_pid_of_nobody_is_gone():
     assert identity_from({}) is None
     assert identity_from({"pid": "many"}) is None
-    assert life_of(ProcessIdentity(0)) is ProcessStatus.GONE
+    assert process_status(ProcessIdentity(0)) is ProcessStatus.GONE
 
 
 def test_the_start_by_the_wall_clock_of_older_journals_proves_life_and_never_death(sleeper):
     host, started = own_identity().host, psutil.Process(sleeper.pid).create_time()
-    assert life_of(ProcessIdentity(sleeper.pid, host, started=started)) is ProcessStatus.LIVES
-    assert life_of(ProcessIdentity(sleeper.pid, host, started=started + 3600)) is ProcessStatus.UNKNOWN
+    assert process_status(ProcessIdentity(sleeper.pid, host, started=started)) is ProcessStatus.LIVES
+    assert process_status(ProcessIdentity(sleeper.pid, host, started=started + 3600)) is ProcessStatus.UNKNOWN
     sleeper.kill()
     sleeper.wait()
-    assert life_of(ProcessIdentity(sleeper.pid, host, started=started)) is ProcessStatus.GONE
+    assert process_status(ProcessIdentity(sleeper.pid, host, started=started)) is ProcessStatus.GONE
 
 
 def test_the_owner_of_checkpoints_in_the_words_of_an_older_version_is_understood(sleeper):
-    said = identity_of(sleeper.pid).said()
+    said = identity_of(sleeper.pid).as_json()
     older = {"run": "r", "pid": sleeper.pid, "started": f"{said['boot']} {said['start']}", "host": said["host"]}
     identity = identity_from(older)
     assert identity is not None
-    assert life_of(identity) is ProcessStatus.LIVES
-    assert life_of(replace(identity, start="1")) is ProcessStatus.GONE
+    assert process_status(identity) is ProcessStatus.LIVES
+    assert process_status(replace(identity, start="1")) is ProcessStatus.GONE
 
 
 def test_the_words_of_ps_are_the_same_in_every_time_zone_and_language(sleeper, monkeypatch):
     # What macOS is asked with: there the system keeps the time itself, and setting the clock does not move it.
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    first = seen_by_ps(sleeper.pid)
+    first = stat_from_ps(sleeper.pid)
     monkeypatch.setenv("TZ", "America/New_York")
-    assert seen_by_ps(sleeper.pid) == first
+    assert stat_from_ps(sleeper.pid) == first
     assert first is not None
     started = time.mktime(time.strptime(first.start)) - time.mktime(time.gmtime(0))
     assert abs(started - time.time()) < 3600 * 2
     assert not first.has_ended
     sleeper.kill()
     end_without_being_taken_note_of(sleeper)
-    ended = seen_by_ps(sleeper.pid)
+    ended = stat_from_ps(sleeper.pid)
     assert ended is not None
     assert ended.has_ended
     sleeper.wait()
-    assert seen_by_ps(sleeper.pid) is None
+    assert stat_from_ps(sleeper.pid) is None
 
 
 def needs_namespaces(*kinds: str) -> None:
@@ -128,16 +128,16 @@ def needs_namespaces(*kinds: str) -> None:
 
 SAY = (
     "import json, sys, time; from mlflow_stability.journal.process_identity import own_identity;"
-    "print(json.dumps(own_identity().said()), flush=True); time.sleep(60)"
+    "print(json.dumps(own_identity().as_json()), flush=True); time.sleep(60)"
 )
 ASK = (
-    "import json, sys; from mlflow_stability.journal.process_identity import identity_from, life_of;"
-    "print(life_of(identity_from(json.loads(sys.argv[1]))).value)"
+    "import json, sys; from mlflow_stability.journal.process_identity import identity_from, process_status;"
+    "print(process_status(identity_from(json.loads(sys.argv[1]))).value)"
 )
 
 
 def asked(identity: ProcessIdentity, *before: str) -> str:
-    command = [*before, sys.executable, "-c", ASK, json.dumps(identity.said())]
+    command = [*before, sys.executable, "-c", ASK, json.dumps(identity.as_json())]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -151,7 +151,7 @@ def test_a_process_of_a_container_is_found_from_outside_and_inside(mounts):
     assert identity is not None
     assert identity.pid == 1  # as another process is called here
     assert identity.start
-    assert life_of(identity) is ProcessStatus.LIVES
+    assert process_status(identity) is ProcessStatus.LIVES
     assert asked(identity, "unshare", "-pf", *mounts) == ("unknown" if mounts else "lives")
     (child,) = psutil.Process(process.pid).children()
     assert asked(identity, "nsenter", "-t", str(child.pid), "-p", *(["-m"] if mounts else [])) == "lives"
@@ -160,7 +160,7 @@ def test_a_process_of_a_container_is_found_from_outside_and_inside(mounts):
     process.stdout.close()
     child.wait(10)
     is_first = Path("/proc/self/ns/pid").readlink() == Path("pid:[4026531836]")
-    assert life_of(identity) is (ProcessStatus.GONE if is_first else ProcessStatus.UNKNOWN)
+    assert process_status(identity) is (ProcessStatus.GONE if is_first else ProcessStatus.UNKNOWN)
     # The kernel may give a new namespace the number of the one that has ended; then it is known to be gone.
     assert asked(identity, "unshare", "-pf", *mounts) in ("unknown", "gone")
 
@@ -168,7 +168,7 @@ def test_a_process_of_a_container_is_found_from_outside_and_inside(mounts):
 def test_a_clock_of_a_container_that_counts_otherwise_tells_nothing():
     own = own_identity()
     pids = own.namespaces.partition(" ")[0]
-    assert life_of(replace(own, namespaces=f"{pids} time:[1]")) is ProcessStatus.UNKNOWN
+    assert process_status(replace(own, namespaces=f"{pids} time:[1]")) is ProcessStatus.UNKNOWN
 
 
 def test_what_is_no_such_link_names_nobody(tmp_path):

@@ -20,8 +20,9 @@ from mlflow_stability.journal.record import (
     frame,
     unframe,
 )
-from mlflow_stability.vocabulary import Closing, Finding, Gap, Note, Opening, Reset, Severity, Signal, StepReading
-from mlflow_stability.vocabulary.result import Action, Remedy, Source, Text
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Source, Text
+from mlflow_stability.vocabulary.run import Closing, Gap, Note, Opening, Reset
 
 texts = st.text(st.characters(blacklist_categories=["Cs"]))
 steps = st.integers(0, 2**53)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from benchmarks.delivery import SHIM
 
-from mlflow_stability.journal.slow_writes import SHARE, SLOW_SECONDS, WRITES, WriteTimes
+from mlflow_stability.journal.writer import MIN_WRITES, SLOW_SECONDS, SLOW_SHARE, WriteTimes
 
 SLOWER_THAN_A_BUSY_MACHINE = 1.0
 """Seconds: writes that are not much slower than a pause of the thread are taken for one that had to wait."""
@@ -34,35 +34,35 @@ def test_slow_writes_are_told_of_once_with_their_time_and_share() -> None:
     before = time.perf_counter()
     times = WriteTimes()
     began = time.perf_counter()
-    for _ in range(WRITES):
+    for _ in range(MIN_WRITES):
         time.sleep(0.03)
         times.add_slow(SLOWER_THAN_A_BUSY_MACHINE)
     ended = time.perf_counter()
-    found = times.found(WRITES)
+    found = times.check(MIN_WRITES)
     after = time.perf_counter()
     assert found is not None
     assert found.seconds == pytest.approx(SLOWER_THAN_A_BUSY_MACHINE)
-    together = SLOWER_THAN_A_BUSY_MACHINE * WRITES
+    together = SLOWER_THAN_A_BUSY_MACHINE * MIN_WRITES
     assert together / (after - before) <= found.share <= together / (ended - began)
-    for _ in range(WRITES):
+    for _ in range(MIN_WRITES):
         times.add_slow(SLOWER_THAN_A_BUSY_MACHINE)
-    assert times.found(2 * WRITES) is None
+    assert times.check(2 * MIN_WRITES) is None
 
 
 def test_a_few_slow_writes_among_many_say_nothing() -> None:
     times = WriteTimes()
-    for _ in range(WRITES):
+    for _ in range(MIN_WRITES):
         times.add_slow(0.5)
-    assert times.found(2 * WRITES + 1) is None
-    assert times.found(3 * WRITES) is None  # nor do they count in the writes after them
+    assert times.check(2 * MIN_WRITES + 1) is None
+    assert times.check(3 * MIN_WRITES) is None  # nor do they count in the writes after them
 
 
 def test_slow_writes_in_long_steps_say_nothing() -> None:
     times = WriteTimes()
-    for _ in range(WRITES):
+    for _ in range(MIN_WRITES):
         times.add_slow(SLOW_SECONDS)
-    time.sleep(1.1 * WRITES * SLOW_SECONDS / SHARE)
-    assert times.found(WRITES) is None
+    time.sleep(1.1 * MIN_WRITES * SLOW_SECONDS / SLOW_SHARE)
+    assert times.check(MIN_WRITES) is None
 
 
 def test_a_thread_that_keeps_pythons_lock_is_not_taken_for_a_slow_disk() -> None:
@@ -77,9 +77,9 @@ def test_a_thread_that_keeps_pythons_lock_is_not_taken_for_a_slow_disk() -> None
     sys.setswitchinterval(0.05)
     busy.start()
     try:
-        for _ in range(WRITES):
+        for _ in range(MIN_WRITES):
             times.add_slow(0.05)
-        assert times.found(WRITES) is None
+        assert times.check(MIN_WRITES) is None
     finally:
         over.set()
         sys.setswitchinterval(interval)

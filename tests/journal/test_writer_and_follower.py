@@ -14,7 +14,8 @@ from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.follower import JournalFollower, read_journal
 from mlflow_stability.journal.record import encode
 from mlflow_stability.journal.writer import JournalWriter
-from mlflow_stability.vocabulary import Closing, Note, Opening, Reset, Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.run import Closing, Note, Opening, Reset
 
 LOSS, NORM = Signal("loss"), Signal("grad_norm", "blöck.3.注意")
 OPENING = Opening("r1", 1, 0.0, "host", 0.0)

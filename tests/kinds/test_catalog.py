@@ -26,7 +26,7 @@ from mlflow_stability.kinds.catalog import (
 )
 from mlflow_stability.kinds.documentation import SECTIONS
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 EVERY = (*DETECTORS, *ON_REQUEST)
 DOCUMENTED = [*(name_of(each) for each in EVERY), *(each.kind for each in SEEN_FROM_OUTSIDE)]

@@ -19,8 +19,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from mlflow_stability.analysis.diagnose import diagnose, history_of
 from mlflow_stability.figures.style import FAINT, LINES, SEVERITY, Picture, new_figure, our_style, png
 from mlflow_stability.kinds.catalog import documentation
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 RUNS = ROOT / "mlruns_fixtures" / "0"
 FOLDER = PACKAGE / "manual" / "findings"

@@ -11,12 +11,11 @@ if __name__ == "__main__":
 
 from architecture.repository import PACKAGE
 
-from mlflow_stability.alerts.metrics.signal_names import EVENTS, EVERYTHING, STEP_DURATION
+from mlflow_stability.alerts.metrics.run_metrics import EVENTS, EVERYTHING, STEP_DURATION
 from mlflow_stability.manual import signals
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.write.thinning import LOGGED_BY_THE_SCRIPT
-from mlflow_stability.vocabulary import Signal
-from mlflow_stability.vocabulary.measured.signal_type import signal_types
+from mlflow_stability.vocabulary.measured import Signal, signal_types
 
 PAGE = PACKAGE / "manual" / "alerts.md"
 HEAD = "| in MLflow | Prometheus | OpenTelemetry | meaning |\n| --- | --- | --- | --- |\n"

@@ -14,10 +14,9 @@ from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.tracking.artifacts import read_line
 from mlflow_stability.tracking.parquet_parts import read_part
-from mlflow_stability.vocabulary.result import Source
+from mlflow_stability.vocabulary.result import Severity, Source
 from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 
 EXPERIMENT = Path(__file__).parents[2] / "mlruns_fixtures" / "0"
 """Runs of earlier versions, whose findings have no facts; experiment 1 holds runs with facts."""

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from mlflow_stability.kinds.loss.divergence_early import StartFacts
 from mlflow_stability.recovery.rollback_decisions import decide
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 POLICY = RollbackPolicy()

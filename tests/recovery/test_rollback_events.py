@@ -3,7 +3,7 @@ from __future__ import annotations
 from mlflow_stability.kinds.reported.rollback import HeldRate
 from mlflow_stability.recovery.rollback_events import data_changed_event, give_up_event, rollback_event
 from mlflow_stability.recovery.rollback_state import Decision
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 
 def test_going_back_is_told_with_its_reason_its_target_the_steps_lost_and_the_time_it_took() -> None:

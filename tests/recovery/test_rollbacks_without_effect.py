@@ -12,8 +12,7 @@ from recovery.test_rollback_decisions import LOSSES_AROUND, POLICY, divergence, 
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJumpFacts
 from mlflow_stability.recovery.rollback_decisions import decide
 from mlflow_stability.recovery.rollback_state import Decision, GoodState, RollbackHistory, Situation
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 NOISY = (1.2, 3.1, 2.2, 2.9, 1.7, 2.2, 2.4, 1.5, 2.0) * 5

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.stop_conditions import Stop, StopRules, stop_conditions
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import Signal, StepReading
 
 NAN, INF = float("nan"), float("inf")
 

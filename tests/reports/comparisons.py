@@ -10,9 +10,8 @@ from diagnosis.histories import falling
 
 from mlflow_stability.diagnosis.compare import comparison_of
 from mlflow_stability.diagnosis.two_runs.first_difference import first_difference_of
-from mlflow_stability.vocabulary.measured.layers_beside import BrokenAt, Farthest, LayersBeside
-from mlflow_stability.vocabulary.result.comparison import Comparison
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.measured import FirstNonFinite, LargestGap, LayerComparison
+from mlflow_stability.vocabulary.result import Comparison, RunCard
 
 HOSTILE = "<script>alert('x')</script>| a_b *c* \x1b[31m =1+1"
 
@@ -39,7 +38,7 @@ def two_with_layers() -> Comparison:
     layers = tuple(f"model.blocks.{number // 3}.{('attn', 'mlp', HOSTILE)[number % 3]}" for number in range(30))
     heads = tuple(f"model.blocks.0.attn.head_{number}" for number in range(8))
     beside = (
-        LayersBeside(
+        LayerComparison(
             "grad_norm",
             layers,
             -300,
@@ -48,10 +47,10 @@ def two_with_layers() -> Comparison:
             True,
             quiet,
             loud,
-            farthest=Farthest(layers[4], 40, 0.1, 900.0),
-            broken=(None, BrokenAt(27, layers[3], 200)),
+            farthest=LargestGap(layers[4], 40, 0.1, 900.0),
+            broken=(None, FirstNonFinite(27, layers[3], 200)),
         ),
-        LayersBeside(
+        LayerComparison(
             "attention_entropy",
             heads,
             -300,
@@ -61,7 +60,7 @@ def two_with_layers() -> Comparison:
             even,
             fallen,
             smallest=True,
-            farthest=Farthest(heads[2], 0, 2.9, 0.0),
+            farthest=LargestGap(heads[2], 0, 2.9, 0.0),
         ),
     )
     return comparison_of(cards, layers=beside, notes=("A remark.",))

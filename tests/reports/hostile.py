@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from reports.samples import broken, nan, spike
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.result import Action, Remedy, Text
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis, NotJudged
+from mlflow_stability.vocabulary.result import Action, Cause, Diagnosis, NotJudged, Remedy, Text
 
 PIECES = st.sampled_from(
     [

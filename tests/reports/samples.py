@@ -8,11 +8,17 @@ import numpy as np
 from findings import over_steps
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.result import Text, read_remedies
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis, NotJudged, Sketch
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import (
+    Cause,
+    CurveReading,
+    Diagnosis,
+    Finding,
+    NotJudged,
+    Severity,
+    Sketch,
+    Text,
+    read_remedies,
+)
 
 STEPS = np.arange(1000)
 FALLING = 1.5 + 3 * np.exp(-STEPS / 150)

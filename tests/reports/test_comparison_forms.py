@@ -14,7 +14,7 @@ from reports.comparisons import ALL, HOSTILE, many, two
 from mlflow_stability.reports.comparison import comparison_terminal
 from mlflow_stability.reports.comparison.comparison_json import schema
 from mlflow_stability.reports.report_format import FORMATS, render_comparison
-from mlflow_stability.vocabulary.result.comparison import Comparison
+from mlflow_stability.vocabulary.result import Comparison
 
 Made = Callable[[], Comparison]
 

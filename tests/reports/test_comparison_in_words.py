@@ -12,10 +12,16 @@ from mlflow_stability.diagnosis.parameters.parameter_difference import differenc
 from mlflow_stability.reports.comparison import comparison_terminal
 from mlflow_stability.reports.report_format import render_comparison
 from mlflow_stability.reports.words import comparison_phrases as wording
-from mlflow_stability.vocabulary.result.cohort import Association, Cohort, Interval, Sensitivity, SurvivalCurve
-from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_card import Mark
+from mlflow_stability.vocabulary.result import (
+    JUDGED_LIVE,
+    Association,
+    Cohort,
+    Interval,
+    Mark,
+    Sensitivity,
+    Severity,
+    SurvivalCurve,
+)
 
 
 def test_names_that_differ_in_their_ends_alone_can_be_told_apart_in_80_columns() -> None:

@@ -15,7 +15,7 @@ from mlflow_stability.reports.html_kit.dots import dots_of
 from mlflow_stability.reports.html_kit.overlay import HEIGHT, WIDTH, overlay_of
 from mlflow_stability.reports.html_kit.strips import strips_of
 from mlflow_stability.reports.html_kit.survival_picture import survival_picture_of
-from mlflow_stability.vocabulary.result.cohort import ParamPlot, SurvivalCurve
+from mlflow_stability.vocabulary.result import ParamPlot, SurvivalCurve
 
 POINT = re.compile(r"(-?[\d.]+) (-?[\d.]+)")
 

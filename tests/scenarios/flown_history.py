@@ -8,11 +8,11 @@ from dataclasses import replace
 from scenarios.flying import Flown
 
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.measured.observation import Series, StepReading, series_by_signal
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.run import Fact
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
+from mlflow_stability.vocabulary.measured import Series, StepReading
+from mlflow_stability.vocabulary.measured.signal import series_by_signal
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Fact, Metric, RunHistory
+from mlflow_stability.vocabulary.text import Meaning, metric_meanings
 
 
 def recorded(flown: Flown) -> RunHistory:
@@ -39,7 +39,7 @@ def logged(flown: Flown, *quantities: str, every: int = 1) -> RunHistory:
 def log_of(run: RunHistory, *quantities: str, every: int = 1) -> RunHistory:
     """The same from the whole record."""
     chosen = [each for each in run.metrics if each.name in quantities]
-    meanings = meanings_of([each.name for each in chosen])
+    meanings = metric_meanings([each.name for each in chosen])
     metrics = tuple(replace(each, meaning=meanings[each.name], series=_thinned(each.series, every)) for each in chosen)
     return RunHistory("log", "log", "json_lines", "all of it", metrics)
 

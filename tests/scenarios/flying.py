@@ -14,9 +14,9 @@ from mlflow_stability import Options
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import recording_folders, session_folders
 from mlflow_stability.journal.record import Record
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.session.session import Session
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 QUICK = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10, rewind=20, easing_steps=40)

@@ -15,7 +15,7 @@ from torch.optim import AdamW
 
 from mlflow_stability.journal.record import Record
 from mlflow_stability.probes.step.reading import COPIED
-from mlflow_stability.vocabulary.run.milestone import Note
+from mlflow_stability.vocabulary.run import Note
 
 CLIP = 0.3
 

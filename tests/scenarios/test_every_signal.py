@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import mlflow_stability
 from mlflow_stability.tracking.parquet_parts import read_layer_part
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 pytestmark = pytest.mark.scenario
 SIGNALS = PACKAGE / "manual" / "signals.md"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from mlflow_stability import Options, RollbackPolicy, TrainingDiverged
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 pytestmark = pytest.mark.scenario
 Make = Callable[[list[torch.nn.Parameter]], Optimizer]

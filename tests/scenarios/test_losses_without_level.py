@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_of_code
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_code
 from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 POLICIES = ("actor_critic", "parallel_q_learning", "ppo", "reinforce_continuous")
 RECOGNISED_BY = 8
@@ -30,7 +30,7 @@ def facts(flown: Flown) -> dict[int, LossLevel | None]:
     """What was recorded about the level of the loss, by step."""
     readings = (each for each in flown.records if isinstance(each, StepReading))
     return {
-        each.step: level_of_code(value)
+        each.step: level_from_code(value)
         for each in readings
         for signal, value in zip(each.signals, each.values, strict=True)
         if signal.quantity == LOSS_LEVEL

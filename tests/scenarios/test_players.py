@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 
 from mlflow_stability.detectors.loss_level import AlternatingLosses, take_turns
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 MODES = 8
 

@@ -12,9 +12,8 @@ from scenarios.ranks_training import NAN_AT, SLOW_AT, SLOW_FROM, SLOW_SECONDS, S
 
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.kinds.reported.ranks import RankNonfinite, RankSlowStep, RankSpike, Straggler
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.milestone import Note
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.run import Note
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
 SCRIPT = str(Path(ranks_training.__file__))

@@ -19,9 +19,9 @@ from mlflow_stability import Options
 from mlflow_stability.errors import SettingsError, StabilityError, TrainingDiverged
 from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Source
-from mlflow_stability.vocabulary.run.milestone import Note, Opening, Reset
+from mlflow_stability.vocabulary.run import Note, Opening, Reset
 
 pytestmark = pytest.mark.scenario
 HOPELESS = dataclasses.replace(QUICK, hold_learning_rate_above=None, easing_steps=5)

@@ -20,7 +20,7 @@ from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.state.restore import RestorePlan
 from mlflow_stability.session.autopilot import states as keeping
 from mlflow_stability.session.session import Session
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 pytestmark = pytest.mark.scenario
 AT_ONCE = dataclasses.replace(QUICK, rollback_after_skips=5)

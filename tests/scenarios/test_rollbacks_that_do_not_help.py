@@ -11,7 +11,7 @@ from scenarios.flying import QUICK, Flown, flying
 from torch import nn
 from torch.optim import AdamW
 
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 pytestmark = pytest.mark.scenario
 

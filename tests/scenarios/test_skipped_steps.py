@@ -19,7 +19,7 @@ from torch.amp import GradScaler
 from torch.optim import SGD, AdamW
 
 import mlflow_stability
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 pytestmark = [pytest.mark.scenario, pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")]
 BROKEN = 7

@@ -13,7 +13,7 @@ from recovery.optimizer_zoo import OPTIMIZERS, SAM
 from scenarios.flying import QUICK, flying
 from torch import Tensor, nn
 
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Finding
 
 pytestmark = pytest.mark.scenario
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 CLASSES = 10
 

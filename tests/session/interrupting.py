@@ -23,7 +23,7 @@ from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.probe_plan import probe_scheduler_of
 from mlflow_stability.session.recording.recording import Recording
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 from mlflow_stability.vocabulary.settings import Settings
 
 OURS = str(Path(mlflow_stability.__file__).parent)
@@ -118,7 +118,7 @@ class Training:
         finally:
             self.watch.remove()
             self.meter.close()
-            self.recording.close(mlflow_stability.vocabulary.run.milestone.Closing("finished", run_was_active=False))
+            self.recording.close(mlflow_stability.vocabulary.run.Closing("finished", run_was_active=False))
 
     def step(self) -> None:
         """One step of the script."""

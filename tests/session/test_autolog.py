@@ -31,8 +31,9 @@ from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosio
 from mlflow_stability.kinds.loss.divergence import DivergenceClassic
 from mlflow_stability.kinds.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.session.session import Session
-from mlflow_stability.vocabulary import Closing, Note, Opening, Signal, StepReading
-from mlflow_stability.vocabulary.sensitivity import FACTORS
+from mlflow_stability.vocabulary.judging import FACTORS
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.run import Closing, Note, Opening
 from mlflow_stability.vocabulary.settings import Settings
 
 NO_WAIT = mlflow_stability.Options(exit_wait=0)

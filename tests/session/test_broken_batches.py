@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
 from mlflow_stability.session.broken_batches import MOST_FILES, BatchReport
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Finding
 
 
 class Counting(nn.Module):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.tracking.keys import metric_key, parse_key, section_of
-from mlflow_stability.vocabulary.measured import signal_types
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.text.recorded_keys import KEYS, LAYERS, MAIN, OLD_KEYS, SECTIONS, chart_order
+from mlflow_stability.vocabulary.measured import Signal, signal_types
+from mlflow_stability.vocabulary.text import LAYERS, MAIN, SECTIONS, chart_order
+from mlflow_stability.vocabulary.text.recorded_keys import KEYS, OLD_KEYS
 
 FIXTURES = Path(__file__).parents[2] / "mlruns_fixtures"
 

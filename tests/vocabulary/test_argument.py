@@ -8,17 +8,17 @@ import pytest
 
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import (
+    check_arguments,
     check_fields,
+    check_init_arguments,
     check_names,
     did_you_mean,
-    made_with_known_names,
     member_of,
     number,
     one_of,
     or_list,
-    shown,
+    short_repr,
     whole_number,
-    with_known_names,
 )
 
 
@@ -27,13 +27,13 @@ class Level(enum.IntEnum):
     HIGH = 2
 
 
-@with_known_names
+@check_arguments
 def call(path: str, *, rollback: bool = False) -> tuple[str, bool]:
     """Take two arguments."""
     return path, rollback
 
 
-@made_with_known_names
+@check_init_arguments
 @dataclass(frozen=True)
 class Knobs:
     every: int = field(default=3, metadata=whole_number(1))
@@ -72,26 +72,26 @@ def test_names_are_compared_without_regard_to_capitals() -> None:
 
 
 def test_a_limit_that_is_not_part_of_the_range_is_refused() -> None:
-    share = number(above=0, most=1)["takes"]
-    assert share.checked("share", 1) == 1
+    share = number(above=0, at_most=1)["takes"]
+    assert share.check("share", 1) == 1
     with pytest.raises(SettingsError, match="share must be a number, more than 0 and at most 1; got 0"):
-        share.checked("share", 0)
-    assert number(least=0)["takes"].checked("wait", float("inf")) == float("inf")
+        share.check("share", 0)
+    assert number(at_least=0)["takes"].check("wait", float("inf")) == float("inf")
 
 
 def test_one_and_true_are_not_the_same_choice() -> None:
     takes = one_of(True, False, "late")["takes"]
-    assert takes.checked("guard", "late") == "late"
+    assert takes.check("guard", "late") == "late"
     with pytest.raises(SettingsError, match="guard must be True, False or 'late'; got 1"):
-        takes.checked("guard", 1)
+        takes.check("guard", 1)
 
 
 def test_a_member_of_an_enumeration_is_taken_by_its_name_too() -> None:
     takes = member_of(Level)["takes"]
-    assert takes.checked("level", Level.HIGH) is Level.HIGH
-    assert takes.checked("level", "high") is Level.HIGH
+    assert takes.check("level", Level.HIGH) is Level.HIGH
+    assert takes.check("level", "high") is Level.HIGH
     with pytest.raises(SettingsError, match=r"level must be Level.LOW or Level.HIGH; got 2\.$"):
-        takes.checked("level", 2)
+        takes.check("level", 2)
 
 
 def test_a_long_value_is_cut_and_one_that_cannot_be_shown_is_still_told() -> None:
@@ -99,7 +99,7 @@ def test_a_long_value_is_cut_and_one_that_cannot_be_shown_is_still_told() -> Non
         def __repr__(self) -> str:
             raise RuntimeError
 
-    assert shown("a" * 500).endswith("… (str)")
-    assert shown(Broken()) == "an object (Broken)"
-    assert shown(3) == "3"
+    assert short_repr("a" * 500).endswith("… (str)")
+    assert short_repr(Broken()) == "an object (Broken)"
+    assert short_repr(3) == "3"
     assert or_list(["a"]) == "a"

@@ -16,7 +16,7 @@ from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.manual.pages import FOLDER
-from mlflow_stability.vocabulary.argument_places import ALWAYS_ON, RENAMED, SYNONYMS, THRESHOLDS, place_of
+from mlflow_stability.vocabulary.settings import ALWAYS_ON, RENAMED, SYNONYMS, THRESHOLDS, argument_place
 
 ARGUMENTS = inspect.signature(mlflow_stability.autolog).parameters
 MOST_ARGUMENTS = 22
@@ -91,7 +91,7 @@ def test_thresholds_of_before_are_detectors_that_there_are() -> None:
 )
 def test_an_argument_of_another_name_is_answered_with_what_to_write(function: Any, name: str, sentence: str) -> None:
     assert sentence in answer(function, **{name: True})
-    assert place_of("check()", name, True, ["batch"]) == ""
+    assert argument_place("check()", name, True, ["batch"]) == ""
 
 
 @pytest.mark.parametrize(

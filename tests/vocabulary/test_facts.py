@@ -16,9 +16,8 @@ from mlflow_stability.journal.record import decode, encode, unframe
 from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.tracking.artifacts import line_of, read_line
-from mlflow_stability.vocabulary import Finding
 from mlflow_stability.vocabulary.facts import Facts, OtherFacts, classes_of_facts, facts_from_json
-from mlflow_stability.vocabulary.result import read_remedies
+from mlflow_stability.vocabulary.result import Finding, read_remedies
 
 
 class Colour(enum.StrEnum):

@@ -29,8 +29,8 @@ from mlflow_stability.kinds.reported.broken_steps import (
 from mlflow_stability.kinds.reported.rollback import GaveUp, GiveUpFacts, RollbackFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, LintFacts, Setting, SettingName, UnclearedFacts
 from mlflow_stability.tracking.artifacts import line_of, read_line
-from mlflow_stability.vocabulary import Finding
 from mlflow_stability.vocabulary.facts import Facts, OtherFacts
+from mlflow_stability.vocabulary.result import Finding
 
 CHANGED = "The weights of step 3 give 5.2: the data changed at about step 9."
 DECAY = SettingName(Setting.GROUP_OPTION, "weight_decay", "group 0 of AdamW")

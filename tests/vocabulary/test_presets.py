@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.argument import given_names, with_known_names
+from mlflow_stability.vocabulary.argument import check_arguments, given_arguments
 from mlflow_stability.vocabulary.presets import PRESETS, with_preset
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.settings import Options, Settings
@@ -66,13 +66,13 @@ def test_without_a_preset_nothing_is_changed_and_an_unknown_one_is_refused() -> 
 
 
 def test_a_public_function_knows_which_arguments_it_was_given() -> None:
-    @with_known_names
+    @check_arguments
     def inner(*, a: int = 1, b: int = 2) -> frozenset[str]:
-        return given_names()
+        return given_arguments()
 
-    @with_known_names
+    @check_arguments
     def outer(*, a: int = 1) -> tuple[frozenset[str], frozenset[str]]:
-        return inner(b=2), given_names()
+        return inner(b=2), given_arguments()
 
     assert outer(a=1) == ({"b"}, {"a"})
     assert outer() == ({"b"}, frozenset())

@@ -26,12 +26,10 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.panel import replay
 from mlflow_stability.session.process.courier_link import CourierLink
-from mlflow_stability.vocabulary.measured.observation import Series
-from mlflow_stability.vocabulary.result import Source
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.result import Finding, Severity, Source
+from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.text import metric_meanings
 
 OF_THE_MACHINE = frozenset(
     {"step_time_increase", "throughput_drop", "memory_pressure", "low_mfu", "low_gpu_utilization"}
@@ -159,7 +157,7 @@ def with_rewards(run: RunHistory, rewards: tuple[float, ...]) -> RunHistory:
     steps = np.unique(np.linspace(1, last, min(last, len(rewards))).astype(np.int64))
     values = np.array([part.mean() for part in np.array_split(np.array(rewards), len(steps))])
     nothing = np.zeros(len(steps))
-    meaning = meanings_of(["episode_reward"])["episode_reward"]
+    meaning = metric_meanings(["episode_reward"])["episode_reward"]
     series = Series(meaning.signal, steps, values, nothing.astype(np.int64), nothing)
     return replace(run, metrics=(*run.metrics, Metric("episode_reward", meaning, series)))
 

@@ -11,7 +11,7 @@ from zoo.healthy.ways_to_train import rmsprop, steps_of_the_rate
 from zoo.judged import VIEWS, Trained, Training, judged, trained
 from zoo.slow_failures import SLOW_FAILURES, SlowFailure, death_in_convolutions, frozen_layer, labels_never_belonged
 
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 SEED = 0
 QUICK = (graph, hinge_to_zero, rmsprop, steps_of_the_rate, triplets)

@@ -20,8 +20,8 @@ import mlflow_stability
 from mlflow_stability.demo.tasks.loop import Notes
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layout import recording_folders, session_folders
-from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
+from mlflow_stability.vocabulary.result import Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,23 @@
-"""What a user asks for with ``autolog(mirrors=...)``: which other tools get the same numbers.
+"""Mirrors, the tools that ``autolog(mirrors=...)`` names: their settings, and the writers of TensorBoard and W&B.
 
-In: texts such as ``tensorboard:runs/`` and ``wandb``. Out: checked `Mirror` objects. Guarantees: where a tool is not
-installed, that is said at once, with how to install it.
+A tool that is not installed is refused at once, with how to install it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from itertools import groupby, pairwise
+from operator import mul
+from pathlib import Path
+from typing import Any, Protocol
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.argument import did_you_mean, or_list, shown
+from mlflow_stability.vocabulary.argument import did_you_mean, or_list, short_repr
 
 OTEL, TENSORBOARD, WANDB = "otel", "tensorboard", "wandb"
 _NEEDS = {
@@ -20,34 +25,34 @@ _NEEDS = {
     WANDB: ("wandb", "Weights & Biases"),
     OTEL: ("opentelemetry.exporter.otlp.proto.http", "OpenTelemetry's exporter"),
 }
-"""The package of each tool, and what it is called."""
+"""Package and display name of each tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """One tool."""
+    """One tool that receives the same numbers as MLflow."""
 
     tool: str
     target: str = ""
-    """Behind the colon: an address, a folder, a project; empty for the tool's own default."""
+    """After the colon: an address, a folder, a project; empty for the tool's default."""
 
     @property
     def key(self) -> str:
-        """By which it is known in files: its tool."""
+        """Name in files."""
         return self.tool
 
 
-def mirrors_of(given: Any) -> tuple[Mirror, ...]:
-    """The mirrors that were asked for, one or several."""
+def read_mirrors(given: Any) -> tuple[Mirror, ...]:
+    """Read one mirror or several: texts such as ``tensorboard:runs/`` and ``wandb``."""
     several = (given,) if isinstance(given, str | Mirror) else given
     if several is None or not isinstance(several, Iterable) or isinstance(several, bytes | Mapping):
-        raise SettingsError(f"mirrors must be texts such as {_EXAMPLE}, one or several; got {shown(given)}.")
-    found = tuple(_mirror(each) for each in several)
-    tools = [each.tool for each in found]
-    twice = next((each for each in tools if tools.count(each) > 1), None)
-    if twice is not None:
-        raise SettingsError(f"mirrors has {twice!r} twice; each tool can be used once.")
-    return found
+        raise SettingsError(f"mirrors must be texts such as {_EXAMPLE}, one or several; got {short_repr(given)}.")
+    mirrors = tuple(map(_mirror, several))
+    tools = [mirror.tool for mirror in mirrors]
+    repeated = next((tool for tool in tools if tools.count(tool) > 1), None)
+    if repeated is not None:
+        raise SettingsError(f"mirrors has {repeated!r} twice; each tool can be used once.")
+    return mirrors
 
 
 def _mirror(given: Any) -> Mirror:
@@ -57,12 +62,12 @@ def _mirror(given: Any) -> Mirror:
     if tool not in _NEEDS:
         hint = did_you_mean(tool, _NEEDS)
         raise SettingsError(
-            f"mirrors can be {or_list(map(repr, _NEEDS))}, with a target behind a colon; got {shown(given)}.{hint}"
+            f"mirrors can be {or_list(map(repr, _NEEDS))}, with a target behind a colon; got {short_repr(given)}.{hint}"
         )
-    package, called = _NEEDS[tool]
+    package, title = _NEEDS[tool]
     if not _installed(package):
         raise SettingsError(
-            f"mirrors={given!r} needs {called}, which is not installed here: pip install 'mlflow-stability[{tool}]'."
+            f"mirrors={given!r} needs {title}, which is not installed here: pip install 'mlflow-stability[{tool}]'."
         )
     return Mirror(tool, target)
 
@@ -70,9 +75,175 @@ def _mirror(given: Any) -> Mirror:
 def _installed(package: str) -> bool:
     try:
         spec = find_spec(package)
-    except ModuleNotFoundError:  # a package above it is missing
+    except ModuleNotFoundError:  # a parent package is missing
         return False
-    return spec is not None and spec.origin is not None  # a folder of that name is no package
+    return spec is not None and spec.origin is not None  # a folder without code is no package
 
 
 _EXAMPLE = "'tensorboard:runs/' and 'wandb'"
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One number, with its key in MLflow."""
+
+    key: str
+    step: int
+    value: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHistogram:
+    """The gradients or weights of one layer at one step."""
+
+    key: str
+    step: int
+    time: float
+    edges: Sequence[float]
+    """Edges of the bins: one more than `counts`."""
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredRun:
+    """The run of the numbers."""
+
+    run_id: str
+    name: str
+    directory: str
+    """Working directory of the training, to which relative folders refer."""
+
+
+class ScalarWriter(Protocol):
+    """Writer for one tool."""
+
+    def write(self, scalars: Sequence[Scalar]) -> None:
+        """Write numbers durably, or raise `MirrorError`."""
+
+    def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
+        """Write histograms durably, or raise `MirrorError`."""
+
+    def saved(self) -> Mapping[str, Any]:
+        """Return what a new writer needs to continue after the last value, as plain JSON."""
+
+    def close(self) -> None:
+        """Finish writing."""
+
+
+FOLDER = "runs"
+"""Usual folder of TensorBoard runs."""
+
+
+class TensorBoardWriter:
+    """Writes TensorBoard event files of one run, with TensorBoard's own classes and without TensorFlow.
+
+    A writer that continues after another one was killed cuts off what that one wrote after its last `saved`, so that no
+    point is there twice.
+    """
+
+    def __init__(self, target: str, run: MirroredRun, saved: Mapping[str, Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.histogram_pb2 import HistogramProto
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary, self._histogram = Event, Summary, HistogramProto
+        folder = Path(run.directory, target or FOLDER, f"{run.name}-{run.run_id[:8]}" if run.name else run.run_id)
+        saved_file = saved.get("file")
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.mlflow-stability"
+        self._path = Path(saved_file) if saved_file else folder / name
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("ab")
+        self._records = RecordWriter(self._file)
+        if saved_file:
+            self._file.truncate(saved["size"])
+            self._file.seek(0, os.SEEK_END)
+        else:
+            self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            self._file.flush()
+
+    def write(self, scalars: Sequence[Scalar]) -> None:
+        """Append one event for each step."""
+        for (step, when), scalars_of_step in groupby(scalars, key=lambda scalar: (scalar.step, scalar.time)):
+            values = [self._summary.Value(tag=scalar.key, simple_value=scalar.value) for scalar in scalars_of_step]
+            event = self._event(wall_time=when, step=step, summary=self._summary(value=values))
+            self._records.write(event.SerializeToString())
+        self._file.flush()
+
+    def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
+        """Append one event for each histogram."""
+        for histogram in histograms:
+            edges, counts = histogram.edges, histogram.counts
+            centers = [(low + high) / 2 for low, high in pairwise(edges)]
+            drawn = self._histogram(
+                min=edges[0],
+                max=edges[-1],
+                num=sum(counts),
+                sum=sum(map(mul, counts, centers)),
+                sum_squares=sum(count * center**2 for count, center in zip(counts, centers, strict=True)),
+                bucket_limit=edges[1:],
+                bucket=counts,
+            )
+            summary = self._summary(value=[self._summary.Value(tag=histogram.key, histo=drawn)])
+            event = self._event(wall_time=histogram.time, step=histogram.step, summary=summary)
+            self._records.write(event.SerializeToString())
+        self._file.flush()
+
+    def saved(self) -> Mapping[str, Any]:
+        """Return the file, and its valid size."""
+        return {"file": str(self._path), "size": self._path.stat().st_size}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+PROJECT = "mlflow-stability"
+STEP = "stability/step"
+
+
+class WandbWriter:
+    """Writes one Weights & Biases run, offline unless ``WANDB_MODE`` says otherwise; ``wandb sync`` uploads it.
+
+    It has the id and the name of the MLflow run. Steps are values of the key ``stability/step``: W&B's own step may
+    never fall, and some last values belong to earlier steps.
+    """
+
+    def __init__(self, target: str, run: MirroredRun, _: Mapping[str, Any]) -> None:
+        import wandb
+
+        self._run: Any = wandb.init(
+            project=target or PROJECT,
+            id=run.run_id,
+            name=run.name or None,
+            dir=run.directory or None,
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            resume="allow",
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, save_code=False),
+        )
+        self._run.define_metric("*", step_metric=STEP, summary="min,mean,last")
+
+    def write(self, scalars: Sequence[Scalar]) -> None:
+        """Log the values of each step."""
+        for step, scalars_of_step in groupby(scalars, key=lambda scalar: scalar.step):
+            self._run.log({STEP: step, **{scalar.key: scalar.value for scalar in scalars_of_step}})
+
+    def write_histograms(self, histograms: Sequence[LayerHistogram]) -> None:
+        """Log the histograms of each step."""
+        import wandb
+
+        for step, of_step in groupby(histograms, key=lambda histogram: histogram.step):
+            drawn = {
+                histogram.key: wandb.Histogram(np_histogram=(histogram.counts, histogram.edges))
+                for histogram in of_step
+            }
+            self._run.log({STEP: step, **drawn})
+
+    def saved(self) -> Mapping[str, Any]:
+        """Return nothing: W&B finds its run by the id."""
+        return {}
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()

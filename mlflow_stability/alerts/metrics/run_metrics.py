@@ -1,7 +1,7 @@
-"""The current metrics of one recording, for whoever scrapes or exports them: last values, counts, a histogram.
+"""The current metrics of one recording for Prometheus and OpenTelemetry, and their names there.
 
-In: records of its journal, from the first on. Out: samples by the names of the table. Guarantees: counters never fall;
-one thread may read while another one writes.
+TensorBoard and Weights & Biases use the keys of MLflow from `tracking/keys.py`. A signal that is not in the table is
+not exported. Guarantees: counters never fall; one thread may read while another one writes.
 """
 
 from __future__ import annotations
@@ -13,45 +13,98 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mlflow_stability.alerts.metrics.signal_names import (
-    BY_QUANTITY,
-    KINDS_OF_SPIKES,
-    STEP_DURATION,
-    STEPS,
-    SignalNames,
-)
-from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.measured import StepReading, signal_types
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Fact
+from mlflow_stability.vocabulary.text import SECTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class SignalNames:
+    """One signal of a whole model in other tools."""
+
+    quantity: str
+    """Its name in the record."""
+    prometheus: str
+    meaning: str
+    unit: str = "1"
+    """As OpenTelemetry writes units; ``1`` for plain numbers."""
+    counter: bool = False
+    """Whether it only grows."""
+    type: str = ""
+    """Label `type`, where several signals share the name."""
+    by_device: bool = False
+    """Whether it has the label `gpu_id`."""
+
+    @property
+    def otel(self) -> str:
+        """The name in OpenTelemetry: ``llm.training.loss``."""
+        name = self.prometheus.removesuffix("_total")
+        for group in ("llm_training", "llm_validation", "llm_gradient", "llm_gpu", "llm"):
+            if name.startswith(f"{group}_"):
+                return f"{group.replace('_', '.')}.{name.removeprefix(f'{group}_')}"
+        return name
+
+
+SIGNALS = tuple(
+    SignalNames(
+        *(signal.quantity, signal.exported, signal.short_meaning, signal.unit, signal.counter),
+        *(signal.exported_type, signal.by_device),
+    )
+    for signal in sorted(signal_types().values(), key=lambda signal: SECTIONS.index(signal.section))
+    if signal.exported
+)
+"""Every exported signal of a whole model, with the name in its own declaration."""
+STEPS = SignalNames("", "llm_training_steps_total", "Recorded steps", "{step}", counter=True)
+LOSS_SPIKES = SignalNames("", "llm_loss_spikes_total", "Loss spikes", "{event}", counter=True)
+GRADIENT_SPIKES = SignalNames("", "llm_gradient_spikes_total", "Exploding gradients", "{event}", counter=True)
+KINDS_OF_SPIKES = {
+    LOSS_SPIKES.prometheus: frozenset({"loss_spike"}),
+    GRADIENT_SPIKES.prometheus: frozenset({"gradient_explosion", "layer_explosion"}),
+}
+"""The event types that each of these counts."""
+EVENTS = SignalNames("", "llm_training_events_total", "Events, by type and severity", "{event}", counter=True)
+STEP_DURATION = SignalNames("step_time", "llm_step_duration_seconds", "Time from one step to the next", "s")
+"""Metrics that are counted or collected, not read from a reading; `STEP_DURATION` is a histogram."""
+EVERYTHING = (*SIGNALS, STEPS, LOSS_SPIKES, GRADIENT_SPIKES, EVENTS, STEP_DURATION)
+FAMILIES = tuple(
+    tuple(names for names in EVERYTHING if names.prometheus == name)
+    for name in dict.fromkeys(names.prometheus for names in EVERYTHING)
+)
+"""The same, grouped by name."""
+BY_QUANTITY = {names.quantity: names for names in SIGNALS}
+KNOWN_QUANTITIES = frozenset(signal_types())
+"""Quantities that conditions can compare."""
+
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper ends of the histogram of step times, in seconds."""
+"""Upper bounds of the histogram of step times, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """All metrics of a recording at one moment."""
+    """All metrics of a recording at one time."""
 
     labels: Mapping[str, str]
     """``model_name`` and ``run_id``."""
     values: Mapping[str, float]
-    """By the names that Prometheus has for them."""
+    """By their names in Prometheus."""
     of_devices: Mapping[tuple[str, str], float]
-    """What is measured of each device, by quantity and `gpu_id`."""
+    """Values of each device, by quantity and `gpu_id`."""
     events: Mapping[tuple[str, str], int]
-    """How many, by type and severity."""
+    """Numbers of events by type and severity."""
     buckets: tuple[int, ...]
-    """How many step times were in each bucket, and in the last place how many were longer."""
+    """Number of step times in each bucket; the last counts longer ones."""
     seconds: float
-    """The sum of all step times."""
+    """Sum of all step times."""
 
     def devices(self, quantity: str) -> list[tuple[str, float]]:
-        """The value of each device, by `gpu_id`."""
+        """Return the value of each device, by `gpu_id`."""
         return sorted((gpu_id, value) for (name, gpu_id), value in self.of_devices.items() if name == quantity)
 
     def spikes(self, name: str) -> dict[str, int]:
-        """The number of spikes of one counter, by severity; of each severity, so that no series begins late."""
-        counts = {each.name.lower(): 0 for each in Severity}
+        """Return the number of spikes of one counter for every severity, so that no series begins late."""
+        counts = {severity.name.lower(): 0 for severity in Severity}
         for (kind, severity), count in self.events.items():
             if kind in KINDS_OF_SPIKES[name]:
                 counts[severity] += count
@@ -65,7 +118,7 @@ class RunMetrics:
     run_id: str = ""
     """Empty while the run is not known."""
     on_step_time: Callable[[float], None] | None = None
-    """Gets every step time, for whoever keeps a histogram of its own."""
+    """Called with every step time, for exporters with a histogram of their own."""
     model_name: str = ""
     _step: int = 0
     _values: dict[str, float] = field(default_factory=dict)
@@ -76,7 +129,7 @@ class RunMetrics:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, record: object) -> None:
-        """Take a record of the journal in."""
+        """Take a record of the journal."""
         step_time = None
         with self._lock:
             if isinstance(record, StepReading):
@@ -85,11 +138,13 @@ class RunMetrics:
                 self._events[record.kind, record.severity.name.lower()] += 1
             elif isinstance(record, Fact) and record.key == "model":
                 self.model_name = record.value
-        if step_time is not None and self.on_step_time is not None:  # which takes locks of its own
+        if (
+            step_time is not None and self.on_step_time is not None
+        ):  # outside the lock, because it takes locks of its own
             self.on_step_time(step_time)
 
     def samples(self) -> Samples:
-        """All of them as they are now."""
+        """Return the current metrics."""
         with self._lock:
             values = dict(self._values)
             for name, kinds in KINDS_OF_SPIKES.items():
@@ -100,15 +155,15 @@ class RunMetrics:
             return Samples(labels, values, devices, events, tuple(self._buckets), self._seconds)
 
     def _read(self, reading: StepReading) -> float | None:
-        """Take a step in; gives how long it took, where that was measured."""
+        """Take a reading; return its step time, where that was measured."""
         step_time = None
-        if reading.step != self._step and any(signal.quantity not in _HEARD for signal in reading.signals):
+        if reading.step != self._step and any(signal.quantity not in _LOGGED_BY_SCRIPT for signal in reading.signals):
             self._step = reading.step
             self._values[STEPS.prometheus] = self._values.get(STEPS.prometheus, 0) + 1
         for signal, value in zip(reading.signals, reading.values, strict=True):
             names = BY_QUANTITY.get(signal.quantity)
             if names is not None and names.by_device:
-                # Of a training on one device, signals do not name it.
+                # Signals of a training on one device do not name it.
                 self._of_devices[signal.quantity, signal.place.partition(":")[2] or "0"] = value
             elif signal.place:
                 continue
@@ -121,12 +176,12 @@ class RunMetrics:
         return step_time
 
     def _set(self, names: SignalNames, value: float) -> None:
-        if names.counter:  # a rollback may bring an older value back
+        if names.counter:  # a rollback may restore an older value
             if math.isnan(value):
                 return
             value = max(value, self._values.get(names.prometheus, 0.0))
         self._values[names.prometheus] = value
 
 
-_HEARD = frozenset({"val_loss", "val_loss_step"})
-"""What the script logged itself makes no step."""
+_LOGGED_BY_SCRIPT = frozenset({"val_loss", "val_loss_step"})
+"""Signals that the script logs, which are not counted as steps."""

@@ -25,7 +25,8 @@ from importlib import resources
 from pathlib import Path
 
 import mlflow_stability
-from mlflow_stability.vocabulary.run import DAMAGED, RunCard, RunHead, card_of, text_of
+from mlflow_stability.vocabulary.result import RunCard, card_from_json, card_to_json
+from mlflow_stability.vocabulary.run import DAMAGED, RunHead
 
 if sys.version_info >= (3, 11):
     from importlib.resources.abc import Traversable
@@ -102,7 +103,7 @@ class CardCache:
             return None
         file = self._file(self._folder, head)
         try:
-            card = card_of(file.read_text(encoding="utf-8"))
+            card = card_from_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         with contextlib.suppress(OSError):
@@ -119,7 +120,7 @@ class CardCache:
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(self._file(self._folder, head), text_of(card))
+            _write(self._file(self._folder, head), card_to_json(card))
         except OSError as error:
             self._give_up(f"{self._folder}: {error.strerror or error}")
 

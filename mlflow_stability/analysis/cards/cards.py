@@ -18,7 +18,8 @@ from mlflow_stability.analysis.cards.one_card import cards_at
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import default_detectors, describe, read_detectors
-from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHead
+from mlflow_stability.vocabulary.result import AskedCurves, RunCard
+from mlflow_stability.vocabulary.run import RunHead
 
 STARTING = 4.0
 """Seconds that it takes to start processes: they have to save more than that."""

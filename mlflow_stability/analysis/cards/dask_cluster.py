@@ -17,7 +17,7 @@ from mlflow_stability.analysis.cards.card_cache import rules_here
 from mlflow_stability.analysis.cards.one_card import texts_at
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.tracking.store.address import tracking_uri_for
-from mlflow_stability.vocabulary.run import AskedCurves, RunCard, card_of
+from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_json
 
 DEADLINE = 20
 """Seconds that the scheduler has for its first answer."""
@@ -83,7 +83,7 @@ def _cards(future: object, source: str) -> list[RunCard]:
             f"{_version(rules_here())} here): install the same there."
         )
         return [RunCard(source, source, error=said)]
-    return [_as_asked(card_of(text), source) for text in texts]
+    return [_as_asked(card_from_json(text), source) for text in texts]
 
 
 def _sent(source: str) -> str:

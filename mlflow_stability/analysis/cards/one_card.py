@@ -14,7 +14,8 @@ from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.kinds.catalog import read_detectors
-from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHistory, text_of
+from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_to_json
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def cards_at(
@@ -41,7 +42,7 @@ def texts_at(
 ) -> list[str]:
     """The same as texts, with detectors as `catalog.described` wrote them: for another process."""
     asked = None if detectors is None else read_detectors(detectors)
-    return [text_of(card) for card in cards_at(source, tracking_uri, asked, AskedCurves(*curves))]
+    return [card_to_json(card) for card in cards_at(source, tracking_uri, asked, AskedCurves(*curves))]
 
 
 def _card(history: RunHistory, detectors: Sequence[Detector] | None, curves: AskedCurves | None) -> RunCard:

@@ -22,7 +22,7 @@ import mlflow_stability
 from mlflow_stability.analysis.cards.card_cache import rules_here
 from mlflow_stability.analysis.cards.one_card import cards_at
 from mlflow_stability.kinds.catalog import read_detectors
-from mlflow_stability.vocabulary.run import AskedCurves, RunCard, card_of
+from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_json
 
 AHEAD = 2
 """Sources that a worker holds."""
@@ -85,7 +85,7 @@ class _Worker:
             if self.ready:
                 number, texts = json.loads(line)
                 del self.held[number]
-                yield number, [card_of(text) for text in texts]
+                yield number, [card_from_json(text) for text in texts]
             elif line == json.dumps(rules_here()).encode():
                 self.ready = True
             else:  # we were installed anew while this process runs: its cards would be others than ours

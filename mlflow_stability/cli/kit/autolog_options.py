@@ -15,7 +15,7 @@ import click
 
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.manual.python_api import argument_meanings, field_meanings
-from mlflow_stability.vocabulary.argument import yes_or_no
+from mlflow_stability.vocabulary.argument import boolean
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.settings import Options, Settings, value_of_text
 
@@ -88,4 +88,4 @@ def _takes_several(setting: Field[Any]) -> bool:
     return several or setting.name == "detectors"
 
 
-_FLAG = yes_or_no()["takes"].words
+_FLAG = boolean()["takes"].words

@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
 from mlflow_stability.reports.escape import plain
-from mlflow_stability.vocabulary.text import kind_named, kinds_near
+from mlflow_stability.vocabulary.text import resolve_kind, similar_kinds
 
 RULES_ON_REQUEST = tuple(name_of(each) for each in ON_REQUEST)
 """The names of rules that look only when they are asked for."""
@@ -23,10 +23,10 @@ EXPLAINED = tuple(dict.fromkeys((*KINDS, *RULES_BESIDE, *RULES_ON_REQUEST, *CAUS
 
 def checked_kind(typed: str, known: Sequence[str] = KINDS) -> str:
     """The kind that was meant: ``loss-spike`` is ``loss_spike``, and ``nan`` is ``nan_detected``."""
-    kind = kind_named(typed, known)
+    kind = resolve_kind(typed, known)
     if kind in known:
         return kind
-    near = kinds_near(kind, known)
+    near = similar_kinds(kind, known)
     meant = f"Did you mean {', '.join(near)}? " if near else ""
     raise click.BadParameter(
         f"No such finding or cause: {plain(typed, 60)!r}. {meant}`mlflow-stability explain` lists them all."

@@ -95,7 +95,7 @@ def with_a_hint(error: click.ClickException) -> click.ClickException:
 
 def _detectors_for(option: str) -> str:
     """The detector whose thresholds or rule an option of before stood for."""
-    from mlflow_stability.vocabulary.argument_places import THRESHOLDS
+    from mlflow_stability.vocabulary.settings import THRESHOLDS
 
     name = option.lstrip("-").replace("-", "_")
     return "loss_spike:classic" if name == "rule" else f"'{THRESHOLDS[name].format('Z')}'" if name in THRESHOLDS else ""

@@ -10,7 +10,7 @@ import click
 
 from mlflow_stability.analysis.named_run import last_runs, run_id_of
 from mlflow_stability.cli.kit.output import must_be_writable
-from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
+from mlflow_stability.vocabulary.judging import SENSITIVITIES
 from mlflow_stability.vocabulary.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -16,7 +16,7 @@ from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.journal.follower import JournalFollower, is_deleted, opening_if_readable
 from mlflow_stability.journal.layout import recording_folders, session_folders
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 
 ASK_STORE_EVERY = 10.0
 """Seconds between two looks into a tracking store."""

@@ -33,9 +33,9 @@ from mlflow_stability.reports.words import run_phrases
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.write.run_writer import description_section
-from mlflow_stability.vocabulary.result import Diagnosis
-from mlflow_stability.vocabulary.run import RunCard, RunHistory
-from mlflow_stability.vocabulary.text import capitalised, counted, process_ended
+from mlflow_stability.vocabulary.result import Diagnosis, RunCard
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import capitalised, counted, how_process_ended
 
 FEW_ACTIONS = 2
 SDR_COLLAPSE = SdrCollapse.kind
@@ -190,7 +190,7 @@ def _end_of_process(history: RunHistory, diagnosis: Diagnosis) -> str:
     if history.outcome in ("", "finished", "running") or diagnosis.outcome == history.outcome:
         return ""
     detail = f": {history.outcome_detail}" if history.outcome_detail else ""
-    return markdown(f"{process_ended(history.outcome)}{detail}.")
+    return markdown(f"{how_process_ended(history.outcome)}{detail}.")
 
 
 def _not_recorded(history: RunHistory) -> str:

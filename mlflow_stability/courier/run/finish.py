@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from mlflow_stability.courier.sinks.event_sink import RunSummary
-from mlflow_stability.journal.layout import RankProcess, ranks_of_session
-from mlflow_stability.journal.process_identity import ProcessStatus, life_of
+from mlflow_stability.journal.layout import RankProcess, read_ranks
+from mlflow_stability.journal.process_identity import ProcessStatus, process_status
 from mlflow_stability.kinds.reported.ranks import RankDied, RankDiedFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
@@ -49,12 +49,14 @@ class RankProcesses:
         """Start waiting once the training has named them."""
         if self._ranks:
             return
-        self._ranks = ranks_of_session(self._session)
+        self._ranks = read_ranks(self._session)
         descriptors = {}
         for index, rank in enumerate(self._ranks):
             with contextlib.suppress(OSError, AttributeError):  # gone already, or a system without them
                 descriptors[os.pidfd_open(rank.identity.pid)] = index
-                if life_of(rank.identity) is not ProcessStatus.LIVES:  # another process has its pid by now, or here
+                if (
+                    process_status(rank.identity) is not ProcessStatus.LIVES
+                ):  # another process has its pid by now, or here
                     os.close(descriptors.popitem()[0])
         if descriptors:
             threading.Thread(target=self._wait, args=(descriptors,), name="ranks", daemon=True).start()

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 from mlflow_stability.alerts.channels import Channel, open_channel
-from mlflow_stability.alerts.ending import ending_event
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.outlet_settings import ChannelSettings
 from mlflow_stability.alerts.router import AlertRouter
+from mlflow_stability.alerts.rules import ending_event
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.run.finish import silent_end
 from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan

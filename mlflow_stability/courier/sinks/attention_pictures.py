@@ -17,7 +17,7 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.attention_sink import Round, RoundReader, Thinning
 from mlflow_stability.courier.sinks.sink import RunSink, temporary_file
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.journal.attention_maps import AttentionMapFile, read_attention_map
+from mlflow_stability.journal.array_files import AttentionMapFile, read_attention_map
 from mlflow_stability.journal.layout import recording_folders
 from mlflow_stability.tracking.artifacts import ATTENTION_FOLDER, AttentionPart, picture_of_layer
 from mlflow_stability.tracking.store.store_errors import RefusedError

@@ -17,7 +17,7 @@ from pathlib import Path
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.errors import JournalError
-from mlflow_stability.journal.attention_maps import AttentionMapFile, attention_map_files, read_attention_map
+from mlflow_stability.journal.array_files import AttentionMapFile, attention_map_files, read_attention_map
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_writer import RunWriter

@@ -20,15 +20,20 @@ import numpy as np
 
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.metrics import TENSORBOARD, Mirror
-from mlflow_stability.alerts.metrics.scalar_writer import LayerHistogram, MirroredRun, Scalar, ScalarWriter
-from mlflow_stability.alerts.metrics.tensorboard_writer import TensorBoardWriter
-from mlflow_stability.alerts.metrics.wandb_writer import WandbWriter
+from mlflow_stability.alerts.metrics.mirrors import (
+    LayerHistogram,
+    MirroredRun,
+    Scalar,
+    ScalarWriter,
+    TensorBoardWriter,
+    WandbWriter,
+)
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.sinks.metric_sink import DeliveryPace, MetricSink
 from mlflow_stability.courier.sinks.sink import Outlet, OutletPlan
 from mlflow_stability.courier.training_process import TrainingState
 from mlflow_stability.errors import JournalError
-from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
+from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.layout import mirror_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import metric_key

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.metrics import OTEL, RunMetrics
-from mlflow_stability.alerts.metrics.otel_exporter import OtelExporter
+from mlflow_stability.alerts.metrics.exporters import OtelExporter
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.alert_outlet import AlertOutlet
 from mlflow_stability.courier.sinks.mirror_outlet import MirrorOutlet

@@ -26,8 +26,7 @@ from mlflow_stability.diagnosis.associations.confounding import group_equivalent
 from mlflow_stability.diagnosis.parameters.exposure import Watched, watched_of
 from mlflow_stability.diagnosis.parameters.features import Feature, features_of
 from mlflow_stability.diagnosis.parameters.split import Split, best_split
-from mlflow_stability.vocabulary.result import Association
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import Association, RunCard
 from mlflow_stability.vocabulary.text import capitalised
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.run import LossLevels, RunCard
+from mlflow_stability.vocabulary.result import LossLevels, RunCard
 
 LAST = 5
 """Levels at the end of the coarser course that its final level is taken from."""

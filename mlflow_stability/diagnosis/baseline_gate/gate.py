@@ -15,8 +15,7 @@ from scipy import stats
 from mlflow_stability.diagnosis.baseline_gate.final_gap import Gap, gap_between, level_of, spread_of
 from mlflow_stability.diagnosis.cohort import chance_of_more, same_but_the_seed, spike_rate_of
 from mlflow_stability.diagnosis.verdict import listed
-from mlflow_stability.vocabulary.result import BaselineGate, GateVerdict, Severity
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import BaselineGate, GateVerdict, RunCard, Severity
 
 UNLIKELY = 0.01
 """Something is worse beyond noise if chance makes it so for any of the runs less often than this."""

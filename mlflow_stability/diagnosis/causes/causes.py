@@ -25,8 +25,8 @@ from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attemp
 from mlflow_stability.diagnosis.findings.saved_batch import batches_of, finite_again
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of, noun_of
-from mlflow_stability.vocabulary.result import RATE_TOPICS, Cause, Finding, Severity, without_topics
-from mlflow_stability.vocabulary.run import OF_THE_PROCESS, RunHistory
+from mlflow_stability.vocabulary.result import PROCESS_KINDS, RATE_TOPICS, Cause, Finding, Severity, without_topics
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _cause_of(
         # as a divergence before a NaN, led to the episode, unless the episode has a certain cause of its own.
         earlier, cause = candidate[0].episode, candidate[1]
         long_before = earlier.start < episode.start - reach
-        return earlier.kind in OF_THE_PROCESS, not cause.certain, not long_before, CERTAINTIES.index(cause.certainty)
+        return earlier.kind in PROCESS_KINDS, not cause.certain, not long_before, CERTAINTIES.index(cause.certainty)
 
     source, cause = min(candidates, key=rank)
     first = min((other.episode for other in trouble), key=lambda finding: finding.start)
@@ -186,7 +186,7 @@ def _same_trouble(episode: Finding, checked: Sequence[CheckedEpisode], reach: fl
 
 
 def _led_to(earlier: Finding, later: Finding, reach: float) -> bool:
-    if earlier.attempt != later.attempt or earlier.kind in OF_THE_PROCESS:
+    if earlier.attempt != later.attempt or earlier.kind in PROCESS_KINDS:
         return False
     if first_step_of(earlier) > first_step_of(later) or (earlier.recovered and earlier.end < later.start):
         return False

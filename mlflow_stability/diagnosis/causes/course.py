@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.chance_level import chance_of, classes_in
+from mlflow_stability.curves.chance_level import classes_at_chance, recorded_classes
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import (
     CauseDocumentation,
@@ -123,9 +123,9 @@ def chance_check(context: EpisodeContext) -> CheckResult:
     last = math.nan if plateau is None else plateau.loss
     last = last if flat is None else flat.last
     last = last if standstill is None else standstill.last
-    named = classes_in(context.history.params)
+    named = recorded_classes(context.history.params)
     # A loss that fell first has learned something: only a recorded number of classes is no coincidence.
-    classes = chance_of(last, named) if last > 0 and (named or standstill is None) else 0
+    classes = classes_at_chance(last, named) if last > 0 and (named or standstill is None) else 0
     classes = classes or (plateau.classes if plateau is not None and plateau.classes else 0)
     if classes > 1:
         return cause_found(

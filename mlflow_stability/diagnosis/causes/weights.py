@@ -22,7 +22,7 @@ from mlflow_stability.diagnosis.causes.one_batch import jump_near, shrunk_weight
 from mlflow_stability.diagnosis.parameters.recorded_settings import is_of_option, is_of_setting, settings_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.kinds.reported.setup import LintFacts, Setting
-from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.measured import is_whole_model
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 from mlflow_stability.vocabulary.text import capitalised, factor
 
@@ -212,7 +212,7 @@ def overwritten_check(context: EpisodeContext) -> CheckResult:
         earlier = [nearest - 1] if nearest and start - norm.steps[nearest - 1] <= LOOKBACK.between_looks else []
         for at in (place for place in (*earlier, nearest) if 0 < place < len(norm.steps)):
             before, after = norm.values[at - 1 : at + 1].tolist()
-            if of_the_whole(norm.place) and math.isfinite(before) and math.isfinite(after):
+            if is_whole_model(norm.place) and math.isfinite(before) and math.isfinite(after):
                 measured = f"weight norm {before:.3g} before, {after:.3g} after"
             if math.isfinite(after) and after > LIMITS.jumped * before > 0:
                 jumps.append(NormJump(norm.place, before, after, int(norm.steps[at - 1]), int(norm.steps[at])))
@@ -239,7 +239,7 @@ def overwritten_check(context: EpisodeContext) -> CheckResult:
         return not_checked(f"corrupted weights: their norm jumped, and how far the optimizer can change it {reason}")
     if jump.after - jump.before < LIMITS.beyond * bound:
         return not_checked("corrupted weights: their norm jumped, and the recorded updates are large enough for that")
-    whole = of_the_whole(jump.place)
+    whole = is_whole_model(jump.place)
     return cause_found(
         "damaged_weights",
         f"The norm of {'the weights' if whole else f'the weights of {jump.place}'} jumped from {jump.before:.3g} at "
@@ -262,7 +262,7 @@ def _largest_change(context: EpisodeContext, first: int, last: int) -> float | N
     measured = [
         float(curve.values[(curve.steps >= first) & (curve.steps <= last) & curve.finite].max(initial=0.0))
         for curve in context.curves("update_norm")
-        if of_the_whole(curve.place)
+        if is_whole_model(curve.place)
     ]
     return None if bound is None or max(measured, default=0.0) > bound else bound
 

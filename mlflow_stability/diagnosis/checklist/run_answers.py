@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.curves import Curve, decoded
+from mlflow_stability.curves.curves import Curve, restore_infinities
 from mlflow_stability.detectors.layer_values import BAND, gradient_flow
 from mlflow_stability.diagnosis.advice import CHECKPOINTS_TAG
 from mlflow_stability.diagnosis.causes.catalog import CheckResult
@@ -23,9 +23,9 @@ from mlflow_stability.diagnosis.causes.non_finite import (
 from mlflow_stability.diagnosis.checklist.sources import Answer, Case, State, change_of, check, no_data
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.kinds.reported.broken_steps import BrokenBatchFacts, NanSource
-from mlflow_stability.vocabulary.measured import UNCLIPPED, of_the_whole
+from mlflow_stability.vocabulary.measured import UNCLIPPED, is_whole_model
 from mlflow_stability.vocabulary.result import Severity
-from mlflow_stability.vocabulary.text import capitalised, counted, process_ended, sentence
+from mlflow_stability.vocabulary.text import capitalised, counted, how_process_ended, sentence
 
 NON_FINITE = ("nan_detected", "inf_detected")
 BATCHES: dict[str, State] = {"broken_batch": "bad", "batch_discarded": "bad", "spike_batch": "unknown"}
@@ -184,7 +184,7 @@ def lost_gradients(context: EpisodeContext) -> CheckResult:
 
 def gradient_reach(case: Case) -> Answer:
     """Answer with the share of layers with a healthy gradient norm at the trouble."""
-    layers = [curve for curve in case.context.curves("grad_norm") if not of_the_whole(curve.place)]
+    layers = [curve for curve in case.context.curves("grad_norm") if not is_whole_model(curve.place)]
     norms = {change.place: change.at for curve in layers if (change := change_of(case, curve)) is not None}
     if len(norms) < 2:
         return no_data("gradient norms of layers not logged")
@@ -277,7 +277,7 @@ def how_it_ended(case: Case) -> Answer:
     ended, detail = case.diagnosis.ended, case.context.history.outcome_detail
     if not ended:
         return no_data("the end of the process was not recorded")
-    text = f"{process_ended(ended)}{f': {detail}' if detail else ''}".removesuffix(".")
+    text = f"{how_process_ended(ended)}{f': {detail}' if detail else ''}".removesuffix(".")
     return Answer(f"{text}.", "ok" if ended in ("finished", "stopped", "running") else "bad")
 
 
@@ -301,7 +301,7 @@ def memory(case: Case) -> Answer:
     metric = next((item for item in metrics if "memory" in item.meaning.quantity and len(item.series) > 1), None)
     if metric is None:
         return no_data("memory was not logged")
-    first, last = map(float, decoded(metric.series.values)[[0, -1]])
+    first, last = map(float, restore_infinities(metric.series.values)[[0, -1]])
     text = f"{metric.name} changed from {first:.3g} to {last:.3g}."
     return Answer(text, "bad" if last > MAX_MEMORY_RISE * first > 0 else "ok")
 

@@ -13,7 +13,7 @@ from mlflow_stability.curves.curves import Curve
 from mlflow_stability.diagnosis.causes.catalog import CheckResult
 from mlflow_stability.diagnosis.causes.context import LOOKBACK, EpisodeContext
 from mlflow_stability.kinds.catalog import DETECTORS, bare_noun_of
-from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.measured import is_whole_model
 from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text import capitalised, counted, sentence
 
@@ -173,7 +173,7 @@ def change(quantity: str, noun: str, *, rise: float = inf, fall: float = 0.0) ->
         worst = max(changes, key=lambda change: change.extent(rise))
         bad = sum(change.is_bad(rise, fall) for change in changes)
         others = f" {bad - 1} more changed as much." if bad > 1 else ""
-        place = "" if of_the_whole(worst.place) else f" of {worst.place}"
+        place = "" if is_whole_model(worst.place) else f" of {worst.place}"
         values = f"{worst.before:.3g} before, {worst.at:.3g} at step {worst.step}"
         return Answer(f"{capitalised(noun)}{place}: {values}.{others}", "bad" if bad else "ok")
 

@@ -15,8 +15,7 @@ from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitiv
 from mlflow_stability.diagnosis.cohort.seed_groups import MIN_SEEDS, groups_of_seeds, seed_groups_of, stopped_early
 from mlflow_stability.diagnosis.cohort.survival import survival_of
 from mlflow_stability.diagnosis.parameters.features import NOT_SET, Feature
-from mlflow_stability.vocabulary.result import Cohort, ParamPlot, SeedGroup, Tree
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import Cohort, ParamPlot, RunCard, SeedGroup, Tree
 from mlflow_stability.vocabulary.text import counted
 
 MIN_RUNS = 3

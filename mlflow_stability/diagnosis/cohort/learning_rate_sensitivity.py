@@ -22,8 +22,7 @@ import numpy as np
 from mlflow_stability.diagnosis.associations import rank_correlation
 from mlflow_stability.diagnosis.cohort.seed_groups import stopped_early
 from mlflow_stability.diagnosis.parameters.setting import number_of, settings_of
-from mlflow_stability.vocabulary.result import Sensitivity
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import RunCard, Sensitivity
 
 Rated = tuple[float, RunCard]
 """A run with its learning rate."""

@@ -25,8 +25,7 @@ from scipy import stats
 
 from mlflow_stability.diagnosis.parameters.seeds import seeds_of
 from mlflow_stability.diagnosis.parameters.setting import setting_of
-from mlflow_stability.vocabulary.result import Interval, SeedGroup
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import Interval, RunCard, SeedGroup
 
 MIN_SEEDS = 3
 """Runs of a group below which there is no interval and no p-value."""

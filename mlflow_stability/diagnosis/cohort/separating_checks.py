@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from mlflow_stability.diagnosis.verdict import noun_of
 from mlflow_stability.kinds.catalog import OF_SETUP, TYPES
-from mlflow_stability.vocabulary.run import RunCard
-from mlflow_stability.vocabulary.text.phrases import capitalised, counted
+from mlflow_stability.vocabulary.result import RunCard
+from mlflow_stability.vocabulary.text import capitalised, counted
 
 FEWEST = 2
 """Minimum number of runs of either sort."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from scipy import stats
 
-from mlflow_stability.vocabulary.result import Rate
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import Rate, RunCard
 
 PER = 10_000
 """Spikes are counted in so many steps."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from mlflow_stability.vocabulary.result import Severity
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import RunCard, Severity
 
 
 def in_order_of_stability(cards: Iterable[RunCard]) -> list[RunCard]:

@@ -16,8 +16,7 @@ from scipy import stats
 from mlflow_stability.diagnosis.associations import corrected, p_value_of
 from mlflow_stability.diagnosis.parameters.exposure import Watched
 from mlflow_stability.diagnosis.parameters.features import Feature
-from mlflow_stability.vocabulary.result import SurvivalCurve
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import RunCard, SurvivalCurve
 
 MIN_RUNS = 3
 """Runs on either side of a test."""

@@ -26,7 +26,7 @@ from mlflow_stability.kinds.gradients.layers import (
 )
 from mlflow_stability.kinds.optimizer.update_size import UpdateRatioHigh, UpdateRatioLow, WeightSpike
 from mlflow_stability.vocabulary.facts import LimitFacts
-from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.measured import is_whole_model
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -95,7 +95,7 @@ def _of(
     if quantity not in curves:
         curves[quantity] = curves_of(history, quantity, starts)
     order = {metric.meaning.place: at for at, metric in enumerate(history.of(quantity))}
-    mine = [each for each in curves[quantity] if each.attempt == episode.attempt and not of_the_whole(each.place)]
+    mine = [each for each in curves[quantity] if each.attempt == episode.attempt and not is_whole_model(each.place)]
     mine.sort(key=lambda each: order.get(each.place, len(order)))
     layers = [found for each in mine if (found := _at(each, episode.start)) is not None]
     if not layers:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_stability.curves.curves import Curve, spans_of, starts_of
+from mlflow_stability.curves.curves import Curve, attempt_spans, start_by_attempt
 from mlflow_stability.vocabulary.run import RunHistory
 
 FOR_EVER = int(np.iinfo(np.int64).max)
@@ -66,4 +66,4 @@ def attempts_of_run(history: RunHistory) -> RunAttempts:
     for each in history.events or ():
         if each.kind == "rollback":
             begun[each.attempt] = (*begun.get(each.attempt, ()), each.step + 1)
-    return RunAttempts(starts_of(history), spans_of(history), begun)
+    return RunAttempts(start_by_attempt(history), attempt_spans(history), begun)

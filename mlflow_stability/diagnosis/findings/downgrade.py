@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
-from mlflow_stability.curves.log_resolution import is_rounding
+from mlflow_stability.curves.levels import is_rounding
 from mlflow_stability.diagnosis.findings.notes import Outcome, OutcomeNote, with_note
 from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
 from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule

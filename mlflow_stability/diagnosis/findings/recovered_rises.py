@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.curves.levels import levels_of
+from mlflow_stability.curves.levels import read_levels
 from mlflow_stability.diagnosis.findings.notes import FallingNote, Outcome, OutcomeNote, RipplesNote, with_note
 from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
@@ -61,7 +61,7 @@ def _rippled(episode: Finding, curve: Curve) -> Finding:
 
 def _falling(episode: Finding, curve: Curve) -> Finding:
     """A loss that jumped and has been falling ever since, as it does in a new stage of a training."""
-    levels = levels_of(curve)
+    levels = read_levels(curve)
     if levels is None or not levels.logarithmic or len(levels) < 3 * STEEP or episode.known(ResumeFacts):
         return episode
     start = max(1, int(np.searchsorted(levels.steps, episode.start, side="right")) - 1)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mlflow_stability.curves.curves import RunCurves, decoded, recorded_level, starts_of
+from mlflow_stability.curves.curves import RunCurves, recorded_level, restore_infinities, start_by_attempt
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.findings.usual_units import in_usual_units
 from mlflow_stability.kinds.catalog import default_detectors
@@ -45,7 +45,7 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     if history.format != "recorded":
         shown = in_usual_units(shown)
     shown.sort(key=_turn)
-    starts = starts_of(history)
+    starts = start_by_attempt(history)
     events: list[Finding] = []
     start = None
     for reading in _readings(shown, by_time=history.format == "recorded"):
@@ -68,7 +68,7 @@ def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:
     attempts = np.concatenate([metric.series.attempts for metric in metrics])
     steps = np.concatenate([metric.series.steps for metric in metrics])
     which = np.repeat(np.arange(len(metrics)), [len(metric.series) for metric in metrics])
-    values = np.concatenate([decoded(metric.series.values) for metric in metrics])
+    values = np.concatenate([restore_infinities(metric.series.values) for metric in metrics])
     times = np.concatenate([metric.series.times for metric in metrics])
     turn = np.concatenate([_turns(metric) for metric in metrics])
     moments = np.unique(times, return_inverse=True)[1].reshape(-1) if by_time else np.zeros(len(times), np.int64)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.parameters.setting import setting_of
-from mlflow_stability.vocabulary.run import STEADY, RunCard
+from mlflow_stability.vocabulary.result import STEADY_KINDS, RunCard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ def watched_of(cards: Sequence[RunCard]) -> Watched:
 
 
 def _steps(card: RunCard) -> float:
-    begun = [each.start for each in card.troubles if each.kind not in STEADY] if card.unstable else []
+    begun = [each.start for each in card.troubles if each.kind not in STEADY_KINDS] if card.unstable else []
     last = card.last_step if card.last_step is not None else 0
     ends = min([*begun, *([] if card.divergence is None else [card.divergence])], default=last)
     return float(max(1, ends - (card.first_step or 0)))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.parameters.parameter_order import place_of
 from mlflow_stability.diagnosis.parameters.setting import number_of, settings_of
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 FEWEST_NUMBERS = 3
 """A parameter with fewer different numbers is read as levels."""

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mlflow_stability.diagnosis.parameters.parameter_order import place_of
 from mlflow_stability.diagnosis.parameters.redundant_parameters import told_otherwise
 from mlflow_stability.diagnosis.parameters.seeds import is_seed
-from mlflow_stability.vocabulary.result import Difference
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import Difference, RunCard
 
 IDENTITY = re.compile(
     r"(?:^|[._/ -])(?:(?:run|exp|experiment|job|trial)[_-]?(?:name|id)"

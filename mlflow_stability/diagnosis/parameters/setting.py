@@ -14,7 +14,7 @@ from functools import lru_cache
 from mlflow_stability.diagnosis.parameters.parameter_difference import told_params
 from mlflow_stability.diagnosis.parameters.redundant_parameters import told_otherwise
 from mlflow_stability.diagnosis.parameters.seeds import is_seed
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 OF_ONE_RUN = re.compile(
     r"(?:^|[._/ -])(?:(?:time|date)_?stamp|(?:start|launch|submit|created|creation)(?:ed)?_?(?:time|date|at)"

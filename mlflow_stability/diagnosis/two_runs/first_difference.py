@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.levels import noise_of, scaled
+from mlflow_stability.curves.levels import level_noise, to_judged_scale
 from mlflow_stability.diagnosis.parameters.seeds import seeds_of
 from mlflow_stability.diagnosis.run_card import main_curve
 from mlflow_stability.vocabulary.result import FirstDifference
@@ -93,10 +93,10 @@ def _apart(pair: _Pair) -> tuple[int, int | None, float | None] | None:
     found = [(int(broken[0]), len(pair.steps))] if len(broken) else []
     difference, logarithmic = np.zeros(0), True
     if len(places) >= FEWEST:
-        joint, logarithmic = scaled(np.concatenate([pair.one[places], pair.other[places]]))
+        joint, logarithmic = to_judged_scale(np.concatenate([pair.one[places], pair.other[places]]))
         one, other = joint[: len(places)], joint[len(places) :]
         difference = other - one
-        noise = math.hypot(noise_of(one), noise_of(other))
+        noise = math.hypot(level_noise(one), level_noise(other))
         spans = [span for size in WINDOWS if 2 * size <= len(places) and (span := _span(difference, size, noise))]
         found += [(int(places[begin]), int(places[min(end, len(places) - 1)])) for begin, end in spans]
     if not found:
@@ -116,7 +116,7 @@ def _span(difference: NDArray[np.float64], size: int, noise: float) -> tuple[int
     means = difference[: count * size].reshape(count, size).mean(axis=1)
     rough = noise / math.sqrt(size)
     if size > 1:  # what hangs together does not average out: then windows vary by more than their points suggest
-        rough = max(rough, noise_of(means) if count >= 4 else 0.0)
+        rough = max(rough, level_noise(means) if count >= 4 else 0.0)
     off = np.abs(means) > max(DEVIATIONS * rough, LEAST)
     if size > 1 and count > 1:  # and the next one says the same, on the same side
         again = np.append(off[1:] & (np.sign(means[1:]) == np.sign(means[:-1])), off[-1] and off[-2])

@@ -1,7 +1,7 @@
 """Lays what two runs have by layer beside each other, aligned at the onset of their trouble.
 
 In: the cards of two runs, which say how far they went and since when they had trouble; then their courses by layer.
-Out: a `LayersBeside` for each quantity that both have, and sentences about what one of them lacks. Guarantees: both
+Out: a `LayerComparison` for each quantity that both have, and sentences about what one of them lacks. Guarantees: both
 have the same layers in the same order and the same columns, every step of both that was measured is in one of them, and
 no column is narrower than what was measured asks for.
 """
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mlflow_stability.diagnosis.two_runs.layer_timeline import BY_LAYER, SMALLEST, LayerCourse, StepColumns
-from mlflow_stability.vocabulary.measured import BrokenAt, Cells, Farthest, LayersBeside, own_columns
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.measured import Cells, FirstNonFinite, LargestGap, LayerComparison, columns_of_run
+from mlflow_stability.vocabulary.result import RunCard
 
 COLUMNS = 384
 """At most so many before they are put together."""
@@ -48,7 +48,7 @@ def layers_beside(
     second: Mapping[str, LayerCourse],
     rulers: tuple[StepColumns, StepColumns],
     cards: tuple[RunCard, RunCard],
-) -> tuple[LayersBeside, ...]:
+) -> tuple[LayerComparison, ...]:
     """What both have by layer; `rulers` are those of these cards."""
     return tuple(
         _beside(first[quantity], second[quantity], rulers, cards)
@@ -76,7 +76,7 @@ def lacking(first: Mapping[str, LayerCourse], second: Mapping[str, LayerCourse],
 
 def _beside(
     one: LayerCourse, other: LayerCourse, rulers: tuple[StepColumns, StepColumns], cards: tuple[RunCard, RunCard]
-) -> LayersBeside:
+) -> LayerComparison:
     layers = _merged(one.layers, other.layers)
     smallest = one.quantity in SMALLEST
     cells = [_in_rows(each, layers) for each in (one, other)]
@@ -86,11 +86,11 @@ def _beside(
     lead = ruler.begin - begin * together  # zero stays at the edge of a column
     cells = [_widened(each, lead, together, smallest) for each in cells]
     spans = _span(cards[0], rulers[0]), _span(cards[1], rulers[1])
-    own = [own_columns(each, begin * width, width, span) for each, span in zip(cells, spans, strict=True)]
+    own = [columns_of_run(each, begin * width, width, span) for each, span in zip(cells, spans, strict=True)]
     low, high = min(first for first, _ in own), max(end for _, end in own)
     cells = [each[:, low:high] for each in cells]
     offsets = (begin + np.arange(low, high)) * width
-    return LayersBeside(
+    return LayerComparison(
         one.quantity,
         layers,
         int(offsets[0]),
@@ -159,7 +159,9 @@ def _widened(cells: Cells, lead: int, together: int, smallest: bool) -> Cells:
     return np.asarray(np.where(np.isinf(blocks).any(axis=2), np.inf, lowest), np.float32)
 
 
-def _farthest(layers: Sequence[str], offsets: Sequence[int], cells: Sequence[Cells], smallest: bool) -> Farthest | None:
+def _farthest(
+    layers: Sequence[str], offsets: Sequence[int], cells: Sequence[Cells], smallest: bool
+) -> LargestGap | None:
     one, other = (each.astype(np.float64) for each in cells)
     known = np.isfinite(one) & np.isfinite(other)
     if not smallest:
@@ -169,13 +171,13 @@ def _farthest(layers: Sequence[str], offsets: Sequence[int], cells: Sequence[Cel
     with np.errstate(invalid="ignore", divide="ignore"):
         apart = np.abs(one - other) if smallest else np.abs(np.log(one) - np.log(other))
     row, column = np.unravel_index(int(np.argmax(np.where(known, apart, -1.0))), one.shape)
-    return Farthest(layers[int(row)], offsets[int(column)], float(one[row, column]), float(other[row, column]))
+    return LargestGap(layers[int(row)], offsets[int(column)], float(one[row, column]), float(other[row, column]))
 
 
-def _broken(layers: Sequence[str], offsets: Sequence[int], cells: Cells) -> BrokenAt | None:
+def _broken(layers: Sequence[str], offsets: Sequence[int], cells: Cells) -> FirstNonFinite | None:
     broken = np.isinf(cells)
     if not broken.any():
         return None
     column = int(np.flatnonzero(broken.any(axis=0))[0])
     row = int(np.flatnonzero(broken[:, column])[0])
-    return BrokenAt(int(broken.any(axis=1).sum()), layers[row], offsets[column])
+    return FirstNonFinite(int(broken.any(axis=1).sum()), layers[row], offsets[column])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.curves import decoded
+from mlflow_stability.curves.curves import restore_infinities
 from mlflow_stability.vocabulary.measured import Cells
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
@@ -90,7 +90,7 @@ def _course(quantity: str, metrics: list[Metric], ruler: StepColumns) -> LayerCo
 
 def _fold(row: NDArray[np.float32], metric: Metric, ruler: StepColumns, *, smallest: bool) -> None:
     places = ruler.places(metric.series.steps)
-    values = decoded(metric.series.values)[places >= 0]
+    values = restore_infinities(metric.series.values)[places >= 0]
     places = places[places >= 0]
     finite = np.isfinite(values)
     with np.errstate(over="ignore"):

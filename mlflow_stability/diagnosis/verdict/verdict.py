@@ -21,8 +21,7 @@ from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
 from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
 from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
-from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Finding, Severity
-from mlflow_stability.vocabulary.run import OF_THE_PROCESS
+from mlflow_stability.vocabulary.result import PROCESS_KINDS, CurveReading, Diagnosis, Finding, Severity
 from mlflow_stability.vocabulary.text import counted, factor, times
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -113,7 +112,7 @@ def training_outcome(diagnosis: Diagnosis) -> str:
     """The outcome of the training in one word, however its process ended."""
     if diagnosis.outcome not in ENDED:
         return diagnosis.outcome
-    about_training = [each for each in diagnosis.findings if each.kind not in OF_THE_PROCESS]
+    about_training = [each for each in diagnosis.findings if each.kind not in PROCESS_KINDS]
     measured = bool(diagnosis.judged.losses or diagnosis.judged.validations)
     return outcome_of(about_training, diagnosis.curves, "", measured=measured)
 

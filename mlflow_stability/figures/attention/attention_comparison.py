@@ -39,7 +39,7 @@ from mlflow_stability.figures.style import (
     our_style,
     shown,
 )
-from mlflow_stability.vocabulary.measured import OF_WEIGHTS, AttentionMap
+from mlflow_stability.vocabulary.measured import UNNAMED_LAYER, AttentionMap
 
 MOST_ROWS = 5
 """Rows of panels: the mean of all heads, and those heads that differ most."""
@@ -91,7 +91,7 @@ def _attention_comparison(
     elif not alike:
         title = f"Attention in {shown(layers[0], 31)} and in {shown(layers[1], 31)}"
     steps = f"step {one.step:,}" if one.step == other.step else f"steps {one.step:,} and {other.step:,}"
-    of_layer = [] if of_runs or not alike or layers[0] == OF_WEIGHTS else [shown(layers[0], 31)]
+    of_layer = [] if of_runs or not alike or layers[0] == UNNAMED_LAYER else [shown(layers[0], 31)]
     said = [*([] if alike else ["different layers"]), *of_layer, steps, *_about(one, other), *left_out]
     entitle(figure, given or title, " · ".join([title, *said] if given else said))
     weights = weight_scale(np.concatenate([each.reshape(-1) for row in rows for each in (row.one, row.other)]))

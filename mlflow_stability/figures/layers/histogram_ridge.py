@@ -32,12 +32,12 @@ from mlflow_stability.figures.style import (
 )
 from mlflow_stability.vocabulary.measured import (
     LEVELS,
+    NORMAL_IQR,
     PERCENTILES,
-    QUARTILES_OF_NORMAL,
     STATISTICS,
     LayerTable,
     Shape,
-    shape_of,
+    distribution_shape,
 )
 
 REACH = 6.0
@@ -50,7 +50,7 @@ _LEAST_SMOOTH, _MOST_SMOOTH, _SMOOTH = 0.1, 0.4, 0.7
 def width_of(table: LayerTable, row: int) -> float:
     """As the quartiles tell it; as the standard deviation does where half of all values are one; zero: all are one."""
     p25, p75 = (table.percentiles[row, PERCENTILES.index(each)] for each in ("p25", "p75"))
-    quartiles = float(p75 - p25) / QUARTILES_OF_NORMAL
+    quartiles = float(p75 - p25) / NORMAL_IQR
     width = quartiles if quartiles > 0 else float(table.statistics[row, STATISTICS.index("std")])
     return width if np.isfinite(width) else 0.0
 
@@ -133,7 +133,7 @@ def histogram_ridges(tables: Sequence[LayerTable], subtitle: str = "", rows: str
         if not tables:
             return _nothing(subtitle)
         newest = tables[-1]
-        shapes = [shape_of(newest, row) for row in range(len(newest.layers))]
+        shapes = [distribution_shape(newest, row) for row in range(len(newest.layers))]
         layers = _layers(newest, shapes)
         if len(tables) < 2:
             return _drawn(newest.what, [layers], [_all_in_words(newest, shapes, rows)], subtitle)
@@ -166,7 +166,7 @@ def _steps(tables: Sequence[LayerTable], layer: str) -> list[_Ridge]:
     found = []
     for table in (there[place] for place in _evenly(list(range(len(there))), MOST_STEPS)):
         row = table.layers.index(layer)
-        found.append(_ridge(table, row, f"step {table.step:,}", shape_of(table, row)))
+        found.append(_ridge(table, row, f"step {table.step:,}", distribution_shape(table, row)))
     return found
 
 
@@ -180,7 +180,7 @@ def _to_follow(tables: Sequence[LayerTable], shapes: Sequence[Shape]) -> tuple[s
         return "Layer that became non-finite" if gone else "Layer with the largest change in width", newest.layers[row]
     for table in reversed(tables[:-1]):
         for row, layer in enumerate(table.layers):
-            if layer in newest.layers and shape_of(table, row) != "unknown":
+            if layer in newest.layers and distribution_shape(table, row) != "unknown":
                 return f"No finite values at step {newest.step:,}; a layer was finite before", layer
     return f"nor at any of the {len(tables)} measured steps", ""
 

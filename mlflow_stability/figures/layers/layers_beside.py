@@ -1,6 +1,6 @@
 """Draws one quantity by layer of two runs beside each other.
 
-In: a `LayersBeside` and what to call the runs. Out: a figure with the same rows, the same columns and one scale of
+In: a `LayerComparison` and what to call the runs. Out: a figure with the same rows, the same columns and one scale of
 colours for both. Guarantees: what is not finite, zero, or not measured is told apart from every value, and so are
 layers that only one of the two has and steps that only one of them made.
 """
@@ -31,7 +31,7 @@ from mlflow_stability.figures.style import (
     our_style,
     shown,
 )
-from mlflow_stability.vocabulary.measured import OUTSIDE, LayersBeside
+from mlflow_stability.vocabulary.measured import OUTSIDE, LayerComparison
 
 _COLOURS = "viridis"
 _SPECIAL = {
@@ -54,13 +54,13 @@ _LABEL_HEIGHT, _LETTER, _LONGEST = 0.17, 0.078, 26
 _TOP, _BOTTOM, _RIGHT, _BETWEEN = 1.1, 0.95, 1.2, 0.25
 
 
-def layers_beside(beside: LayersBeside, names: tuple[str, str]) -> Picture:
+def layers_beside(beside: LayerComparison, names: tuple[str, str]) -> Picture:
     """The picture of a quantity of two runs."""
     with our_style():
         return _drawn(beside, names)
 
 
-def _drawn(beside: LayersBeside, names: tuple[str, str]) -> Picture:
+def _drawn(beside: LayerComparison, names: tuple[str, str]) -> Picture:
     count = len(beside.layers)
     tall = min(_MOST_HEIGHT, max(_LEAST_HEIGHT, count * (_ROW if count <= _FEW else _THIN_ROW)))
     common, labels = labels_of(beside.layers, max(1, int(tall / _LABEL_HEIGHT)))
@@ -94,7 +94,7 @@ def _drawn(beside: LayersBeside, names: tuple[str, str]) -> Picture:
     return figure
 
 
-def _draw_run(axes: Axes, beside: LayersBeside, number: int, norm: Normalize, name: str) -> None:
+def _draw_run(axes: Axes, beside: LayerComparison, number: int, norm: Normalize, name: str) -> None:
     extent = (beside.begin, beside.begin + beside.columns * beside.width, len(beside.layers) - 0.5, -0.5)
     axes.imshow(_colours(beside, number, norm), extent=extent, aspect="auto", interpolation="nearest")
     axes.set_title(shown(name, 44), loc="left", fontsize=SMALL_SIZE)
@@ -109,7 +109,7 @@ def _draw_run(axes: Axes, beside: LayersBeside, number: int, norm: Normalize, na
         axes.axvline(0, color="#000000", linewidth=1.0, linestyle=(0, (4, 3)))
 
 
-def _colours(beside: LayersBeside, number: int, norm: Normalize) -> NDArray[np.float64]:
+def _colours(beside: LayerComparison, number: int, norm: Normalize) -> NDArray[np.float64]:
     cells = (beside.first, beside.second)[number]
     known = np.where(np.isfinite(cells), cells, np.nan).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -119,7 +119,7 @@ def _colours(beside: LayersBeside, number: int, norm: Normalize) -> NDArray[np.f
     return picture
 
 
-def _legend(axes: Axes, beside: LayersBeside, tall: float) -> None:
+def _legend(axes: Axes, beside: LayerComparison, tall: float) -> None:
     """What the colours outside of the bar say, beneath the steps."""
     both = [beside.without_colour(number) for number in (0, 1)]
     seen = [name for name in _SPECIAL if any(each[name].any() for each in both if name in each)]

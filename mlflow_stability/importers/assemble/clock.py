@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.importers.assemble.log_content import Column
-from mlflow_stability.vocabulary.run import attempts_of
+from mlflow_stability.vocabulary.run import number_attempts
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
@@ -194,7 +194,7 @@ def _filled(values: _Floats) -> _Floats:
 
 def _beginnings(rows: _Ints, steps: _Floats, main_rows: _Ints, main_steps: _Floats) -> _Ints:
     """The rows at which the step goes back for good."""
-    attempts = attempts_of(main_steps.astype(np.int64))
+    attempts = number_attempts(main_steps.astype(np.int64))
     begins = []
     for place in np.flatnonzero(np.diff(attempts) > 0):
         before, first = main_rows[place], main_rows[place + 1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN, words_of
+from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN, split_words
 
 _LONGEST = 80
 """Of a longer text only so many characters are looked at."""
@@ -34,7 +34,7 @@ _SAYS_ITSELF = frozenset({"train", "training", "val", "valid", "validation", "ev
 @lru_cache(maxsize=4096)
 def is_split(field: str) -> bool:
     """Whether a field of this name may say on which data its row was measured."""
-    words = {word.lower() for word in words_of(field)}
+    words = {word.lower() for word in split_words(field)}
     own = words & (_OF_DATA | _OF_ANYTHING)
     return bool(own) and words <= own | _BESIDE
 
@@ -42,8 +42,8 @@ def is_split(field: str) -> bool:
 @lru_cache(maxsize=4096)
 def held_out_said(field: str, text: str) -> str:
     """The word for held-out data that the text of such a field is; empty where it says nothing of the kind."""
-    fields = {word.lower() for word in words_of(field)}
-    words = [_VERBS.get(word.lower(), word.lower()) for word in words_of(text[:_LONGEST])]
+    fields = {word.lower() for word in split_words(field)}
+    words = [_VERBS.get(word.lower(), word.lower()) for word in split_words(text[:_LONGEST])]
     if fields & _OF_DATA:
         return words[0] if words and words[0] in HELD_OUT and not ("stage" in fields and words[0] == "dev") else ""
     return _alone(words, HELD_OUT)
@@ -52,7 +52,7 @@ def held_out_said(field: str, text: str) -> str:
 @lru_cache(maxsize=4096)
 def part_said(text: str) -> str:
     """The word for a part of the data, trained on or held out, that the name of a list is: ``val_history``."""
-    return _alone([word.lower() for word in words_of(text[:_LONGEST])], TRAIN | HELD_OUT)
+    return _alone([word.lower() for word in split_words(text[:_LONGEST])], TRAIN | HELD_OUT)
 
 
 def _alone(words: Sequence[str], parts: frozenset[str]) -> str:
@@ -74,4 +74,4 @@ def measured_on(word: str, name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _says_itself(name: str) -> bool:
-    return not _SAYS_ITSELF.isdisjoint(word.lower() for word in words_of(name))
+    return not _SAYS_ITSELF.isdisjoint(word.lower() for word in split_words(name))

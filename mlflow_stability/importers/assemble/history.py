@@ -20,7 +20,7 @@ from mlflow_stability.importers.decode import shown_path
 from mlflow_stability.vocabulary.measured import Series
 from mlflow_stability.vocabulary.result import Finding, Span
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import Meaning, counted, meanings_of, sentence
+from mlflow_stability.vocabulary.text import Meaning, counted, metric_meanings, sentence
 
 
 def history_of(
@@ -60,9 +60,9 @@ def history_of(
 
 def _meanings(columns: Mapping[str, Column], curves: Sequence[str]) -> dict[str, Meaning]:
     """Curves are read first, so that a summary's `train_loss` does not stand in for the curve of the loss."""
-    meanings = meanings_of(curves)
+    meanings = metric_meanings(curves)
     taken = {each.signal for each in meanings.values()}
-    for name, meaning in meanings_of(columns).items():
+    for name, meaning in metric_meanings(columns).items():
         if name not in meanings:
             lone = meaning.known and (meaning.duplicate_of or meaning.signal in taken)
             meanings[name] = Meaning(name, bookkeeping=meaning.bookkeeping) if lone else meaning

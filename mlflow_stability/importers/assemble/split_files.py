@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlflow_stability.importers.assemble.data_splits import measured_on
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN, meanings_of, words_of
+from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN, metric_meanings, split_words
 
 
 def join_split_files(runs: Sequence[RunHistory]) -> list[RunHistory]:
@@ -35,13 +35,13 @@ def join_split_files(runs: Sequence[RunHistory]) -> list[RunHistory]:
 def _name_without_part(run: RunHistory) -> tuple[str, ...]:
     """What files of one training have in common; the whole path where the name says no part of the data."""
     path = Path(run.source)
-    words = [word.lower() for word in words_of(path.stem)]
+    words = [word.lower() for word in split_words(path.stem)]
     rest = [word for word in words if word not in TRAIN | HELD_OUT]
     return (str(path.parent), path.suffix, *rest) if len(rest) == len(words) - 1 else (run.source,)
 
 
 def _part(run: RunHistory) -> str:
-    words = (word.lower() for word in words_of(Path(run.source).stem))
+    words = (word.lower() for word in split_words(Path(run.source).stem))
     return next((word for word in words if word in TRAIN | HELD_OUT), "")
 
 
@@ -60,7 +60,7 @@ def _joined(parts: list[RunHistory]) -> RunHistory | None:
     units = {(part.step_unit, part.ordinal_steps) for part in parts}
     if len(units) > 1 or len(named) != sum(len(part.metrics) for part in parts) or not all(map(_is_a_log, parts)):
         return None
-    meanings = meanings_of(named)
+    meanings = metric_meanings(named)
     metrics = tuple(
         Metric(name, meanings[name], replace(metric.series, signal=meanings[name].signal))
         for name, metric in named.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from mlflow_stability.vocabulary.text import words_of
+from mlflow_stability.vocabulary.text import split_words
 
 _STEPS = (
     ("global step", "globalstep", "g step"),
@@ -58,7 +58,7 @@ def is_epoch(name: str) -> bool:
 @lru_cache(maxsize=4096)
 def is_time(name: str) -> bool:
     """Whether a name holds the seconds since 1970."""
-    words = " ".join(word.lower() for word in words_of(name))
+    words = " ".join(word.lower() for word in split_words(name))
     return words in _TIMES or _plain(name) in _TIMES or name == "_timestamp"
 
 
@@ -74,6 +74,6 @@ def step_name(names: Iterable[str]) -> str | None:
 
 
 def _plain(name: str) -> str:
-    words = [word.lower() for word in words_of(name)]
+    words = [word.lower() for word in split_words(name)]
     kept = [word for word in words if word not in _OF_NO_MATTER]
     return " ".join(kept or words)

@@ -19,7 +19,7 @@ from mlflow_stability.importers.decode import plain, shown_path
 from mlflow_stability.importers.files.csv_rows import rows_of
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import meanings_of
+from mlflow_stability.vocabulary.text import metric_meanings
 
 _LINES_LOOKED_AT = 30
 _FEWEST_ROWS = 5
@@ -74,7 +74,7 @@ def _names_in_a_comment(lines: Sequence[str]) -> tuple[str | None, list[str] | N
     separator = separator_of([said, *lines[first:]]) if said else None
     names = names_of(cells_of(said, separator)) if separator else []
     telling = any(is_epoch(name) or step_rank(name) >= 0 for name in names)
-    if telling or any(each.known for each in meanings_of(names).values()):  # else it is prose: `# second try, v2`
+    if telling or any(each.known for each in metric_meanings(names).values()):  # else it is prose: `# second try, v2`
         return separator, names
     return None, None
 

@@ -21,7 +21,7 @@ from mlflow_stability.importers.formats.text_log import TextLog
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.importers.text.overwritten import all_states, last_states
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import meanings_of
+from mlflow_stability.vocabulary.text import metric_meanings
 
 FEWEST = 8
 """Bars that leave fewer points than this in the end are read in all their states."""
@@ -157,7 +157,7 @@ def _of_tables(pages: Sequence[str], path: Path) -> RunHistory | None:
     for page in pages:
         for table in tables_in(page):
             names = {name for row in table for name in row}
-            if any(each.quantity in _LOSSES for each in meanings_of(names).values()):
+            if any(each.quantity in _LOSSES for each in metric_meanings(names).values()):
                 rows.extend(table)
     return rows_history(rows, path, _FORMAT) if rows else None
 

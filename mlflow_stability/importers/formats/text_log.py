@@ -45,7 +45,7 @@ from mlflow_stability.importers.text.pair_line import held_out_in, pair_line, sa
 from mlflow_stability.importers.text.printed_lists import PrintedLists, has_loss_curve
 from mlflow_stability.importers.text.table_lines import ColumnTable, KeyValueTable
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import said_in
+from mlflow_stability.vocabulary.text import kinds_in_line
 
 _UNKNOWN = float("nan")
 _WORTH_A_BLOCK = 24
@@ -244,7 +244,9 @@ def _is_said(line: str, read: LogLine) -> bool:
     if says_skipped(line) and not any("loss" in name.lower() for name in read.values):
         return True
     # Without a step the numbers of such a line are those of its sentence: `Divergence warning: Loss=8.2 > 2.0x avg`.
-    return bool(said_in(line)) and (not read.has_step or not read.values or any(map(_NO_CURVE.search, read.values)))
+    return bool(kinds_in_line(line)) and (
+        not read.has_step or not read.values or any(map(_NO_CURVE.search, read.values))
+    )
 
 
 def read_text(opening: Opening) -> list[RunHistory] | None:

@@ -16,7 +16,7 @@ from mlflow_stability.importers.assemble.log_content import LogContent, LogWords
 from mlflow_stability.importers.decode import shown_text
 from mlflow_stability.kinds.reported.endings import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text import HINT, said_in, unique_share_in
+from mlflow_stability.vocabulary.text import MAY_NAME_FINDING, kinds_in_line, unique_share_in
 
 MOST_EVENTS = 1000
 """How many of the last skipped steps are kept one by one."""
@@ -135,7 +135,7 @@ class LogWordReader:
 
     def hear(self, line: str, number: int = 0) -> None:
         """Take note of a line without values; ``number``: which line of the log it is, where it has lines."""
-        if not _HINT.search(line) and not HINT.search(line):
+        if not _HINT.search(line) and not MAY_NAME_FINDING.search(line):
             return
         stops = (_STOPS.search(line) and _NOT_FINITE.search(line)) or _INVALID_LOSS.search(line)
         if says_skipped(line) and not stops:
@@ -164,7 +164,7 @@ class LogWordReader:
 
     def _say(self, line: str, number: int) -> None:
         """Note what a line says of findings, each once for a step: other processes say the same."""
-        for kind in said_in(line):
+        for kind in kinds_in_line(line):
             step, facts = self._facts(LogSays.FINDING, line, number)
             if step == self._said.get(kind):
                 continue

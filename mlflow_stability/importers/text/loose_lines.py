@@ -14,7 +14,7 @@ import numpy as np
 from mlflow_stability.importers.assemble import log_content
 from mlflow_stability.importers.assemble.log_content import Column, LogContent
 from mlflow_stability.importers.text.log_line import LogLine
-from mlflow_stability.vocabulary.text import meanings_of
+from mlflow_stability.vocabulary.text import metric_meanings
 
 MOST_SHAPES = 1000
 """How many kinds of lines are told apart."""
@@ -70,4 +70,4 @@ def _goes_along(column: Column) -> bool:
 
 
 def _is_loss(names: Iterable[str]) -> bool:
-    return any(each.quantity in ("loss", "val_loss") for each in meanings_of(names).values())
+    return any(each.quantity in ("loss", "val_loss") for each in metric_meanings(names).values())

@@ -13,7 +13,7 @@ from functools import lru_cache
 from mlflow_stability.importers.assemble.step_names import is_epoch, step_rank
 from mlflow_stability.importers.text.line_pattern import NUMBER, LineParts, number_of
 from mlflow_stability.importers.text.log_line import LogLine
-from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, words_of
+from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, split_words
 from mlflow_stability.vocabulary.text.foreign_names import LAYER_QUANTITIES
 
 LONGEST = 4000
@@ -161,7 +161,7 @@ def _behind_a_closing(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _knows(name: str) -> bool:
-    return any(word.lower() in _TELLING for word in words_of(name))
+    return any(word.lower() in _TELLING for word in split_words(name))
 
 
 def held_out_in(words: str) -> str:
@@ -197,4 +197,4 @@ def _say_of_what(line: str, read: LogLine, parts: LineParts) -> None:
 
 
 def _on(name: str, held_out: str) -> str:
-    return name if any(word.lower() in HELD_OUT for word in words_of(name)) else f"{held_out} {name}"
+    return name if any(word.lower() in HELD_OUT for word in split_words(name)) else f"{held_out} {name}"

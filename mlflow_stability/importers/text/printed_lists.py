@@ -12,7 +12,7 @@ import numpy as np
 
 from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.files.json_rows import number_in, parsed
-from mlflow_stability.vocabulary.text import meanings_of
+from mlflow_stability.vocabulary.text import metric_meanings
 
 
 class PrintedLists:
@@ -53,4 +53,4 @@ def has_loss_curve(log: LogContent) -> bool:
 
 
 def _has_loss(names: Iterable[str]) -> bool:
-    return any(each.quantity in ("loss", "val_loss") for each in meanings_of(names).values())
+    return any(each.quantity in ("loss", "val_loss") for each in metric_meanings(names).values())

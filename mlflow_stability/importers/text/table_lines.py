@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from mlflow_stability.importers.assemble.step_names import is_epoch, step_rank
 from mlflow_stability.importers.files.json_rows import log_row
 from mlflow_stability.importers.text.log_line import LogLine
-from mlflow_stability.vocabulary.text import LOSSES, words_of
+from mlflow_stability.vocabulary.text import LOSSES, split_words
 
 _RULE = frozenset("-+|=: \t")
 _CLOCK = re.compile(r"\d+(?::\d+)+|\d+(?:\.\d+)?(?:[GMK]B?|[mu]?s|sec|min|h|s/it|it/s)")
@@ -100,7 +100,7 @@ def _is_header(cells: Sequence[str]) -> bool:
     ):
         return False
     counts = any(is_epoch(cell) or step_rank(cell) >= 0 for cell in cells)
-    return counts and any(LOSSES & {word.lower() for word in words_of(cell)} or "box" in cell for cell in cells)
+    return counts and any(LOSSES & {word.lower() for word in split_words(cell)} or "box" in cell for cell in cells)
 
 
 def _number(cell: str) -> float | None:

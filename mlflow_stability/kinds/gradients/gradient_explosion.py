@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.curves.levels import Levels, levels_of, onset
+from mlflow_stability.curves.levels import Levels, onset, read_levels
 from mlflow_stability.detectors.baseline import ClassicWindow
 from mlflow_stability.detectors.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.episodes import EpisodeFilter, RecentOutliers
@@ -23,7 +23,7 @@ from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
-from mlflow_stability.vocabulary.text.phrases import sigmas
+from mlflow_stability.vocabulary.text import sigmas
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +382,7 @@ class GradientRiseRule(Rule):
 
     def _judge(self, norm: Curve, curves: RunCurves) -> Finding | None:
         loss = next((curve for curve in curves.losses if curve.attempt == norm.attempt and curve.has_level), None)
-        levels = levels_of(norm)
+        levels = read_levels(norm)
         if loss is None or levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
             return None
         medians = self._running_median(levels)
@@ -400,7 +400,7 @@ class GradientRiseRule(Rule):
         return self.finding(norm, Severity.WARNING, facts, steps[first], norm.steps[-1], peak=steps[peak])
 
     def _has_risen(self, loss: Curve) -> bool:
-        levels = levels_of(loss)
+        levels = read_levels(loss)
         if levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
             return False
         if loss.values[loss.finite][-1] < loss.floor:

@@ -12,7 +12,7 @@ from mlflow_stability.detectors.layer_values import LayerRound
 from mlflow_stability.detectors.loss_fall import FIRST_VALUES, FirstValues, LossFall
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
@@ -284,7 +284,7 @@ class GradientVanishingLayers(Detector):
     ) -> tuple[GradientVanishingLayersState, Finding | None]:
         layers = state.round.take(point, "grad_norm")
         event = self._judge(state, layers) if len(layers) >= self.fewest else None
-        if point.quantity == "loss" and point.finite and of_the_whole(point.place):
+        if point.quantity == "loss" and point.finite and is_whole_model(point.place):
             state.fall.take(point.value)
         return state, event
 

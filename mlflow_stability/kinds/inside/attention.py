@@ -14,7 +14,7 @@ from mlflow_stability.detectors.finding_type import Instability, Symptom
 from mlflow_stability.detectors.layer_values import LayerRound, and_others
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.measured import is_whole_model
 from mlflow_stability.vocabulary.result import Action, Remedy
 from mlflow_stability.vocabulary.result.finding import Finding
 
@@ -186,7 +186,7 @@ class AttentionCollapse(Detector):
     def step(self, state: AttentionCollapseState, point: Point) -> tuple[AttentionCollapseState, Finding | None]:
         layers = state.heads.take(point, "attention_entropy")
         event = self._judge(state, layers) if layers else None
-        if point.quantity == "loss" and point.finite and of_the_whole(point.place):
+        if point.quantity == "loss" and point.finite and is_whole_model(point.place):
             if len(state.first_losses) < self.start:
                 state.first_losses.append(point.value)
             state.recent_losses.append(point.value)

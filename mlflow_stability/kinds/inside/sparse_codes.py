@@ -10,9 +10,8 @@ from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.streak import Streak, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
-from mlflow_stability.vocabulary.result import RAISE_TEMPERATURE_2_TO_3, Action, Remedy
+from mlflow_stability.vocabulary.result import RAISE_TEMPERATURE_2_TO_3, Action, Remedy, Severity
 from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
 
 QUANTITIES = ("sdr_rows", "sdr_width", "sdr_active_bits", "sdr_input_ratio", "sdr_unique_ratio")
 """The share of unique patterns, after what it is judged by."""

@@ -20,7 +20,8 @@ from mlflow_stability.detectors.slow_rise import SlowRise
 from mlflow_stability.vocabulary.facts import Facts, LossRiseFacts, rises_beyond, times_beyond
 from mlflow_stability.vocabulary.loss_level import NoLevel
 from mlflow_stability.vocabulary.result import CLIP_AT_1, LOWER_RATE_2_TO_5, Action, Finding, Remedy, Severity
-from mlflow_stability.vocabulary.text.phrases import risen, sigmas
+from mlflow_stability.vocabulary.text import sigmas
+from mlflow_stability.vocabulary.text.phrases import risen
 
 SLOW_STEPS = 32
 """Number of losses in each mean of `SlowRise`."""

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
-from mlflow_stability.curves.levels import Levels, coarser, levels_of, noise_of, onset
+from mlflow_stability.curves.levels import Levels, coarsen, level_noise, onset, read_levels
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.divergence import Divergence
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import LossEndFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text.phrases import factor
+from mlflow_stability.vocabulary.text import factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class DivergenceRule(Rule):
         return [finding for finding in findings if finding is not None]
 
     def _judge(self, curve: Curve, validations: tuple[Curve, ...]) -> Finding | None:
-        levels = levels_of(curve)
+        levels = read_levels(curve)
         if levels is None or len(levels.raw_x) < self.fewest_points:
             return None
         tails = sorted({max(2, round(share * len(levels))) for share in self.tails}, reverse=True)
@@ -252,7 +252,7 @@ class DivergenceRule(Rule):
         """Return whether the loss and its noise went to zero, as in a policy that has become certain."""
         end, fall = levels.x[-10:], levels.x[: max(best + 1, 10)]  # fewer show no noise
         near_zero = abs(float(np.median(end))) <= self.near_zero * abs(floor)
-        return near_zero and noise_of(end) <= self.less_noise * noise_of(fall)
+        return near_zero and level_noise(end) <= self.less_noise * level_noise(fall)
 
     def _smallest(self, levels: Levels, fallen: float) -> float:
         if levels.logarithmic:
@@ -265,7 +265,7 @@ class DivergenceRule(Rule):
     def _noise(self, levels: Levels, best: int) -> float:
         """Return the larger noise of the whole curve and of the part since its best level."""
         since = levels.x[best:]
-        noise = max(levels.noise, noise_of(since)) if len(since) >= 10 else levels.noise
+        noise = max(levels.noise, level_noise(since)) if len(since) >= 10 else levels.noise
         return noise * (1 + self.unsure / len(levels))
 
     def _is_confirmed(self, curve: Curve, best_step: int, validations: tuple[Curve, ...]) -> bool:
@@ -335,8 +335,8 @@ def _random_walk(levels: Levels, since: int) -> float:
 
     Coarsening the curve evens out noise that differs from point to point.
     """
-    coarse, size = coarser(levels, 25)
-    return noise_of(coarse) * math.sqrt(max(1.0, since / size))
+    coarse, size = coarsen(levels, 25)
+    return level_noise(coarse) * math.sqrt(max(1.0, since / size))
 
 
 def _lost_share(early: float, floor: float, end: float) -> float:

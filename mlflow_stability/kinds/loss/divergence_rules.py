@@ -11,9 +11,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.curves import Curve, RunCurves, median_deviation
-from mlflow_stability.curves.levels import noise_of, scaled
-from mlflow_stability.curves.resumes import goes_on, pieces_of
+from mlflow_stability.curves.curves import Curve, RunCurves, continues, median_deviation, pieces_by_metric
+from mlflow_stability.curves.levels import level_noise, to_judged_scale
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.detectors.loss_fall import FIRST_VALUES
@@ -109,10 +108,10 @@ class FinalRiseRule(Rule):
         values, steps = curve.values[finite], curve.steps[finite]
         if len(values) < self.fewest_before + self.fewest or not finite[-1]:
             return None
-        x, logarithmic = scaled(values)
+        x, logarithmic = to_judged_scale(values)
         reach = max(self.fewest, int(self.most * len(x)))
         past = x[max(0, len(x) - reach - self.before) : max(self.fewest_before, len(x) - reach)]
-        level, least = float(np.median(past)), self.deviations * noise_of(past)
+        level, least = float(np.median(past)), self.deviations * level_noise(past)
         if logarithmic:
             least = max(least, self.smallest_rise)
         limit = max(level + least, float(past.max()))
@@ -314,7 +313,7 @@ class ResumeRule(Rule):
 
     def find(self, curves: RunCurves) -> list[Finding]:
         judged = [curve for curve in curves.losses if not curve.part and curve.has_level]
-        pairs = [pair for pieces in pieces_of(judged) for pair in pairwise(pieces) if goes_on(*pair)]
+        pairs = [pair for pieces in pieces_by_metric(judged) for pair in pairwise(pieces) if continues(*pair)]
         return _present(self._judge(before, after) for before, after in pairs)
 
     def _judge(self, before: Curve, after: Curve) -> Finding | None:
@@ -326,7 +325,7 @@ class ResumeRule(Rule):
         repeated = old[old_steps >= steps[0]][: self.most_points]
         compared = repeated if len(repeated) >= self.fewest_points else old[-self.most_points :]
         level, start, last = (float(np.log(np.median(part))) for part in (compared, first_new, new[-5:]))
-        noise = max(noise_of(np.log(compared)), noise_of(np.log(first_new)))
+        noise = max(level_noise(np.log(compared)), level_noise(np.log(first_new)))
         error = 1.25 * noise * math.sqrt(1 / len(compared) + 1 / len(first_new))
         least = max(self.smallest_rise, self.chance * error)
         rise = start - level

@@ -10,18 +10,16 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.curves.bumps import bumps_of
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.curves.levels import scaled
-from mlflow_stability.curves.log_resolution import is_rounding
-from mlflow_stability.curves.prominence import Jumps, jumps_of, noise_of_points, tail_limit
+from mlflow_stability.curves.levels import is_rounding, to_judged_scale
+from mlflow_stability.curves.prominence import Jumps, find_bumps, find_jumps, point_noise, tail_limit
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text.phrases import sigmas
+from mlflow_stability.vocabulary.text import sigmas
 
 _DETECTOR = LossSpike()
 """Thresholds that mean the same in a whole curve are the detector's."""
@@ -267,14 +265,14 @@ class SpikeRule(Rule):
     def judges(self, curve: Curve) -> bool:
         values = curve.values[curve.finite]
         fits = self.fewest_points <= len(values) <= self.most_points
-        return fits and (bool(values.min() < 0) or scaled(values)[1])
+        return fits and (bool(values.min() < 0) or to_judged_scale(values)[1])
 
     def _jumps(self, curve: Curve) -> Jumps | None:
         if not self.judges(curve):
             return None
         values, steps = curve.values[curve.finite], curve.steps[curve.finite]
-        x, logarithmic = scaled(values)
-        return jumps_of(steps, values, x, self._reach(len(values)), logarithmic)
+        x, logarithmic = to_judged_scale(values)
+        return find_jumps(steps, values, x, self._reach(len(values)), logarithmic)
 
     def _share(self, jumps: Jumps) -> float:
         """Return by its number of points where the curve lies between a short and a long one, from 0 to 1."""
@@ -306,7 +304,7 @@ class SpikeRule(Rule):
         spikes = []
         least = self.smallest_rise_of_several if jumps.logarithmic else self._smallest_jump_below_zero(jumps)
         deviations = self.deviations_of_several if jumps.logarithmic else self.deviations_below_zero
-        for bump in bumps_of(jumps.x, deviations, least, self.share_of_tail):
+        for bump in find_bumps(jumps.x, deviations, least, self.share_of_tail):
             inside = [group for group in groups if group[0] <= bump.last and bump.first <= group[1]]
             groups = [group for group in groups if group not in inside]
             first = min([bump.first, *(group[0] for group in inside)])
@@ -324,7 +322,7 @@ class SpikeRule(Rule):
             return False
         before = jumps.x[max(0, spike.first - self.there) : spike.first]
         near = np.concatenate([before, jumps.x[spike.last + 1 : spike.last + 1 + self.there]])
-        noise = noise_of_points(near)
+        noise = point_noise(near)
         if values[peak] < curve.floor_above(level, noise if jumps.logarithmic and spike.points == 1 else 0.0):
             return False
         return len(near) < self.there or float(jumps.x[peak]) - spike.level >= self.deviations_there * noise

@@ -24,7 +24,7 @@ from mlflow_stability.detectors.streak import (
 )
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, RiseFacts, TextEnum
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.measured.signal import is_whole_model
 from mlflow_stability.vocabulary.result import (
     CLIP_AT_1,
     LOWER_BETA2,
@@ -53,7 +53,7 @@ class UpdateRatioFacts(FollowedFacts, LimitFacts):
     metrics: ClassVar = {"update_ratio": "value", "limit": "threshold"}
 
     def statement(self, step: int, unit: str, /) -> str:
-        where = "" if of_the_whole(self.place) else f" of {self.place}"
+        where = "" if is_whole_model(self.place) else f" of {self.place}"
         limit = f"threshold {self.threshold:g}{self._why(step, unit)}"
         return f"update ratio{where} {self.value:.2g} at {unit} {step} ({limit})."
 
@@ -102,7 +102,7 @@ class UpdateRatioHighState:
 
     def reaches(self, place: str, needed: int, *, bad: bool) -> bool:
         """Count one more value; a layer is not found while the whole model is."""
-        if of_the_whole(place):
+        if is_whole_model(place):
             return self.whole.reaches(place, needed, bad=bad)
         return self.layers.reaches(place, needed, bad=bad) and not self.whole.is_found
 
@@ -172,7 +172,7 @@ class UpdateRatioHigh(StreakWithLossDetector):
         return point.finite and point.step >= state.first_step + self.first_steps
 
     def needed(self, point: Point) -> int:
-        return self.rounds if of_the_whole(point.place) else self.rounds_of_layer
+        return self.rounds if is_whole_model(point.place) else self.rounds_of_layer
 
     def facts(self, state: UpdateRatioHighState, point: Point) -> Facts | None:
         limit, phase = self._limit(state, point)
@@ -246,7 +246,7 @@ class UpdateRatioLow(StreakWithLossDetector):
             state.rate = max(state.rate, point.value) if is_same else point.value
             state.step, state.time, state.highest_rate = point.step, point.time, max(state.highest_rate, point.value)
             return False
-        return point.finite and (point.value != 0.0 or of_the_whole(point.place))
+        return point.finite and (point.value != 0.0 or is_whole_model(point.place))
 
     def facts(self, state: UpdateRatioLowState, point: Point) -> Facts | None:
         is_meant = state.rate < state.highest_rate * self.share_of_rate or (state.step >= 0 and state.rate == 0)
@@ -349,7 +349,7 @@ class WeightSpikeFacts(RiseFacts):
     metrics: ClassVar = {"param_norm": "value", "level": "baseline"}
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        owner = "" if of_the_whole(self.place) else f" of {self.place}"
+        owner = "" if is_whole_model(self.place) else f" of {self.place}"
         return (
             f"norm of the weights{owner} {self.value:.4g} at {unit} {step}, {self.value / self.baseline:.3g} times its "
             f"baseline of {self.baseline:.4g} (threshold {self.ratio:g} times)."

@@ -10,8 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.curves.levels import Levels, levels_of
-from mlflow_stability.curves.log_resolution import quantum_of
+from mlflow_stability.curves.levels import Levels, log_quantum, read_levels
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.kinds.progress.plateau import LastLevelFacts, Plateau
@@ -192,7 +191,7 @@ class FrozenRule(Rule):
             return self._finding(curve, first, count, None)
         before = values[max(0, first - self.before) : first]
         moved = float(np.median(np.abs(np.diff(before)))) if len(before) >= 8 else 0.0
-        if moved <= self.quanta * quantum_of(values) or (before == last).any():
+        if moved <= self.quanta * log_quantum(values) or (before == last).any():
             return None
         if before[-3:].min() <= curve.floor:
             return None  # learnt before it froze
@@ -290,7 +289,7 @@ class StandstillRule(Rule):
         return [finding for curve in validations if (finding := self._judge(curve, curves, whole[0])) is not None]
 
     def _judge(self, curve: Curve, curves: RunCurves, beside: Curve | None = None) -> Finding | None:
-        levels = levels_of(curve) if curve.has_level else None
+        levels = read_levels(curve) if curve.has_level else None
         if levels is None or not levels.logarithmic or len(levels.raw_x) < self.fewest_points:
             return None
         start, last = float(np.median(levels.raw_x[:3])), float(np.median(levels.x[-max(3, len(levels.x) // 10) :]))

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.curves.training_since import training_since
-from mlflow_stability.curves.turning_point import by_chance, turned
+from mlflow_stability.curves.turning_point import chance_turn_share, training_since, turn_share
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import stays_at_chance
@@ -308,7 +307,7 @@ class OverfittingRule(Rule):
             return None
         evidence = min(1.0, (rise / smallest - 1) / (self.large_rise - 1))
         evidence += min(1.0, max(0.0, since.fall) / self.large_fall)
-        if not turn_is_real(x, self.odds, by_chance(len(x)) - self.weight * evidence):
+        if not turn_is_real(x, self.odds, chance_turn_share(len(x)) - self.weight * evidence):
             return None
         steps = validation.steps[validation.finite]
         facts = ValidationRiseFacts(
@@ -353,4 +352,4 @@ def training_beside(validation: Curve, curves: RunCurves) -> Curve | None:
 
 def turn_is_real(x: NDArray[np.float64], odds: float, share: float) -> bool:
     """Return whether a turn explains more than `share` of the variance of a falling curve, at these odds."""
-    return turned(x) >= odds * share / (odds * share + 1 - share)
+    return turn_share(x) >= odds * share / (odds * share + 1 - share)

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.curves.levels import noise_of
-from mlflow_stability.curves.training_since import training_since
-from mlflow_stability.curves.turning_point import by_chance
+from mlflow_stability.curves.levels import level_noise
+from mlflow_stability.curves.turning_point import chance_turn_share, training_since
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import Moves
 from mlflow_stability.detectors.sensitivity import factor_of, scale_thresholds
@@ -112,11 +111,11 @@ class AccuracyFallRule(Rule):
         at = int(np.argmin(levels))
         best, last = at + int(np.argmin(x[at : at + width])), float(np.median(x[-count:]))
         since = training_since(training, validation, best)
-        if since is None or last - float(levels[at]) < max(self.smallest_fall, self.deviations * noise_of(x)):
+        if since is None or last - float(levels[at]) < max(self.smallest_fall, self.deviations * level_noise(x)):
             return None
         if since.now >= since.before and since.now > 1 - self.learnt:
             return None
-        if not turn_is_real(x, self.odds, by_chance(len(x))):
+        if not turn_is_real(x, self.odds, chance_turn_share(len(x))):
             return None
         facts = AccuracyFallFacts(
             best=1 - float(levels[at]),

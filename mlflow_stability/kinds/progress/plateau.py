@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from mlflow_stability.curves.chance_level import chance_of
+from mlflow_stability.curves.chance_level import classes_at_chance
 from mlflow_stability.curves.curves import Curve, RunCurves
-from mlflow_stability.curves.levels import Levels, levels_of
+from mlflow_stability.curves.levels import Levels, read_levels
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.detectors.finding_type import Moves, Symptom
 from mlflow_stability.detectors.loss_level import classes_of
@@ -306,7 +306,7 @@ class PlateauRule(Rule):
     def find(self, curves: RunCurves) -> list[Finding]:
         findings = []
         for curve in curves.losses or curves.validations:
-            levels = None if curve.part or not curve.has_level else levels_of(curve)
+            levels = None if curve.part or not curve.has_level else read_levels(curve)
             if levels is None or not levels.logarithmic or len(levels.raw_x) < self.fewest_points:
                 continue
             if not _resumed(curve):
@@ -396,7 +396,7 @@ class PlateauRule(Rule):
             threshold=threshold,
             points=points,
             last_step=int(steps[-1]),
-            classes=chance_of(math.exp(last)) or None,
+            classes=classes_at_chance(math.exp(last)) or None,
         )
         return self.finding(curve, Severity.WARNING, facts, steps[start], steps[-1])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.vocabulary.facts import Facts, TextEnum
 from mlflow_stability.vocabulary.result import Action, Remedy, Severity
-from mlflow_stability.vocabulary.text import process_ended
+from mlflow_stability.vocabulary.text import how_process_ended
 from mlflow_stability.vocabulary.text.phrases import counted
 
 
@@ -25,7 +25,7 @@ class EndFacts(Facts):
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
         detail = f": {self.detail.removesuffix('.')}" if self.detail else ""
-        return f"{process_ended(self.outcome)} after {unit} {step}{detail}."
+        return f"{how_process_ended(self.outcome)} after {unit} {step}{detail}."
 
 
 class StallEnd(TextEnum):
@@ -237,7 +237,7 @@ class LogLineFacts(Facts):
     def sentence(self, _step: int, unit: str = "step", /) -> str:
         place = "The log" if self.line is None else f"Line {self.line:,} of the log"
         if self.says is LogSays.ENDED:
-            ended = f"{process_ended(self.outcome)} after {unit} {self.after_step}, and continued or was restarted"
+            ended = f"{how_process_ended(self.outcome)} after {unit} {self.after_step}, and continued or was restarted"
             return f"{ended}. {place}: {self.text}"
         continued = " It continued afterwards." if self.says is LogSays.STOPPED and self.went_on else ""
         return f"{place} says after {unit} {self.after_step}: {self.text}{continued}"

@@ -26,7 +26,7 @@ from mlflow_stability.probes.loss_level.target_copies import MAX_WATCHED_MODULES
 from mlflow_stability.probes.objects import Kind, remembered
 from mlflow_stability.probes.objects.model_discovery import living, places_of
 from mlflow_stability.probes.probe import BaseProbe, ProbeContext, ProbeFactory, StepView, next_multiple
-from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_said
+from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel, level_from_word
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 
 # Names of TRL's trainers. Those for supervised fine-tuning, rewards and distillation have a level.
@@ -103,7 +103,7 @@ class LossLevelProbe(BaseProbe):
     def __init__(self, context: ProbeContext) -> None:
         self._guard = context.guard
         word = context.settings.loss
-        self._by_user = None if word is None else level_said(word)
+        self._by_user = None if word is None else level_from_word(word)
         self._reported: LossLevel | None = None
         self._news: LossLevel | None = self._by_user
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()

@@ -23,7 +23,7 @@ from mlflow_stability.probes.model_check.one_batch import ZERO_SHARE, BatchPass,
 from mlflow_stability.probes.model_check.settings import model_finding, settings_found
 from mlflow_stability.probes.model_check.values import layers_of, optimizers_found, values_found
 from mlflow_stability.probes.objects.module_names import plain_name, unwrapped
-from mlflow_stability.vocabulary.argument import shown, with_known_names
+from mlflow_stability.vocabulary.argument import check_arguments, short_repr
 from mlflow_stability.vocabulary.result import (
     CLIP_AT_1,
     Action,
@@ -41,7 +41,7 @@ BELOW_CHANCE = 0.1  # share of chance below which a model knows the answers
 EXPLODED_NORM = 1000.0  # L2 norm of all gradients, as of `gradient_explosion` at CRITICAL
 
 
-@with_known_names
+@check_arguments
 def check(
     model: Module,
     batch: Any = None,
@@ -80,7 +80,7 @@ def check(
         ['nothing_trainable', 'frozen']
     """
     if not isinstance(model, Module):
-        raise SettingsError(f"model must be a torch.nn.Module; got {shown(model)}.")
+        raise SettingsError(f"model must be a torch.nn.Module; got {short_repr(model)}.")
     optimizers = _optimizers(optimizer)
     named = [
         (plain_name(name), parameter) for name, parameter in Module.named_parameters(model, remove_duplicate=False)
@@ -125,7 +125,7 @@ def _optimizers(given: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer
     optimizers = [given] if isinstance(given, Optimizer) else list(given)
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
-            raise SettingsError(f"optimizer must be a torch optimizer, or several; got {shown(optimizer)}.")
+            raise SettingsError(f"optimizer must be a torch optimizer, or several; got {short_repr(optimizer)}.")
     return optimizers
 
 

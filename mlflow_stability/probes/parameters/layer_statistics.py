@@ -21,7 +21,7 @@ from mlflow_stability.probes.parameters.layers import HeldLayers, LayerLayout, L
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import flat_view, largest_of, nonzeros_of, on_device, scalars
-from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, SignalType, layer_table_of
+from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, SignalType, layer_table_from
 
 SIGNALS = (
     SignalType("gradient_mean", "mean of the gradients of each layer", "gradients", interval="by layer"),
@@ -183,7 +183,7 @@ class Table:
     """One row: all numbers of the first layer, then those of the next."""
 
     def read(self, values: Sequence[float], attempt: int) -> LayerTable:
-        return layer_table_of(self.step, attempt, self.what, self.layers, values)
+        return layer_table_from(self.step, attempt, self.what, self.layers, values)
 
 
 @dataclass(frozen=True, slots=True)

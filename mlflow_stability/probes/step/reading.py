@@ -13,7 +13,7 @@ from torch import Tensor
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.parameters.per_optimizer import root_of_squares
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.vocabulary.measured import LAYOUTS, UNCLIPPED, Signal, SignalType, one_layout, signal_types
+from mlflow_stability.vocabulary.measured import LAYOUTS, UNCLIPPED, Signal, SignalType, shared_layout, signal_types
 
 SIGNALS = (
     SignalType(
@@ -211,7 +211,7 @@ def reading_of(
     if capture.blocks:
         _add_blocks(capture, rows, not_taken, signals, found)
     tables = tuple(zip(capture.tables, rows[len(rows) - len(capture.tables) :], strict=True)) if capture.tables else ()
-    layout = LAYOUTS.get(tuple(map(id, signals))) or one_layout(signals)
+    layout = LAYOUTS.get(tuple(map(id, signals))) or shared_layout(signals)
     return ProbeReading(layout, tuple(found), when, basis, tables, tuple(discarded), capture.begins_step)
 
 

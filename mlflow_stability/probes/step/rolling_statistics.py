@@ -26,7 +26,7 @@ from functools import lru_cache
 from operator import mul
 from typing import TypeAlias
 
-from mlflow_stability.vocabulary.measured import Signal, SignalType, of_the_whole
+from mlflow_stability.vocabulary.measured import Signal, SignalType, is_whole_model
 
 SIGNALS = (
     SignalType("loss_ema", "smoothed loss", "loss_statistics", exported="llm_training_loss_ema"),
@@ -136,7 +136,7 @@ class RollingStatistics:
     def _learn(self, signals: tuple[Signal, ...], step: int) -> _Wanted:
         wanted = []
         for position, signal in enumerate(signals):
-            if signal.quantity in _WANTED and of_the_whole(signal.place):
+            if signal.quantity in _WANTED and is_whole_model(signal.place):
                 if signal.place not in self._tracks:
                     self._tracks[signal.place] = _Track(signal.place, step - 1)
                 wanted.append((position, self._tracks[signal.place], signal.quantity))

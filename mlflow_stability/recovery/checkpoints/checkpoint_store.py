@@ -40,7 +40,7 @@ class DirectoryOwner:
 
     def __init__(self, directory: Path, run: str) -> None:
         self._directory = directory
-        self._mine = {"run": run, **own_identity().said()}
+        self._mine = {"run": run, **own_identity().as_json()}
 
     def take(self, holds_checkpoints: bool) -> None:
         draft = self._draft(self._mine)

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.errors import CheckpointsRefused
-from mlflow_stability.journal.launched_job import launched_job
 from mlflow_stability.journal.layout import make_root
+from mlflow_stability.journal.process_identity import launched_job
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.recovery.checkpoints.sharded_state import read_rank, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
@@ -42,7 +42,7 @@ from mlflow_stability.recovery.state.restore import EVERYTHING, RestoreChoice, r
 from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts, named_tensors, tensors_of_model
 from mlflow_stability.recovery.state.value_tree import copy_for_training
-from mlflow_stability.vocabulary.argument import Takes, or_list, with_known_names
+from mlflow_stability.vocabulary.argument import Accepts, check_arguments, or_list
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
 Fetch = Callable[[str, Which], Path]
@@ -68,9 +68,9 @@ def _read_which(given: Any) -> Which:
     return which
 
 
-_MODELS = Takes("a torch.nn.Module, or several", partial(_read_several, Module))
-_OPTIMIZERS = Takes("a torch.optim.Optimizer, or several", partial(_read_several, Optimizer))
-_WHICH = Takes(or_list([*map(repr, _NAMED), "the number of a step"]), _read_which, _NAMED)
+_MODELS = Accepts("a torch.nn.Module, or several", partial(_read_several, Module))
+_OPTIMIZERS = Accepts("a torch.optim.Optimizer, or several", partial(_read_several, Optimizer))
+_WHICH = Accepts(or_list([*map(repr, _NAMED), "the number of a step"]), _read_which, _NAMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Resumed:
     """What the user should know: damaged checkpoints that were passed over, parts that were not restored."""
 
 
-@with_known_names
+@check_arguments
 def restore(
     model: Module | Sequence[Module],
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
@@ -131,9 +131,9 @@ def restore(
         directory, fetch = local if local.is_dir() else None, fetch or fetch_from_run
     elif directory is None:
         directory = agreed_folder_of_job(Settings().journal_root())
-    models: tuple[Module, ...] = _MODELS.checked("model", model)
-    optimizers: tuple[Optimizer, ...] = () if optimizer is None else _OPTIMIZERS.checked("optimizer", optimizer)
-    _WHICH.checked("which", which)
+    models: tuple[Module, ...] = _MODELS.check("model", model)
+    optimizers: tuple[Optimizer, ...] = () if optimizer is None else _OPTIMIZERS.check("optimizer", optimizer)
+    _WHICH.check("which", which)
     download = None if fetch is None or run_id is None else partial(fetch, run_id, which)
     chosen = _choose_checkpoint(directory, which, download)
     folder, meta = chosen.checkpoint.folder, chosen.checkpoint.meta

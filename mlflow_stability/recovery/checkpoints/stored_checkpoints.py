@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlflow_stability.errors import CheckpointsRefused
-from mlflow_stability.journal.launched_job import launched_job, marked_folders
-from mlflow_stability.journal.process_identity import ProcessStatus, identity_from, life_of
+from mlflow_stability.journal.process_identity import (
+    ProcessStatus,
+    identity_from,
+    launched_job,
+    marked_folders,
+    process_status,
+)
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER
 
 SCHEMA = 1
@@ -228,7 +233,7 @@ def read_owner(directory: Path) -> dict[str, Any]:
 def owner_lives(owner: Mapping[str, Any]) -> bool:
     """Whether the process named in an owner file is certainly alive; unknown for another machine."""
     process = identity_from(owner)
-    return process is not None and life_of(process) is ProcessStatus.LIVES
+    return process is not None and process_status(process) is ProcessStatus.LIVES
 
 
 def _in_order(stored: Sequence[StoredCheckpoint], which: Which) -> list[StoredCheckpoint]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.amp import GradScaler
 
-from mlflow_stability.vocabulary.argument import with_known_names
+from mlflow_stability.vocabulary.argument import check_arguments
 
 INIT_SCALE = 2.0**10
 """The first scale; torch starts with 2**16, and skips the first steps of many models."""
@@ -17,7 +17,7 @@ GROWTH_INTERVAL = 200
 """Steps without an overflow after which the scale grows; torch waits for 2000."""
 
 
-@with_known_names
+@check_arguments
 def conservative_grad_scaler(
     device: str | None = None,
     *,

@@ -11,8 +11,7 @@ import io
 from collections.abc import Iterator
 
 from mlflow_stability.reports.escape import csv_cell
-from mlflow_stability.vocabulary.result import Compared, Comparison, Difference
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import Compared, Comparison, Difference, RunCard
 
 COLUMNS = (
     "rank",

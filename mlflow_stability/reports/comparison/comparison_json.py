@@ -13,9 +13,8 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
-from mlflow_stability.vocabulary.measured import LayersBeside
-from mlflow_stability.vocabulary.result import Compared, Comparison, Severity
-from mlflow_stability.vocabulary.run import Mark
+from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.result import Compared, Comparison, Mark, Severity
 
 SCHEMA_VERSION = 2
 _DRAWN = frozenset({"sketch", "course", "error"})
@@ -67,7 +66,7 @@ def _run(each: Compared) -> dict[str, Any]:
     return plain
 
 
-def _layers(each: LayersBeside) -> dict[str, Any]:
+def _layers(each: LayerComparison) -> dict[str, Any]:
     """Without the pictures: of each cell the runs' own metrics say more."""
     plain: dict[str, Any] = _plain(
         {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlflow_stability.reports.words import comparison_phrases as wording
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 TITLE = "Spikes, losses and speed"
 RUNS_TITLE = "Runs, most stable first"

@@ -13,8 +13,7 @@ from mlflow_stability.reports.sections import Row, Section, Sign, failures, sent
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.reports.words import layer_phrases as layers_wording
 from mlflow_stability.reports.words.comparison_summary import notes
-from mlflow_stability.vocabulary.result import BaselineGate, Cohort, Comparison
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import BaselineGate, Cohort, Comparison, RunCard
 
 FEW_GROUPS, FEW_CAUSES, FEW_WORSE, FEW_DIFFERENCES, FEW_UNREAD = 8, 5, 10, 16, 10
 MOST_CAUSES = 20

@@ -1,7 +1,7 @@
 """Lays out what two runs have by layer as two pictures beside each other, with one scale of colours.
 
-In: a `LayersBeside` and what to call the runs. Out: two images of one pixel a cell, names of rows, ticks and a bar of
-colours in percent. Guarantees: what is not finite, zero, or not measured is told apart from every value, and so are
+In: a `LayerComparison` and what to call the runs. Out: two images of one pixel a cell, names of rows, ticks and a bar
+of colours in percent. Guarantees: what is not finite, zero, or not measured is told apart from every value, and so are
 layers that only one of the two has and steps that only one of them made.
 
 Writes a small picture as PNG inside of a page, one pixel for each cell, so that a browser makes the cells large.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mlflow_stability.figures.layers import labels_of
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, apart
 from mlflow_stability.reports.words import layer_phrases as wording
-from mlflow_stability.vocabulary.measured import LayersBeside
+from mlflow_stability.vocabulary.measured import LayerComparison
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EIGHT_BITS, _WITH_OPACITY = 8, 6
@@ -118,7 +118,7 @@ class LayersPicture:
     """What the colours stand for: ``gradient norm``."""
 
 
-def layers_picture_of(beside: LayersBeside, names: tuple[str, str]) -> LayersPicture:
+def layers_picture_of(beside: LayerComparison, names: tuple[str, str]) -> LayersPicture:
     """The picture of one quantity."""
     count = len(beside.layers)
     height = min(HIGHEST, max(LOWEST, count * (ROW if count <= FEW else THIN_ROW)))
@@ -143,14 +143,14 @@ def layers_picture_of(beside: LayersBeside, names: tuple[str, str]) -> LayersPic
     )
 
 
-def _heat(beside: LayersBeside, number: int, name: str) -> LayerHeat:
+def _heat(beside: LayerComparison, number: int, name: str) -> LayerHeat:
     begin, end = beside.columns_of[number]
     address = data_address(_pixels(beside, number)[:, begin:end]) if end > begin else ""
     percent = 100 / beside.columns
     return LayerHeat(name, address, begin * percent, (end - begin) * percent, beside.onset_in_words[number])
 
 
-def _pixels(beside: LayersBeside, number: int) -> NDArray[np.uint8]:
+def _pixels(beside: LayerComparison, number: int) -> NDArray[np.uint8]:
     cells = (beside.first, beside.second)[number]
     pixels = np.zeros((*cells.shape, 4), np.uint8)
     shares = beside.shares(cells)
@@ -165,7 +165,7 @@ def _pixels(beside: LayersBeside, number: int) -> NDArray[np.uint8]:
     return pixels
 
 
-def _special(beside: LayersBeside) -> list[str]:
+def _special(beside: LayerComparison) -> list[str]:
     one, other = (beside.without_colour(number) for number in (0, 1))
     return [name for name in one if one[name].any() or other[name].any()]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, axis_of
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 WIDTH, HEIGHT = 1000, 300
 MOST = 24

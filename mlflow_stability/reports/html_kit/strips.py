@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlflow_stability.reports.html_kit.axis import Axis, Tick
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 STABLEST, SICKEST = 10, 30
 NARROWEST = 0.5

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from mlflow_stability.vocabulary.result import Comparison
-from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.result import Comparison, RunCard
 
 FEWEST = 8
 """Characters of an id that are shown at least."""

@@ -15,12 +15,12 @@ from mlflow_stability.vocabulary.result import (
     Difference,
     Interval,
     Rate,
+    RunCard,
     SeedGroup,
     Sensitivity,
     SurvivalCurve,
     Tree,
 )
-from mlflow_stability.vocabulary.run import RunCard
 from mlflow_stability.vocabulary.text import counted
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}

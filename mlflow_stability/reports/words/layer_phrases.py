@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mlflow_stability.reports.terminal_kit import number_text
-from mlflow_stability.vocabulary.measured import LayersBeside
+from mlflow_stability.vocabulary.measured import LayerComparison
 
 TITLES = {
     "grad_norm": "Gradient norm by layer",
@@ -16,28 +16,28 @@ TITLES = {
 SECTION = "Layers compared"
 
 
-def title(beside: LayersBeside) -> str:
+def title(beside: LayerComparison) -> str:
     """``Gradient norm by layer``."""
     return TITLES.get(beside.quantity, beside.quantity)
 
 
-def measure(beside: LayersBeside) -> str:
+def measure(beside: LayerComparison) -> str:
     """What colours show: ``gradient norm``."""
     return title(beside).partition(" by ")[0].lower()
 
 
-def sentences(beside: LayersBeside, names: tuple[str, str]) -> str:
+def sentences(beside: LayerComparison, names: tuple[str, str]) -> str:
     """Where the two are farthest apart, and where one was not finite."""
     return " ".join([*_farthest(beside, names), *_broken(beside, names)])
 
 
-def columns(beside: LayersBeside) -> str:
+def columns(beside: LayerComparison) -> str:
     """What a cell holds: ``each column the largest of 10 steps``."""
     extreme = "smallest" if beside.smallest else "largest"
     return f"each column the {extreme} of {beside.width:,} steps" if beside.width > 1 else "a column for each step"
 
 
-def _farthest(beside: LayersBeside, names: tuple[str, str]) -> Iterator[str]:
+def _farthest(beside: LayerComparison, names: tuple[str, str]) -> Iterator[str]:
     found = beside.farthest
     if found is None and beside.absent[0] | beside.absent[1] == set(beside.layers):
         yield f"The runs have no {beside.row} in common."
@@ -54,14 +54,14 @@ def _farthest(beside: LayersBeside, names: tuple[str, str]) -> Iterator[str]:
     yield f"{where}: {number_text(found.first)} in {names[0]}, {number_text(found.second)} in {names[1]}{times}."
 
 
-def _broken(beside: LayersBeside, names: tuple[str, str]) -> Iterator[str]:
+def _broken(beside: LayerComparison, names: tuple[str, str]) -> Iterator[str]:
     for found, name, span in zip(beside.broken, names, beside.spans, strict=True):
         if found is not None:
             many = f"{found.layers} {beside.row}s of {name}, first in" if found.layers > 1 else f"{name}, in"
             yield f"Not finite in {many} {found.layer} {_at(beside, found.offset, [span])}."
 
 
-def _at(beside: LayersBeside, offset: int, spans: Sequence[tuple[int, int]]) -> str:
+def _at(beside: LayerComparison, offset: int, spans: Sequence[tuple[int, int]]) -> str:
     """``at step 120``, ``40 to 49 steps after the onset``: of a column as far as these runs reach into it."""
     first, last = beside.steps_within(offset, spans)
     if not beside.aligned:

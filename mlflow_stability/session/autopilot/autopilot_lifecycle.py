@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.journal.launched_job import launched_job, mark_folder
 from mlflow_stability.journal.layout import make_root
+from mlflow_stability.journal.process_identity import launched_job, mark_folder
 from mlflow_stability.probes.ranks import RankExchanges
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.recovery.checkpoints import folder_of_job, listing

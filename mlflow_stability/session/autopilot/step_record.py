@@ -12,7 +12,7 @@ from torch import Tensor
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.recovery.skipping import SkippedBy
 from mlflow_stability.recovery.stop_conditions import Stop
-from mlflow_stability.vocabulary.measured import Signal, SignalType, StepReading, one_layout
+from mlflow_stability.vocabulary.measured import Signal, SignalType, StepReading, shared_layout
 from mlflow_stability.vocabulary.result import Finding
 
 
@@ -99,5 +99,5 @@ def with_used_rate(reading: ProbeReading, record: StepRecord) -> ProbeReading:
     used = next((rates[0] for rates in record.rates.values() if rates), math.nan)
     if script is None or not math.isfinite(used) or math.isclose(used, script[1], rel_tol=1e-6):
         return reading
-    signals = one_layout((*reading.signals, Signal(SIGNALS[0].quantity, script[0])))
+    signals = shared_layout((*reading.signals, Signal(SIGNALS[0].quantity, script[0])))
     return reading._replace(signals=signals, values=(*reading.values, used))

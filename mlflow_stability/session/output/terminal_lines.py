@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from typing import Any
 
-from mlflow_stability.vocabulary.text import to_new_row
+from mlflow_stability.vocabulary.text import new_row_prefix
 
 LOCK_SECONDS = 0.5
 """How long to wait for another thread that draws a bar, or a process that has died."""
@@ -58,7 +58,7 @@ def new_row(stream: Any) -> str:
     if not isinstance(stream, io.TextIOWrapper):  # one that only stands for a terminal has its own idea of lines
         return ""
     try:
-        return to_new_row(stream.fileno())
+        return new_row_prefix(stream.fileno())
     except ValueError:  # closed
         return ""
 

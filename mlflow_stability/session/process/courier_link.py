@@ -19,7 +19,7 @@ from weakref import WeakMethod
 import orjson
 
 import mlflow_stability
-from mlflow_stability.alerts.outlet_settings import VARIABLE
+from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE
 from mlflow_stability.journal.layout import (
     COURIER_LOG,
     DELIVERED,
@@ -110,7 +110,7 @@ class CourierLink:
             "OMP_NUM_THREADS": "1",
         }
         if self._outlets:
-            environment[VARIABLE] = self._outlets
+            environment[OUTLETS_VARIABLE] = self._outlets
         if self._tracking_uri is not None:
             environment["MLFLOW_TRACKING_URI"] = self._tracking_uri
         try:

@@ -13,10 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.journal.attention_maps import write_attention_map
-from mlflow_stability.journal.layer_tables import write_layer_table
-from mlflow_stability.journal.slow_writes import SlowWrites
-from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.journal.array_files import write_attention_map, write_layer_table
+from mlflow_stability.journal.writer import JournalWriter, SlowWrites
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.kinds.reported.setup import BatchDiscarded, DiscardedBatchFacts, NotMeasuredFacts, Unmeasured
 from mlflow_stability.probes.forward import ForwardObserver
@@ -34,7 +32,7 @@ from mlflow_stability.session.recording.deferred_detection import (
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.loss_level import NoLevel
-from mlflow_stability.vocabulary.measured import UNCLIPPED, AttentionMap, Signal, SignalType, StepReading, one_layout
+from mlflow_stability.vocabulary.measured import UNCLIPPED, AttentionMap, Signal, SignalType, StepReading, shared_layout
 from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity, Source
 from mlflow_stability.vocabulary.run import Closing, Fact, Note, Opening, Reset, Returned
 
@@ -197,7 +195,7 @@ class Recording:
             if share is not None:
                 more.append((_OVERHEAD, share))
         if more:
-            signals = one_layout((*signals, *(signal for signal, _ in more)))
+            signals = shared_layout((*signals, *(signal for signal, _ in more)))
             values = (*values, *(value for _, value in more))
         step = StepReading(self.step, signals, values, self.attempt, reading.time)
         self._journal.append(step)

@@ -18,7 +18,7 @@ from typing import Any
 from mlflow_stability.probes.hooks import HookHandles
 from mlflow_stability.tracking.in_process import LoggedMetric, UserMetrics
 from mlflow_stability.vocabulary.measured import Signal, SignalType
-from mlflow_stability.vocabulary.text import meanings_of
+from mlflow_stability.vocabulary.text import metric_meanings
 
 Logged = tuple[Mapping[str, Any], int | None]
 """Metrics by name, and the trainer's own step or epoch."""
@@ -259,7 +259,7 @@ class ScriptMetrics:
         new = [name for name in dict.fromkeys(names) if name not in self._layouts]
         if not new or len(self._layouts) + len(new) > MOST_NAMES:
             return
-        meanings = meanings_of([*self._layouts, *new], all_known=False)
+        meanings = metric_meanings([*self._layouts, *new], all_known=False)
         used = {layout[0] for layout in self._layouts.values() if layout}
         for name in new:
             meaning = meanings[name]

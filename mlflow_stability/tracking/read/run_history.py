@@ -40,8 +40,8 @@ from mlflow_stability.tracking.store.store_errors import store_trouble
 from mlflow_stability.tracking.tag_names import is_recorded
 from mlflow_stability.vocabulary.measured import Series, Signal
 from mlflow_stability.vocabulary.result import Finding
-from mlflow_stability.vocabulary.run import Metric, RunHistory, attempts_of, in_order
-from mlflow_stability.vocabulary.text import Meaning, counted, meanings_of
+from mlflow_stability.vocabulary.run import Metric, RunHistory, attempt_order, number_attempts
+from mlflow_stability.vocabulary.text import Meaning, counted, metric_meanings
 
 DELETED = "This run was deleted; it is readable until MLflow's garbage collection."
 READERS = 4
@@ -110,7 +110,7 @@ def _history_of_tables(
 
 def _metrics(reader: RunReader, client: MlflowClient, keys: Sequence[str]) -> tuple[list[Metric], bool]:
     """Return the metrics of these keys that are about the training, and whether all their steps are 0."""
-    meanings = meanings_of(keys)
+    meanings = metric_meanings(keys)
     wanted = [key for key in keys if not meanings[key].bookkeeping]
     histories = _fetch_all(wanted, lambda key: _history(client, reader.run_id, key))
     longest = max(map(len, histories), default=0)
@@ -171,6 +171,6 @@ def _series(meaning: Meaning, points: _Points, no_steps: bool) -> Series:
     values = points["value"]
     values = np.where(np.abs(values) >= LARGEST_STORED, np.copysign(np.inf, values), values)
     steps = np.arange(len(points)) if no_steps else points["step"].astype(np.int64)
-    attempts = attempts_of(steps)
-    order = in_order(steps, attempts)
+    attempts = number_attempts(steps)
+    order = attempt_order(steps, attempts)
     return Series(meaning.signal, steps[order], values[order], attempts[order], points["time"][order] / 1000)

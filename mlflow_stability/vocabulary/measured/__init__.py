@@ -2,63 +2,78 @@
 
 from __future__ import annotations
 
-from mlflow_stability.vocabulary.measured.attention_map import OF_WEIGHTS, AttentionMap, arrays_of, map_of
-from mlflow_stability.vocabulary.measured.condition import Condition, condition_in
-from mlflow_stability.vocabulary.measured.distribution_shape import QUARTILES_OF_NORMAL, Shape, shape_of
+from mlflow_stability.vocabulary.measured.attention_map import (
+    UNNAMED_LAYER,
+    AttentionMap,
+    attention_arrays,
+    attention_map_from,
+)
+from mlflow_stability.vocabulary.measured.layer_comparison import (
+    OUTSIDE,
+    Cells,
+    FirstNonFinite,
+    LargestGap,
+    LayerComparison,
+    columns_of_run,
+)
 from mlflow_stability.vocabulary.measured.layer_table import (
     BINS,
     LEVELS,
+    NORMAL_IQR,
     PERCENTILES,
     STATISTICS,
     LayerTable,
-    layer_table_of,
+    Shape,
+    distribution_shape,
+    layer_table_from,
 )
-from mlflow_stability.vocabulary.measured.layers_beside import (
-    OUTSIDE,
-    BrokenAt,
-    Cells,
-    Farthest,
-    LayersBeside,
-    own_columns,
+from mlflow_stability.vocabulary.measured.signal import (
+    LAYOUTS,
+    TRACK,
+    UNCLIPPED,
+    Condition,
+    Series,
+    Signal,
+    StepReading,
+    is_whole_model,
+    parse_condition,
+    shared_layout,
 )
-from mlflow_stability.vocabulary.measured.norm_basis import UNCLIPPED
-from mlflow_stability.vocabulary.measured.observation import Series, StepReading
-from mlflow_stability.vocabulary.measured.signal import LAYOUTS, TRACK, Signal, of_the_whole, one_layout
 from mlflow_stability.vocabulary.measured.signal_type import Combined, SignalType, modules_with, signal_types, type_of
 
 __all__ = [
     "BINS",
     "LAYOUTS",
     "LEVELS",
-    "OF_WEIGHTS",
+    "NORMAL_IQR",
     "OUTSIDE",
     "PERCENTILES",
-    "QUARTILES_OF_NORMAL",
     "STATISTICS",
     "TRACK",
     "UNCLIPPED",
+    "UNNAMED_LAYER",
     "AttentionMap",
-    "BrokenAt",
     "Cells",
     "Combined",
     "Condition",
-    "Farthest",
+    "FirstNonFinite",
+    "LargestGap",
+    "LayerComparison",
     "LayerTable",
-    "LayersBeside",
     "Series",
     "Shape",
     "Signal",
     "SignalType",
     "StepReading",
-    "arrays_of",
-    "condition_in",
-    "layer_table_of",
-    "map_of",
+    "attention_arrays",
+    "attention_map_from",
+    "columns_of_run",
+    "distribution_shape",
+    "is_whole_model",
+    "layer_table_from",
     "modules_with",
-    "of_the_whole",
-    "one_layout",
-    "own_columns",
-    "shape_of",
+    "parse_condition",
+    "shared_layout",
     "signal_types",
     "type_of",
 ]

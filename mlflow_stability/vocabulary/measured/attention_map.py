@@ -1,4 +1,4 @@
-"""Where the heads of one layer looked at one step, for the first tokens of one sample."""
+"""Attention of one layer at one step, for the first tokens of one sample."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
 
-
-OF_WEIGHTS = "attention"
-"""The layer of weights whose layer is not known."""
+UNNAMED_LAYER = "attention"
+"""Layer name of weights that were given without one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMap:
-    """The weights of some heads, their mean over all heads, and two numbers of every head."""
+    """The weights of some heads, their mean over all heads, and two numbers of every head.
+
+    Example:
+
+        >>> weights = np.full((1, 2, 3), 1 / 3, np.float16)
+        >>> AttentionMap(10, 0, "encoder.attention", 0, (0,), weights, weights[0], np.ones(1), np.zeros(1)).shape
+        (2, 3)
+    """
 
     step: int
     """The step at which it was measured."""
@@ -59,20 +65,20 @@ class AttentionMap:
         return queries, keys
 
 
-def arrays_of(attention: AttentionMap) -> dict[str, NDArray[Any]]:
-    """The map as named arrays, as it lies in files; nothing in them is ever executed."""
-    head = {
+def attention_arrays(attention: AttentionMap) -> dict[str, NDArray[Any]]:
+    """Return the map as named arrays, for `attention_map_from`."""
+    header = {
         "step": attention.step,
         "attempt": attention.attempt,
         "layer": attention.layer,
         "layer_number": attention.layer_number,
-        "heads": [int(each) for each in attention.heads],
+        "heads": [int(head) for head in attention.heads],
         "kind": attention.kind,
         "causal": bool(attention.causal),
-        "tokens": [int(each) for each in attention.tokens],
+        "tokens": [int(count) for count in attention.tokens],
     }
     return {
-        "head": np.frombuffer(json.dumps(head).encode(), np.uint8),  # arrays of text take four bytes a letter
+        "head": np.frombuffer(json.dumps(header).encode(), np.uint8),  # NumPy text takes four bytes a letter
         "weights": np.asarray(attention.weights, np.float16),
         "average": np.asarray(attention.average, np.float32),
         "entropy": np.asarray(attention.entropy, np.float32),
@@ -80,24 +86,24 @@ def arrays_of(attention: AttentionMap) -> dict[str, NDArray[Any]]:
     }
 
 
-def map_of(arrays: Arrays) -> AttentionMap:
-    """The map of such arrays; KeyError or ValueError where they are no map."""
-    head = json.loads(arrays["head"].tobytes())
+def attention_map_from(arrays: Arrays) -> AttentionMap:
+    """Read the arrays that `attention_arrays` made; KeyError or ValueError where they are not a map."""
+    header = json.loads(arrays["head"].tobytes())
     weights, average = arrays["weights"], arrays["average"]
-    if weights.ndim != 3 or average.shape != weights.shape[1:] or len(head["heads"]) != len(weights):
+    if weights.ndim != 3 or average.shape != weights.shape[1:] or len(header["heads"]) != len(weights):
         raise ValueError(f"weights of the shape {weights.shape} and an average of {average.shape} do not form a map")
-    queries, keys = head["tokens"]
+    queries, keys = header["tokens"]
     return AttentionMap(
-        head["step"],
-        head["attempt"],
-        head["layer"],
-        head["layer_number"],
-        tuple(head["heads"]),
+        header["step"],
+        header["attempt"],
+        header["layer"],
+        header["layer_number"],
+        tuple(header["heads"]),
         weights,
         average,
         arrays["entropy"],
         arrays["max_logit"],
-        head["kind"],
-        head["causal"],
+        header["kind"],
+        header["causal"],
         (queries, keys),
     )

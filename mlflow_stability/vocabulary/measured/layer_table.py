@@ -1,29 +1,30 @@
-"""How gradients or weights were spread in each layer at one step."""
+"""Distribution of gradients or weights in each layer at one step, and the shape of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 STATISTICS = ("mean", "std", "abs_max", "zeros")
-"""Measured each time: the mean, the standard deviation, the largest absolute value, the share of zeros."""
+"""Measured each time; ``zeros`` is the share of zeros."""
 PERCENTILES = ("min", "p1", "p25", "p50", "p75", "p95", "p99", "max")
 """Measured with the histogram."""
 LEVELS = (0.0, 0.01, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 """The share of values below each of the percentiles."""
 BINS = 64
 WIDTH = len(STATISTICS) + len(PERCENTILES) + 2 + BINS
-"""How many numbers a layer has in the flat form: all of these, and the two ends of the histogram."""
+"""Numbers of a layer in the flat form: all of these, and the two ends of the histogram."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTable:
     """One row for each layer, in the order of the model from input to output.
 
-    Everything but ``abs_max`` and ``zeros`` is of a sample, the same places every time.
+    Everything but ``abs_max`` and ``zeros`` is of a sample of the values, at the same places every time.
     """
 
     step: int
@@ -36,9 +37,9 @@ class LayerTable:
     percentiles: NDArray[np.float64]
     """A column for each of `PERCENTILES`; no columns where only the statistics were measured."""
     edges: NDArray[np.float64]
-    """Where the bins of each layer's histogram begin and end: one column more than `counts`, or none at all."""
+    """Edges of the bins of each layer's histogram: one column more than `counts`, or none."""
     counts: NDArray[np.int64]
-    """How many values are in each bin. The first and the last bin also hold what lies beyond them."""
+    """Number of values in each bin. The first and the last bin also hold the values beyond them."""
 
     @property
     def has_histograms(self) -> bool:
@@ -46,15 +47,95 @@ class LayerTable:
         return bool(self.counts.shape[1])
 
 
-def layer_table_of(step: int, attempt: int, what: str, layers: Sequence[str], values: Sequence[float]) -> LayerTable:
-    """The table, from its flat form: for each layer `WIDTH` numbers, or only the statistics."""
+def layer_table_from(step: int, attempt: int, what: str, layers: Sequence[str], values: Sequence[float]) -> LayerTable:
+    """Read the flat form of a table: for each layer `WIDTH` numbers, or only the statistics."""
     rows = np.asarray(values, np.float64).reshape(len(layers), -1)
     if rows.shape[1] == len(STATISTICS):
-        none = rows[:, :0]
-        return LayerTable(step, attempt, what, tuple(layers), rows, none, none, none.astype(np.int64))
+        empty = rows[:, :0]
+        return LayerTable(step, attempt, what, tuple(layers), rows, empty, empty, empty.astype(np.int64))
     statistics, percentiles, ends, counts = np.split(rows, np.cumsum([len(STATISTICS), len(PERCENTILES), 2]), axis=1)
     share = np.linspace(0.0, 1.0, counts.shape[1] + 1)
     edges = ends[:, :1] * (1.0 - share) + ends[:, 1:] * share
     return LayerTable(
         step, attempt, what, tuple(layers), statistics, percentiles, edges, np.nan_to_num(counts).astype(np.int64)
     )
+
+
+Shape: TypeAlias = Literal[
+    "healthy", "multi-modal", "heavy-tailed", "shifted", "collapsed", "too few values", "unknown"
+]
+NORMAL_IQR = 1.349
+"""Interquartile range of a normal distribution in standard deviations."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeLimits:
+    """Thresholds between shapes of distributions."""
+
+    min_values: int = 128
+    """Fewer values have no shape: their 1st and 99th percentiles are almost the lowest and the highest. Two peaks are
+    recognised from about 500 values on."""
+    min_relative_iqr: float = 1e-6
+    """Collapsed: the interquartile range is below this share of the larger of p1 and p99, so that half of the values
+    are equal."""
+    max_tail_ratio: float = 7.0
+    """Heavy-tailed: p99 - p1 exceeds this multiple of the interquartile range. Normal: 3.4, Laplace: 5.6, Student's t
+    with two degrees of freedom: 8.5."""
+    max_shift: float = 1.0
+    """Shifted: the median is more than this many standard deviations from zero, estimated from the quartiles."""
+    min_peak_share: float = 0.1
+    """Multi-modal: each of two peaks holds at least this share of the values, ..."""
+    max_valley_share: float = 0.7
+    """... the valley between them is lower than this share of the lower peak, ..."""
+    min_valley_sigmas: float = 4.0
+    """... by more than this many standard deviations of the counts."""
+
+
+def distribution_shape(table: LayerTable, layer: int, limits: ShapeLimits | None = None) -> Shape:
+    """Name the shape of one layer's values: the first that fits of collapsed, multi-modal, shifted, heavy-tailed.
+
+    Normal and Laplace distributions around zero are healthy. Without a histogram or finite values: ``unknown``.
+    """
+    limits = limits or ShapeLimits()
+    if not table.has_histograms or not np.isfinite(table.percentiles[layer]).all():
+        return "unknown"
+    counts = table.counts[layer]
+    if counts.sum() < limits.min_values:
+        return "too few values"
+    names = ("p1", "p25", "p50", "p75", "p99")
+    p1, p25, p50, p75, p99 = (table.percentiles[layer, PERCENTILES.index(name)] for name in names)
+    iqr = p75 - p25
+    if not iqr > limits.min_relative_iqr * max(abs(p1), abs(p99)):
+        return "collapsed"
+    smooth = np.convolve(np.convolve(counts, _SMOOTHING, "same"), _SMOOTHING, "same")
+    if _count_peaks(smooth, counts, 0, len(counts), limits) > 1:
+        return "multi-modal"
+    if abs(p50) > limits.max_shift * iqr / NORMAL_IQR:
+        return "shifted"
+    return "heavy-tailed" if p99 - p1 > limits.max_tail_ratio * iqr else "healthy"
+
+
+_SMOOTHING = np.array([1.0, 4.0, 6.0, 4.0, 1.0]) / 16.0
+
+
+def _count_peaks(
+    smooth: NDArray[np.float64], counts: NDArray[np.int64], begin: int, end: int, limits: ShapeLimits
+) -> int:
+    """Count the peaks of a histogram, cutting it at its deepest valleys."""
+    valleys = [at for at in range(begin + 1, end - 1) if _is_valley(smooth, counts, begin, at, end, limits)]
+    if not valleys:
+        return 1
+    deepest = min(valleys, key=lambda at: float(smooth[at]))
+    left = _count_peaks(smooth, counts, begin, deepest, limits)
+    return left + _count_peaks(smooth, counts, deepest, end, limits)
+
+
+def _is_valley(
+    smooth: NDArray[np.float64], counts: NDArray[np.int64], begin: int, at: int, end: int, limits: ShapeLimits
+) -> bool:
+    min_count = limits.min_peak_share * counts.sum()
+    if counts[begin:at].sum() < min_count or counts[at:end].sum() < min_count:
+        return False
+    peak = float(min(smooth[begin:at].max(), smooth[at:end].max()))
+    depth = peak - smooth[at]
+    return bool(smooth[at] < limits.max_valley_share * peak and depth > limits.min_valley_sigmas * np.sqrt(peak))

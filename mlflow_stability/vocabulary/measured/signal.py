@@ -1,22 +1,23 @@
-"""What is measured, and where: the name of a series.
-
-Gives the same signals in the same order as one object, step after step.
-
-In: signals, each of them an object that its maker keeps. Out: a tuple of them, the very one that was given out for them
-before. Guarantees: who remembers something about a tuple of signals can tell by `is` that it is the same again, without
-looking at its parts; what is kept is bounded.
-"""
+"""Signals, their values, and conditions on them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+UNCLIPPED = "no clipping seen"
+"""Value of the fact about the gradient norm: no gradients were clipped before any optimizer step."""
 TRACK = "track_"
-"""How the places of trainings begin that go on beside the main one."""
+"""Prefix of the places of trainings beside the main one."""
 
 
-def of_the_whole(place: str) -> bool:
+def is_whole_model(place: str) -> bool:
     """Whether values of this place are of a whole model: the only one, or one of several that train side by side."""
     return not place or place.startswith(TRACK)
 
@@ -41,19 +42,120 @@ class Signal:
         return cls(quantity, place)
 
 
-MOST = 1024
-"""A training has a handful of layouts; one with more than this gets new objects, which are as right."""
+MAX_LAYOUTS = 1024
+"""A training has a handful of layouts. Beyond this number they are forgotten, and get new objects."""
 
 LAYOUTS: dict[tuple[int, ...], tuple[Signal, ...]] = {}
-"""What `one_layout` has given out, by the identities of the objects in it."""
+"""Tuples that `shared_layout` returned, by the ids of the signals in them."""
 
 
-def one_layout(signals: Sequence[Signal]) -> tuple[Signal, ...]:
-    """The one tuple of these very objects."""
+def shared_layout(signals: Sequence[Signal]) -> tuple[Signal, ...]:
+    """Return one tuple for the same signal objects, so that callers recognise it by `is`, without a comparison."""
     key = tuple(map(id, signals))  # a tuple that is kept keeps its signals, so that no other object gets their ids
     layout = LAYOUTS.get(key)
     if layout is None:
-        if len(LAYOUTS) >= MOST:
+        if len(LAYOUTS) >= MAX_LAYOUTS:
             LAYOUTS.clear()
         layout = LAYOUTS[key] = tuple(signals)
     return layout
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One value of one signal at one step."""
+
+    signal: Signal
+    step: int
+    value: float
+    attempt: int = 0
+    """Number of rollbacks before this step."""
+    time: float = 0.0
+    """When the step ended, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReading:
+    """Everything that was measured in one capture; the journal keeps it as one line."""
+
+    step: int
+    signals: tuple[Signal, ...]
+    values: tuple[float, ...]
+    attempt: int = 0
+    time: float = 0.0
+
+    def observations(self) -> Iterator[Observation]:
+        """Yield the single values in the order in which detectors judge them."""
+        for signal, value in zip(self.signals, self.values, strict=True):
+            yield Observation(signal, self.step, value, self.attempt, self.time)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """The values of one signal, oldest first, as arrays of equal length."""
+
+    signal: Signal
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    attempts: NDArray[np.int64]
+    times: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def series_by_signal(readings: Iterable[StepReading]) -> dict[Signal, Series]:
+    """Turn step readings into one series for each signal, in order of first appearance."""
+    points: dict[Signal, list[tuple[int, float, int, float]]] = {}
+    for reading in readings:
+        for signal, value in zip(reading.signals, reading.values, strict=True):
+            points.setdefault(signal, []).append((reading.step, value, reading.attempt, reading.time))
+    series = {}
+    for signal, rows in points.items():
+        steps, values, attempts, times = zip(*rows, strict=True)
+        series[signal] = Series(
+            signal,
+            np.asarray(steps, np.int64),
+            np.asarray(values, np.float64),
+            np.asarray(attempts, np.int64),
+            np.asarray(times, np.float64),
+        )
+    return series
+
+
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_CONDITION = re.compile(r"\s*([A-Za-z_]\w*(?:@[\w.\-]+)?)\s*(>=|<=|>|<)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A signal compared with a number: ``grad_norm>100``, ``loss >= 50``, ``grad_norm@layer.0>10``."""
+
+    text: str
+    """As it was written, stripped."""
+    signal: Signal
+    """Without a place: the whole model, and each training beside the first."""
+    comparison: str
+    limit: float
+    """NaN where what was written is not a number."""
+
+    def holds(self, value: float) -> bool:
+        """Whether this value meets it; NaN never does."""
+        return _COMPARISONS[self.comparison](value, self.limit)
+
+
+def parse_condition(text: str) -> Condition | None:
+    """Read a condition; None where the text does not have its form."""
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        return None
+    signal, comparison, number = match.groups()
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = math.nan
+    return Condition(text.strip(), Signal.parse(signal), comparison, limit)

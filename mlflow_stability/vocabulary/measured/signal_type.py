@@ -1,8 +1,7 @@
-"""What is known of each signal: its meaning, its unit, its section of MLflow's charts, how its layers combine.
+"""What each signal means: unit, section of MLflow's charts, names in other tools, how its layers combine.
 
-In: the files that measure signals, each with a declaration called ``SIGNALS``. Out: all of them, by name. Guarantees:
-a file that measures is only read, not run, for most of them load torch, and those who read a run back never do; so a
-declaration holds literals alone.
+Each file that measures signals declares them in a tuple called ``SIGNALS``. These files are parsed, not imported,
+because most of them load torch, and reading a run back never does. So a declaration holds literals alone.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ FOLDERS = ("probes", "session/recording", "session/autopilot", "tracking/write")
 Interval = Literal["every step", "every 10 steps", "by layer", "forward pass"]
 Combined = Literal["mean", "norm", "min", "max"]
 _PACKAGE = Path(__file__).parents[2]
-_BEGINS = "\nSIGNALS = ("
 _DECLARATION = re.compile(r"^SIGNALS = \((?:\n.*?^\)|.*\)$)", re.MULTILINE | re.DOTALL)
 _DERIVED = re.compile(r"_(?:mean|min|max)$")
 
@@ -32,58 +30,63 @@ class SignalType:
     quantity: str
     """Its name in the record."""
     meaning: str
-    """What it is, as the manual and other tools show it."""
+    """Description, as the manual and other tools show it."""
     section: str
-    """Of MLflow's charts, and of the manual's table."""
+    """Section of MLflow's charts, and of the manual's table."""
     unit: str = "1"
     """As OpenTelemetry writes units; ``1`` for plain numbers."""
     interval: Interval = "every 10 steps"
-    """Where the manual lists it."""
+    """Table of the manual that lists it."""
     exported: str = ""
-    """Its name in Prometheus; empty: it is not exported."""
+    """Name in Prometheus; empty: not exported."""
     exported_type: str = ""
-    """Its label `type` there, where several signals share the name."""
+    """Label `type` there, where several signals share the name."""
     by_device: bool = False
-    """Whether it is measured of each device: it has the label `gpu_id` there."""
+    """Whether it is measured for each device, with the label `gpu_id` there."""
     counter: bool = False
-    """Whether it only grows: the value of a counter is the last one that was measured."""
+    """Whether it only grows."""
     by_layer: bool = False
-    """Whether it is measured of each layer, too, beside the whole model."""
+    """Whether it is measured for each layer, too."""
     combined: Combined = "mean"
-    """What the layers of a block become together."""
+    """How the layers of a block are combined."""
     summary: tuple[Combined, ...] = ()
-    """What becomes a chart of all places together: ``("mean", "max")``."""
+    """Charts of all places together: ``("mean", "max")``."""
     every_place: bool = False
-    """Whether each place has a chart, of however many."""
+    """Whether each place has a chart, whatever their number."""
     of_steps_taken: bool = False
-    """Whether a step that was not taken has none."""
+    """Whether a skipped step has no value."""
     left_out: Literal["", "zero", "nan"] = ""
-    """Which value says nothing and is not recorded: NaN where it does not apply, or zero."""
+    """Value that is not recorded: NaN where the signal does not apply, or zero."""
 
     @property
     def short_meaning(self) -> str:
-        """What it is, without what else the manual says of it: up to the first semicolon."""
+        """The meaning up to the first semicolon, capitalised."""
         text = self.meaning.partition(";")[0]
         return f"{text[:1].upper()}{text[1:]}"
 
 
 @lru_cache(maxsize=1)
 def signal_types() -> Mapping[str, SignalType]:
-    """Every declared signal, by its quantity."""
-    return {each.quantity: each for path, text in _sources() if _BEGINS in text for each in _declared_in(path, text)}
+    """Return every declared signal by its quantity."""
+    return {
+        signal.quantity: signal
+        for path, text in _sources()
+        if "\nSIGNALS = (" in text
+        for signal in _declared_in(path, text)
+    }
 
 
 def modules_with(name: str) -> list[str]:
-    """The modules of the folders above that define this name, in the order of their paths, to be imported."""
+    """Return the modules in `FOLDERS` that define this name, in the order of their paths."""
     defined = re.compile(rf"^{name}\b", re.MULTILINE)
-    found = (path for path, text in _sources() if defined.search(text))
-    return [".".join((_PACKAGE.name, *path.relative_to(_PACKAGE).with_suffix("").parts)) for path in found]
+    paths = (path for path, text in _sources() if defined.search(text))
+    return [".".join((_PACKAGE.name, *path.relative_to(_PACKAGE).with_suffix("").parts)) for path in paths]
 
 
 def type_of(quantity: str) -> SignalType | None:
-    """What is known of a quantity; of ``loss_max`` what is known of ``loss``, unless it is declared itself."""
-    known = signal_types()
-    return known.get(quantity) or known.get(_DERIVED.sub("", quantity))
+    """Return the type of a quantity; of ``loss_max`` that of ``loss``, unless it is declared itself."""
+    types = signal_types()
+    return types.get(quantity) or types.get(_DERIVED.sub("", quantity))
 
 
 @lru_cache(maxsize=1)
@@ -93,13 +96,13 @@ def _sources() -> tuple[tuple[Path, str], ...]:
 
 
 def _declared_in(path: Path, text: str) -> Iterator[SignalType]:
-    found = _DECLARATION.search(text)
-    if found is None:
+    declaration = _DECLARATION.search(text)
+    if declaration is None:
         raise ValueError(f"{path}: SIGNALS is not a tuple of SignalType(...)")
-    (assigned,) = ast.parse(found[0]).body
+    (assigned,) = ast.parse(declaration[0]).body
     assert isinstance(assigned, ast.Assign)
     assert isinstance(assigned.value, ast.Tuple)
     for call in assigned.value.elts:
         assert isinstance(call, ast.Call)
-        named = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg}
+        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
         yield SignalType(*map(ast.literal_eval, call.args), **named)

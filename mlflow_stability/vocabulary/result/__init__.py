@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 from mlflow_stability.vocabulary.result.action import Action
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.cohort import (
-    Association,
-    Cohort,
-    Interval,
-    ParamPlot,
-    SeedGroup,
-    Sensitivity,
-    SurvivalCurve,
-    Tree,
-)
 from mlflow_stability.vocabulary.result.comparison import (
+    Association,
     BaselineGate,
+    Cohort,
     Compared,
     Comparison,
     Difference,
     FirstDifference,
     GateVerdict,
+    Interval,
+    ParamPlot,
     Rate,
+    SeedGroup,
+    Sensitivity,
+    SurvivalCurve,
+    Tree,
 )
-from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE, CurveReading, Diagnosis, NotJudged, Sketch
-from mlflow_stability.vocabulary.result.finding import Finding, Source, Span, Where
+from mlflow_stability.vocabulary.result.diagnosis import (
+    JUDGED_LIVE,
+    AskedCurves,
+    CurveReading,
+    Diagnosis,
+    JudgedCurves,
+    NotJudged,
+    Sketch,
+    register_page,
+)
+from mlflow_stability.vocabulary.result.finding import (
+    Cause,
+    Finding,
+    Severity,
+    Source,
+    Span,
+    Statement,
+    Text,
+    Where,
+    most_severe,
+)
 from mlflow_stability.vocabulary.result.model_check import ActivationCheck, LayerCheck, ModelCheck, ModelFinding
-from mlflow_stability.vocabulary.result.recorded_remedy import read_remedies
-from mlflow_stability.vocabulary.result.remedy import Remedy, without_topics
-from mlflow_stability.vocabulary.result.severity import Severity, most_severe
-from mlflow_stability.vocabulary.result.statement import Statement, Text
-from mlflow_stability.vocabulary.result.topic import RATE_TOPICS, SMALLER_UPDATE_TOPICS, Need, Topic
-from mlflow_stability.vocabulary.result.usual_remedies import (
+from mlflow_stability.vocabulary.result.remedy import (
     CLIP_AT_1,
     LOWER_BETA2,
     LOWER_RATE,
@@ -45,11 +56,26 @@ from mlflow_stability.vocabulary.result.usual_remedies import (
     RAISE_RATE_5_TO_10,
     RAISE_TEMPERATURE_2_TO_3,
     WARM_UP_LEARNING_RATE,
+    Remedy,
+    read_remedies,
+    without_topics,
 )
+from mlflow_stability.vocabulary.result.run_card import (
+    LOST_OUTCOMES,
+    PROCESS_KINDS,
+    STEADY_KINDS,
+    LossLevels,
+    Mark,
+    RunCard,
+    card_from_json,
+    card_to_json,
+)
+from mlflow_stability.vocabulary.result.topic import RATE_TOPICS, SMALLER_UPDATE_TOPICS, Need, Topic
 
 __all__ = [
     "CLIP_AT_1",
     "JUDGED_LIVE",
+    "LOST_OUTCOMES",
     "LOWER_BETA2",
     "LOWER_RATE",
     "LOWER_RATE_2_TO_5",
@@ -58,14 +84,17 @@ __all__ = [
     "LOWER_RATE_3_TO_10_OR_WARM_UP",
     "LOWER_RATE_5_TO_10",
     "LOWER_RATE_OR_CLIP",
+    "PROCESS_KINDS",
     "RAISE_OR_LOWER_RATE",
     "RAISE_RATE_5_TO_10",
     "RAISE_TEMPERATURE_2_TO_3",
     "RATE_TOPICS",
     "SMALLER_UPDATE_TOPICS",
+    "STEADY_KINDS",
     "WARM_UP_LEARNING_RATE",
     "Action",
     "ActivationCheck",
+    "AskedCurves",
     "Association",
     "BaselineGate",
     "Cause",
@@ -79,7 +108,10 @@ __all__ = [
     "FirstDifference",
     "GateVerdict",
     "Interval",
+    "JudgedCurves",
     "LayerCheck",
+    "LossLevels",
+    "Mark",
     "ModelCheck",
     "ModelFinding",
     "Need",
@@ -87,6 +119,7 @@ __all__ = [
     "ParamPlot",
     "Rate",
     "Remedy",
+    "RunCard",
     "SeedGroup",
     "Sensitivity",
     "Severity",
@@ -99,7 +132,10 @@ __all__ = [
     "Topic",
     "Tree",
     "Where",
+    "card_from_json",
+    "card_to_json",
     "most_severe",
     "read_remedies",
+    "register_page",
     "without_topics",
 ]

@@ -13,6 +13,11 @@ class Action(Enum):
 
     A value is the sentence, and after it the topic, the need, and the sentence for a run that does not show whether it
     has what is needed. `Remedy` fills in what is in braces.
+
+    Example:
+
+        >>> Action.SHUFFLE_DATA.sentence
+        'Shuffle the data: DataLoader(..., shuffle=True).'
     """
 
     LOWER_LEARNING_RATE = "Lower the learning rate{change}.", Topic.LOWER_RATE

@@ -1,19 +1,154 @@
-"""What is concluded about several runs next to each other."""
+"""What is concluded about several runs: differences, the comparison with a baseline, statistics of many runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
-from mlflow_stability.vocabulary.result.cohort import Cohort
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_card import RunCard
-from mlflow_stability.vocabulary.text.notebook_page import ShownAsPage
+from mlflow_stability.vocabulary.measured.layer_comparison import LayerComparison
+from mlflow_stability.vocabulary.result.diagnosis import ShownAsPage
+from mlflow_stability.vocabulary.result.finding import Severity
+from mlflow_stability.vocabulary.result.run_card import RunCard
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its confidence interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    """95 %; None where there are too few values for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedGroup:
+    """Runs whose parameters are equal but for the seed."""
+
+    label: str
+    """Parameters that distinguish it from the other groups: ``lr=0.003, warmup=0``."""
+    sources: tuple[str, ...]
+    unstable: int
+    lost: int
+    final_loss: Interval | None = None
+    """Interquartile mean over seeds. A lost run counts as infinitely bad, one that was stopped early is left out; None
+    where no run has a loss."""
+    best_loss: Interval | None = None
+    p_value: float | None = None
+    """Of the final loss against that of the best group, corrected for multiple tests and for choosing the best; None
+    below three seeds in either."""
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalCurve:
+    """Share of runs that are not lost yet, over steps."""
+
+    label: str
+    runs: int
+    lost: int
+    steps: tuple[int, ...] = ()
+    """After how many steps the share falls."""
+    shares: tuple[float, ...] = ()
+    """From there on."""
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    """95 %."""
+    last_step: int = 0
+    """Steps of its longest run."""
+    p_value: float | None = None
+    """Log-rank test against all other runs, corrected for multiple tests; None below three runs on either side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """How the final loss depends on the learning rate."""
+
+    param: str
+    """Where the rate was read."""
+    rates: tuple[float, ...]
+    """In rising order."""
+    losses: tuple[float, ...]
+    """For each the mean final loss; a lost run counts with the loss that it began with."""
+    unstable: tuple[float, ...]
+    """For each the share of runs that were unstable."""
+    runs: tuple[int, ...]
+    best_rate: float
+    highest_stable: float | None
+    """The highest rate up to which no run was unstable; None where even the lowest has one."""
+    sensitivity: float
+    """Mean over rates of the loss above the best one (arXiv:2309.14322, section 2.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Association:
+    """A parameter that is associated with instability, which does not show that it is the cause."""
+
+    params: tuple[str, ...]
+    """Several where the runs cannot tell them apart."""
+    statement: str
+    """The association in words, with counts."""
+    p_value: float
+    """Corrected for many tests."""
+    correlation: float | None = None
+    """Spearman's, for a number."""
+    given: tuple[str, ...] = ()
+    """Parameters that were held constant: the association is among runs that are equal in these."""
+    split: float | None = None
+    """The value that separates its runs best, for a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A shallow decision tree that separates unstable from stable runs by their parameters."""
+
+    rules: tuple[str, ...]
+    """``lr above 0.003 and warmup is 0: 41 of 45 runs unstable``."""
+    accuracy: float
+    """Cross-validated; repetitions of a run are held out with it."""
+    baseline: float
+    """Accuracy of the majority class."""
+    better: bool
+    """Whether it is clearly better than the baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParamPlot:
+    """The value of a parameter and the outcome of each run, for a plot."""
+
+    param: str
+    values: tuple[float, ...]
+    labels: tuple[str, ...]
+    """Words that the values stand for; empty for numbers."""
+    unstable: tuple[bool, ...]
+    losses: tuple[float | None, ...]
+    named: bool = False
+    """Whether it is associated with instability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """Statistics of many runs."""
+
+    runs: int
+    unstable: int
+    groups: tuple[SeedGroup, ...] = ()
+    survival: tuple[SurvivalCurve, ...] = ()
+    sensitivity: Sensitivity | None = None
+    associations: tuple[Association, ...] = ()
+    tree: Tree | None = None
+    plots: tuple[ParamPlot, ...] = ()
+    tested: tuple[str, ...] = ()
+    """The parameters that were tested."""
+    undecided: bool = False
+    """Whether too few runs or settings keep a parameter from being named; `cannot_tell` says which."""
+    confounded: tuple[str, ...] = ()
+    """Warnings about parameters that move together."""
+    cannot_tell: tuple[str, ...] = ()
+    """What could not be determined, and why: mostly too few runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How often something happened, with what chance leaves open."""
+    """Frequency of an event with its confidence interval."""
 
     count: int
     steps: int
@@ -45,29 +180,29 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """Where two runs part."""
+    """Where two runs begin to differ."""
 
     first: str
     second: str
     """The sources of the two, the stabler first."""
     metric: str
-    """What they are compared by; empty where they have none in common."""
+    """The metric that is compared; empty where they have none in common."""
     common: int = 0
-    """At how many steps both have a value."""
+    """Number of steps with a value in both."""
     same_seed: bool | None = None
     """Whether both name the same seed; None where one names none."""
     identical_until: int | None = None
-    """The last step up to which every value is the same to the last digit; None where not even the first few are."""
+    """The last step up to which every value is identical; None where not even the first few are."""
     differs_at: int | None = None
     """The first step at which they differ at all; None where they never do."""
     parts_at: int | None = None
     """The first step at which they differ by more than their noise; None where they never do."""
     gap: float | None = None
-    """By what share the second lies above the first, from there on for as long as it was looked at."""
+    """Share by which the second is above the first, from there to the last compared step."""
     meets_at: int | None = None
-    """Where they are together again, if they are at the end."""
+    """Where they meet again, if they are together at the end."""
     sentence: str = ""
-    """All of it for people."""
+    """The same in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +213,7 @@ class GateVerdict:
     name: str
     passed: bool
     reasons: tuple[str, ...]
-    """Why it fails, each a sentence with numbers; where it passes, what was looked at."""
+    """Why it fails, each a sentence with numbers; where it passes, what was compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +225,25 @@ class BaselineGate:
     name: str
     verdicts: tuple[GateVerdict, ...]
     cannot_tell: tuple[str, ...] = ()
-    """What could not be held against it, and why."""
+    """What could not be compared with it, and why."""
 
     @property
     def passed(self) -> bool:
-        """Whether none is worse."""
-        return all(each.passed for each in self.verdicts)
+        """Whether no run is worse."""
+        return all(verdict.passed for verdict in self.verdicts)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison(ShownAsPage):
-    """Several runs next to each other, the stablest first."""
+    """Several runs next to each other, the stablest first.
+
+    Example:
+
+        >>> from mlflow_stability import compare
+        >>> comparison = compare(["mlruns_fixtures/0/loss_spike", "mlruns_fixtures/0/healthy"], remember=False)
+        >>> [(run.card.name, run.card.state) for run in comparison.runs]
+        [('healthy', 'stable'), ('loss_spike', 'unstable')]
+    """
 
     runs: tuple[Compared, ...] = ()
     """Those that could be read."""
@@ -112,7 +255,7 @@ class Comparison(ShownAsPage):
     """Parameters and tags that are not the same in all runs."""
     first_difference: FirstDifference | None = None
     """Where two runs part; None for more than two."""
-    layers: tuple[LayersBeside, ...] = ()
+    layers: tuple[LayerComparison, ...] = ()
     """Of two runs, in their order: what both have by layer, or by attention head."""
     gate: BaselineGate | None = None
     """Whether each is worse than the baseline; None where none was named."""
@@ -132,9 +275,9 @@ class Comparison(ShownAsPage):
     @property
     def cards(self) -> tuple[RunCard, ...]:
         """The runs without what was counted of them."""
-        return tuple(each.card for each in self.runs)
+        return tuple(run.card for run in self.runs)
 
     @property
     def severity(self) -> Severity:
         """The worst of all runs."""
-        return max((each.card.severity for each in self.runs), default=Severity.INFO)
+        return max((run.card.severity for run in self.runs), default=Severity.INFO)

@@ -1,23 +1,65 @@
-"""What is concluded about one run: outcome, findings and their causes, remedies, and what could not be told."""
+"""What is concluded about one run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result.finding import Cause, Finding, Severity
 from mlflow_stability.vocabulary.result.remedy import Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.judged_curves import JudgedCurves
-from mlflow_stability.vocabulary.text.notebook_page import ShownAsPage
+
+_pages: dict[str, Callable[[Any], str]] = {}
+
+
+def register_page(type_name: str, page: Callable[[Any], str]) -> None:
+    """Have notebooks show results of this type as the HTML that `page` returns; without one, as their `repr`."""
+    _pages[type_name] = page
+
+
+class ShownAsPage:
+    """A result that a notebook shows as a page."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str | None:
+        """Return the page for Jupyter; None: show the `repr`."""
+        page = _pages.get(type(self).__name__)
+        return None if page is None else page(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedCurves:
+    """Names of the loss curves that a caller chose; empty: chosen by the curves."""
+
+    loss: str = ""
+    val_loss: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether any was given."""
+        return bool(self.loss or self.val_loss)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCurves:
+    """The curves that a diagnosis was made from."""
+
+    losses: tuple[str, ...] = ()
+    """The main one first; several where several models train, or several losses follow one another."""
+    validations: tuple[str, ...] = ()
+    others: int = 0
+    """How many other curves the run has, without clocks, counters and the layers of a recorded run."""
+    reasons: tuple[str, ...] = ()
+    """Why these, where the names alone do not decide."""
+
 
 JUDGED_LIVE = "Events were recorded while it trained; whole curves were looked at in addition."
-"""The note on a run that was judged as it should be, so that nothing has to be said of it beside others."""
+"""Note on a run that was judged completely; comparisons leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurveReading:
-    """How one loss curve went, read as a whole; words are those of the catalogue, empty where they cannot be told."""
+    """Description of one whole loss curve; a word is empty where it cannot be determined."""
 
     metric: str
     place: str
@@ -79,7 +121,17 @@ class NotJudged:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis(ShownAsPage):
-    """The conclusion about one run."""
+    """The conclusion about one run.
+
+    Example:
+
+        >>> from mlflow_stability import diagnose
+        >>> diagnosis = diagnose("mlruns_fixtures/0/loss_spike")
+        >>> diagnosis.outcome
+        'unstable'
+        >>> [str(remedy) for remedy in diagnosis.remedies]
+        ['Inspect the batch at step 400.', 'Clip gradients at 0.5 instead of 1.']
+    """
 
     source: str
     """The run id or path that was asked about."""
@@ -129,9 +181,9 @@ class Diagnosis(ShownAsPage):
     @property
     def early_stopping_step(self) -> int | None:
         """The step at which a condition of `stop_on` ended the training; None where none did."""
-        return next((each.start for each in self.findings if each.kind == "early_stopping"), None)
+        return next((finding.start for finding in self.findings if finding.kind == "early_stopping"), None)
 
     @property
     def severity(self) -> Severity:
         """The worst severity of its findings; INFO where there is none."""
-        return max((episode.severity for episode in self.findings), default=Severity.INFO)
+        return max((finding.severity for finding in self.findings), default=Severity.INFO)

@@ -1,23 +1,128 @@
-"""What was found in a training: at one step, or over many."""
+"""Findings: how severe they are, what they state, and their causes."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from mlflow_stability.vocabulary.facts.facts import Facts
-from mlflow_stability.vocabulary.facts.text_enum import TextEnum
-from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.facts import SINCE, Facts, TextEnum
+from mlflow_stability.vocabulary.judging import FACTORS, MAX_SCORE
 from mlflow_stability.vocabulary.result.remedy import Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.result.statement import Statement
-from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
+
+
+class Severity(enum.IntEnum):
+    """How bad it is; ordered, so that ``severity >= Severity.WARNING`` reads as it should.
+
+    Example:
+
+        >>> max(Severity.INFO, Severity.CRITICAL).name
+        'CRITICAL'
+    """
+
+    INFO = 10
+    """Worth knowing; changes no verdict."""
+    WARNING = 20
+    """Look at it."""
+    CRITICAL = 30
+    """The training is broken or lost."""
+
+
+def most_severe(score: float) -> Severity:
+    """Return the highest severity for this score: CRITICAL only if low sensitivity finds it, too."""
+    return Severity.CRITICAL if score >= FACTORS["low"] else Severity.WARNING
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a finding came about, as far as the run shows."""
+
+    name: str
+    """A word for programs: ``learning_rate_too_high``, ``bad_batch``, ``overflow``."""
+    statement: str
+    """A sentence for people, with numbers."""
+    evidence: tuple[str, ...] = ()
+    """What speaks for it, each with numbers."""
+    ruled_out: tuple[str, ...] = ()
+    """What was shown not to be it, and how: "learning rate: constant at 3e-4, the loss fell at it"."""
+    not_checked: tuple[str, ...] = ()
+    """What may be it all the same, for want of data: "gradient norm: not logged"."""
+    certainty: str = "likely"
+    """``certain``: seen directly; ``likely``: what came before it points there, and what would look the same was ruled
+    out; ``possible``: other causes would look like this too."""
+    place: str = ""
+    """The module where it began, where that is known."""
+    kind: str = ""
+    """The kind of the finding that it explains: ``nan_detected``."""
+    step: int | None = None
+    """The first step of that finding."""
+    since: int | None = None
+    """From which step on its evidence is seen: never after what it explains began, of a plateau within its first third;
+    None for what has no step of its own."""
+    remedies: tuple[Remedy, ...] = ()
+    """What goes against it, where more is known than its name; empty: what goes against all causes of this name."""
+    ruled_out_causes: tuple[str, ...] = ()
+    """The names of the causes that were shown not to be it."""
+    repeats: tuple[tuple[str, int], ...] = ()
+    """Type and step of reported findings whose sentences are part of the statement or the evidence."""
+
+    def is_same(self, other: Cause) -> bool:
+        """Whether both are shown as the same, whichever findings they explain."""
+        return (self.name, self.statement) == (other.name, other.statement)
+
+    @property
+    def certain(self) -> bool:
+        """Whether it was seen directly."""
+        return self.certainty == "certain"
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Facts):
+    """A sentence in place of facts: of the user's own detector, of a log, or of a recording without facts."""
+
+    text: str
+    values: tuple[tuple[str, float], ...] = ()
+    """The numbers behind it, by name."""
+
+    def sentence(self, _step: int, _unit: str = "step", /) -> str:
+        """The text."""
+        return self.text
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers behind it."""
+        return dict(self.values)
+
+    @property
+    def found_first(self) -> int | None:
+        """The step that a recording without facts names."""
+        since = dict(self.values).get(SINCE)
+        return None if since is None else int(since)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One part of a finding's message."""
+
+    facts: Facts
+    step: int
+    """The step that the facts are about."""
+
+    def sentence(self, unit: str) -> str:
+        """Return the sentence, where the log counts in this unit."""
+        return self.facts.sentence(self.step, unit)
+
 
 FactsT = TypeVar("FactsT", bound=Facts)
 
 
 class Source(TextEnum):
-    """Who found something."""
+    """Who found something.
+
+    Example:
+
+        >>> Source("log") is Source.LOG
+        True
+    """
 
     DETECTOR = "detector"
     """A detector, step by step; judging the record again finds it again."""
@@ -31,7 +136,14 @@ class Source(TextEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The steps of a finding."""
+    """The steps of a finding.
+
+    Example:
+
+        >>> from mlflow_stability import diagnose
+        >>> diagnose("mlruns_fixtures/0/loss_spike").findings[0].span
+        Span(start=400, peak=400, end=403, recovered=True)
+    """
 
     start: int
     """The first step."""
@@ -45,7 +157,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where something was found."""
+    """Where something was found.
+
+    Example:
+
+        >>> from mlflow_stability import diagnose
+        >>> diagnose("mlruns_fixtures/0/loss_spike").findings[0].where
+        Where(place='', metric='loss', attempt=0)
+    """
 
     place: str = ""
     """The module, parameter group or loss; empty: the whole training."""
@@ -57,7 +176,17 @@ class Where:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
-    """Something that was found in a training. Its message and its metrics are made from its facts."""
+    """Something that was found in a training. Its message and its metrics are made from its facts.
+
+    Example:
+
+        >>> from mlflow_stability import diagnose
+        >>> (finding,) = diagnose("mlruns_fixtures/0/loss_spike").findings
+        >>> finding.kind, finding.severity.name, finding.step
+        ('loss_spike', 'WARNING', 400)
+        >>> finding.facts.threshold
+        8.0
+    """
 
     kind: str
     """``loss_spike``: the name that ``mlflow-stability explain`` knows."""
@@ -175,7 +304,7 @@ class Finding:
 
     def known(self, facts: type[FactsT]) -> FactsT | None:
         """The facts of this class, if it was found in that way; None otherwise."""
-        return next((known for known in (self.facts, *self.also) if isinstance(known, facts)), None)
+        return next((candidate for candidate in (self.facts, *self.also) if isinstance(candidate, facts)), None)
 
     def with_span(self, **changes: Any) -> Finding:
         """The finding with other steps, or with what is known of how it ended: fields of `Span`.

@@ -1,11 +1,12 @@
-"""What was found in a model as it is now, without training: findings, its layers, and the loss of one batch."""
+"""Result of a check of a model without training: findings, its layers, and the loss of one batch."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+from mlflow_stability.vocabulary.result.finding import Severity
 from mlflow_stability.vocabulary.result.remedy import Remedy
-from mlflow_stability.vocabulary.result.severity import Severity
 from mlflow_stability.vocabulary.text.phrases import counted
 
 _NOUNS = {Severity.CRITICAL: "critical finding", Severity.WARNING: "warning", Severity.INFO: "remark"}
@@ -13,7 +14,17 @@ _NOUNS = {Severity.CRITICAL: "critical finding", Severity.WARNING: "warning", Se
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelFinding:
-    """One thing that is wrong, or seldom intended, in a model."""
+    """One thing that is wrong, or seldom intended, in a model.
+
+    Example:
+
+        >>> import torch
+        >>> from mlflow_stability import check
+        >>> model = torch.nn.Linear(2, 1)
+        >>> _ = torch.nn.init.constant_(model.weight, float("nan"))
+        >>> check(model).findings[0]
+        <ModelFinding CRITICAL nonfinite_parameters: 1 parameter has NaN or infinite values (2 in all): weight.>
+    """
 
     check: str
     """Which check found it: ``nonfinite_values``, ``not_in_optimizer``, ``loss_above_chance``, …"""
@@ -81,7 +92,15 @@ class ActivationCheck:
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """The result of `mlflow_stability.check`."""
+    """The result of `mlflow_stability.check`.
+
+    Example:
+
+        >>> import torch
+        >>> from mlflow_stability import check
+        >>> check(torch.nn.Linear(2, 1)).verdict
+        'Linear: nothing is wrong.'
+    """
 
     model: str
     """The class of the model."""
@@ -109,15 +128,15 @@ class ModelCheck:
     @property
     def severity(self) -> Severity:
         """The worst of the findings; INFO where there is none."""
-        return max((each.severity for each in self.findings), default=Severity.INFO)
+        return max((finding.severity for finding in self.findings), default=Severity.INFO)
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        counts = [(noun, sum(one.severity == each for one in self.findings)) for each, noun in _NOUNS.items()]
-        found = ", ".join(counted(count, noun) for noun, count in counts if count)
-        return f"{self.model}: {found}." if found else f"{self.model}: nothing is wrong."
+        counts = Counter(finding.severity for finding in self.findings)
+        parts = [counted(counts[severity], noun) for severity, noun in _NOUNS.items() if counts[severity]]
+        return f"{self.model}: {', '.join(parts) or 'nothing is wrong'}."
 
     def __repr__(self) -> str:
-        lines = [f"{each.severity.name} {each.check}: {each.message}" for each in self.findings]
+        lines = [f"{finding.severity.name} {finding.check}: {finding.message}" for finding in self.findings]
         return "\n  ".join([f"<ModelCheck of {self.verdict}", *lines]) + ">"

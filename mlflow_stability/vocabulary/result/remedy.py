@@ -1,10 +1,11 @@
-"""What to do about one finding: an action with its numbers, and its sentence."""
+"""What to do about a finding: an action with its numbers, and its sentence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from numbers import Integral
 from typing import Any, TypeAlias
 
@@ -17,7 +18,13 @@ Amount: TypeAlias = float | tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One action with its numbers; `str(remedy)` is its sentence."""
+    """One action with its numbers; `str(remedy)` is its sentence.
+
+    Example:
+
+        >>> str(Remedy(Action.LOWER_LEARNING_RATE, target=0.003, factor=10.0, baseline=0.03))
+        'Lower the learning rate from 0.03 to about 0.003, 10 times less.'
+    """
 
     action: Action
     """What to do."""
@@ -68,11 +75,11 @@ class Remedy:
     def sentence(self) -> str:
         """What to do, in one sentence."""
         template = self.action.sentence_if_unknown if self.conditional else self.action.sentence
-        said = template.format(**self._parts())
+        sentence = template.format(**self._parts())
         if self.alternative is None:
-            return said
+            return sentence
         other = self.alternative.sentence
-        return f"{said.removesuffix('.')}, or {other[0].lower()}{other[1:]}"
+        return f"{sentence.removesuffix('.')}, or {other[0].lower()}{other[1:]}"
 
     def _parts(self) -> Mapping[str, str]:
         low, high = self.target if isinstance(self.target, tuple) else (math.nan, math.nan)
@@ -111,12 +118,12 @@ class Remedy:
 
     def as_json(self) -> dict[str, Any]:
         """The action, the fields that are set, and the sentence, as JSON can have them."""
-        said: dict[str, Any] = {"action": self.action.name.lower()}
+        values: dict[str, Any] = {"action": self.action.name.lower()}
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
             if value != field.default:
-                said[field.name] = value.as_json() if isinstance(value, Remedy) else _plain(value)
-        return {**said, "sentence": self.sentence}
+                values[field.name] = value.as_json() if isinstance(value, Remedy) else _plain(value)
+        return {**values, "sentence": self.sentence}
 
 
 def _times(factor: float) -> str:
@@ -134,14 +141,88 @@ def _plain(value: Any) -> Any:
 
 
 def without_topics(remedies: Iterable[Remedy], topics: Collection[Topic]) -> tuple[Remedy, ...]:
-    """The remedies that are about none of these topics; of one with an alternative, what is left of the two."""
-    left = []
+    """Return the remedies without those about these topics; of one with an alternative, what is left of the two."""
+    kept = []
     for remedy in remedies:
         other = remedy.alternative
         if other is not None and other.topic in topics:
             other = None
         if remedy.topic not in topics:
-            left.append(replace(remedy, alternative=other))
+            kept.append(replace(remedy, alternative=other))
         elif other is not None:
-            left.append(other)
-    return tuple(left)
+            kept.append(other)
+    return tuple(kept)
+
+
+CLIP_AT_1 = Remedy(Action.CLIP_GRADIENTS, target=1.0)
+LOWER_RATE = Remedy(Action.LOWER_LEARNING_RATE)
+LOWER_RATE_2_TO_5 = Remedy(Action.LOWER_LEARNING_RATE, factor=(2.0, 5.0))
+LOWER_RATE_3_TO_10 = Remedy(Action.LOWER_LEARNING_RATE, factor=(3.0, 10.0))
+LOWER_RATE_5_TO_10 = Remedy(Action.LOWER_LEARNING_RATE, factor=(5.0, 10.0))
+LOWER_RATE_OR_CLIP = replace(LOWER_RATE, alternative=CLIP_AT_1)
+LOWER_RATE_2_TO_5_OR_CLIP = replace(LOWER_RATE_2_TO_5, alternative=CLIP_AT_1)
+LOWER_RATE_3_TO_10_OR_WARM_UP = Remedy(Action.LOWER_RATE_OR_LENGTHEN_WARM_UP, factor=(3.0, 10.0))
+RAISE_RATE_5_TO_10 = Remedy(Action.RAISE_LEARNING_RATE, factor=(5.0, 10.0))
+RAISE_OR_LOWER_RATE = Remedy(Action.RAISE_OR_LOWER_LEARNING_RATE, factor=10.0)
+RAISE_TEMPERATURE_2_TO_3 = Remedy(Action.RAISE_TEMPERATURE, factor=(2.0, 3.0))
+LOWER_BETA2 = Remedy(Action.LOWER_BETA2, target=(0.95, 0.98))
+WARM_UP_LEARNING_RATE = Remedy(Action.WARM_UP_LEARNING_RATE, target=(1.0, 5.0))
+_WITH_NUMBERS = (
+    CLIP_AT_1,
+    LOWER_RATE_2_TO_5,
+    LOWER_RATE_3_TO_10,
+    LOWER_RATE_5_TO_10,
+    LOWER_RATE_OR_CLIP,
+    LOWER_RATE_2_TO_5_OR_CLIP,
+    LOWER_RATE_3_TO_10_OR_WARM_UP,
+    RAISE_RATE_5_TO_10,
+    RAISE_OR_LOWER_RATE,
+    RAISE_TEMPERATURE_2_TO_3,
+    LOWER_BETA2,
+    WARM_UP_LEARNING_RATE,
+)
+"""Those that older recordings have as sentences."""
+
+
+def read_remedies(recorded: Iterable[str | Mapping[str, Any]]) -> tuple[Remedy, ...]:
+    """Read what `Remedy.as_json` wrote, and the sentences that older versions wrote.
+
+    Sentences and unknown actions become `Action.IN_WORDS`, unless a remedy of this version has the same sentence.
+    """
+    return tuple(map(_read_remedy, recorded))
+
+
+def _read_remedy(recorded: str | Mapping[str, Any]) -> Remedy:
+    if isinstance(recorded, str):
+        return _remedies_by_sentence().get(recorded) or Remedy(Action.IN_WORDS, text=recorded)
+    action = Action.__members__.get(str(recorded["action"]).upper())
+    if action is None:  # of a later version
+        return Remedy(Action.IN_WORDS, text=str(recorded["sentence"]))
+    values = {name: recorded[name] for name in _READERS if recorded.get(name) is not None}
+    return Remedy(action, **{name: _READERS[name](value) for name, value in values.items()})
+
+
+def _read_amount(recorded: Any) -> Amount:
+    if isinstance(recorded, list | tuple):
+        low, high = recorded
+        return float(low), float(high)
+    return float(recorded)
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "target": _read_amount,
+    "factor": _read_amount,
+    "baseline": float,
+    "step": int,
+    "unit": str,
+    "module": str,
+    "path": str,
+    "text": str,
+    "conditional": bool,
+    "alternative": _read_remedy,
+}
+
+
+@cache
+def _remedies_by_sentence() -> Mapping[str, Remedy]:
+    return {str(remedy): remedy for remedy in (*map(Remedy, Action), *_WITH_NUMBERS)}

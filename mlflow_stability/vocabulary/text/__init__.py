@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from mlflow_stability.vocabulary.text.foreign_names import HINT, said_in, unique_share_in
-from mlflow_stability.vocabulary.text.harmless_text import visible
-from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
-from mlflow_stability.vocabulary.text.name_reading import (
+from mlflow_stability.vocabulary.text.foreign_names import MAY_NAME_FINDING, kinds_in_line, unique_share_in
+from mlflow_stability.vocabulary.text.metric_names import (
     COARSE,
     FINE,
     HELD_OUT,
@@ -13,33 +11,35 @@ from mlflow_stability.vocabulary.text.name_reading import (
     LOSSES,
     TESTS,
     TRAIN,
-    words_of,
+    Meaning,
+    metric_meanings,
+    split_words,
 )
-from mlflow_stability.vocabulary.text.notebook_page import register_page
 from mlflow_stability.vocabulary.text.phrases import (
     capitalised,
     changed,
     counted,
     factor,
+    how_process_ended,
     infinite,
     sentence,
     sigmas,
     times,
+    visible,
 )
-from mlflow_stability.vocabulary.text.process_ended import process_ended
 from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, SECTIONS, chart_order, read_key, topic_of
-from mlflow_stability.vocabulary.text.synonyms import kind_named, kinds_near
-from mlflow_stability.vocabulary.text.terminal_row import to_new_row
+from mlflow_stability.vocabulary.text.synonyms import resolve_kind, similar_kinds
+from mlflow_stability.vocabulary.text.terminal_row import new_row_prefix
 
 __all__ = [
     "COARSE",
     "FINE",
     "HELD_OUT",
-    "HINT",
     "LAYERS",
     "LOSSES",
     "LOSS_LIKE",
     "MAIN",
+    "MAY_NAME_FINDING",
     "SECTIONS",
     "TESTS",
     "TRAIN",
@@ -49,20 +49,19 @@ __all__ = [
     "chart_order",
     "counted",
     "factor",
+    "how_process_ended",
     "infinite",
-    "kind_named",
-    "kinds_near",
-    "meanings_of",
-    "process_ended",
+    "kinds_in_line",
+    "metric_meanings",
+    "new_row_prefix",
     "read_key",
-    "register_page",
-    "said_in",
+    "resolve_kind",
     "sentence",
     "sigmas",
+    "similar_kinds",
+    "split_words",
     "times",
-    "to_new_row",
     "topic_of",
     "unique_share_in",
     "visible",
-    "words_of",
 ]

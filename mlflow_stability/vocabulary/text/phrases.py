@@ -1,16 +1,9 @@
-"""Numbers of things, as sentences have them.
-
-Makes a sentence from a phrase.
-
-In: a phrase that may begin with a name from a program. Out: the same with a capital where a sentence has one.
-Guarantees: identifiers, URLs, paths, numbers and abbreviations are left as they are written.
-
-How far a value rose: in percent, and as a factor where a percentage would have four digits or more.
-"""
+"""Words and numbers as parts of sentences."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 
 def counted(count: int, noun: str) -> str:
@@ -19,10 +12,9 @@ def counted(count: int, noun: str) -> str:
 
 
 _ORDINARY = re.compile(r"(?P<word>[a-z]+(?:['’-][a-z]+)*)(?=$|\s|[,;:.!?)](?:\s|$))")
-"""A first word of small letters alone, which ends where a word does: not ``adam_rms``, ``train/loss``, ``bf16`` or
-``https://…``."""
-_SPOKEN = re.compile(r"[aeiouy]")
-"""What has none of these is an abbreviation: ``lr``."""
+"""A first word in lower case that is no identifier: not ``adam_rms``, ``train/loss``, ``bf16`` or ``https://…``."""
+_VOWEL = re.compile(r"[aeiouy]")
+"""A word without a vowel is an abbreviation: ``lr``."""
 
 
 def times(count: int) -> str:
@@ -31,25 +23,25 @@ def times(count: int) -> str:
 
 
 def capitalised(phrase: str) -> str:
-    """The phrase with a capital, if it begins with an ordinary word."""
+    """Capitalise a phrase that begins with an ordinary word."""
     first = _ORDINARY.match(phrase)
-    if first is None or not _SPOKEN.search(first["word"]):
+    if first is None or not _VOWEL.search(first["word"]):
         return phrase
     return phrase[0].upper() + phrase[1:]
 
 
 def sentence(phrase: str) -> str:
-    """The phrase with a capital where it has one, and with a full stop unless it ends in a mark of its own."""
+    """Capitalise a phrase, and add a full stop unless it ends with a punctuation mark."""
     return capitalised(phrase) + ("" if phrase.endswith((".", "!", "?", "…")) else ".")
 
 
-MOST_SIGMAS = 1000.0
-"""A larger z is reported as above this."""
+MAX_SIGMAS = 1000.0
+"""A larger z is shown as "over" this."""
 
 
 def sigmas(z: float) -> str:
-    """A z as text: ``18.8σ``; ``over 1000σ``."""
-    return f"{z:.1f}σ" if z <= MOST_SIGMAS else f"over {MOST_SIGMAS:g}σ"
+    """``18.8σ``; ``over 1000σ``."""
+    return f"{z:.1f}σ" if z <= MAX_SIGMAS else f"over {MAX_SIGMAS:g}σ"
 
 
 def infinite(value: float) -> str:
@@ -58,26 +50,62 @@ def infinite(value: float) -> str:
 
 
 def factor(value: float) -> str:
-    """How many times as large, as text: ``12.3``, ``1,750``, ``1.2e+09``."""
+    """``12.3``, ``1,750``, ``1.2e+09``."""
     return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"
 
 
-MOST_IN_PERCENT = 10.0
-"""A rise above this share is given as a factor."""
+MAX_PERCENT_SHARE = 10.0
+"""A rise above this share is shown as a factor."""
 
 
 def risen(share: float, level: str) -> str:
     """``up 35% from 2.1``; ``46 times 2.1``."""
-    return f"up {share:.0%} from {level}" if share < MOST_IN_PERCENT else f"{1 + share:.3g} times {level}"
+    return f"up {share:.0%} from {level}" if share < MAX_PERCENT_SHARE else f"{1 + share:.3g} times {level}"
 
 
 def above(share: float, level: str) -> str:
     """``35% above its best``; ``46 times its best``."""
-    return f"{share:.0%} above {level}" if share < MOST_IN_PERCENT else f"{1 + share:.3g} times {level}"
+    return f"{share:.0%} above {level}" if share < MAX_PERCENT_SHARE else f"{1 + share:.3g} times {level}"
 
 
 def changed(share: float, *, positive: bool = True) -> str:
     """``-61% from start to end``; ``46 times the start at the end``, which only a positive start allows."""
-    if share < MOST_IN_PERCENT or not positive:
+    if share < MAX_PERCENT_SHARE or not positive:
         return f"{share:+.0%} from start to end"
     return f"{1 + share:.3g} times the start at the end"
+
+
+def visible(text: str, longest: int | None = None) -> str:
+    """Escape control and direction characters of foreign text, and cut it at `longest` characters.
+
+    The result is on one line, and cannot move a cursor: ``\\x1b[31m``.
+    """
+    escaped = text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
+    return escaped if longest is None or len(escaped) <= longest else escaped[: longest - 1] + "…"
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    if unicodedata.category(character) == "Zs":
+        return " "  # no-break and thin spaces only change the look
+    return character.encode("unicode_escape").decode("ascii")
+
+
+_ENDED = {
+    "running": "is still running",
+    "finished": "finished",
+    "crashed": "crashed",
+    "exited": "exited with an error status",
+    "stopped": "was stopped on purpose",
+    "out_of_memory": "ran out of memory",
+    "interrupted": "was interrupted",
+    "killed": "was killed",
+    "unknown": "ended in an unknown way",
+}
+
+
+def how_process_ended(outcome: str) -> str:
+    """``The process was killed``; also for a run that is not over, and for a status of another tool."""
+    other = f"ended as {outcome.replace('_', ' ')}"
+    return f"The process {_ENDED.get(outcome, other)}"

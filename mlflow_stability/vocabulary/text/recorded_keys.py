@@ -1,4 +1,4 @@
-"""Keys under which recordings keep their metrics in MLflow, of this version and of older ones.
+"""Keys of recorded metrics in MLflow, of this version and of older ones.
 
 MLflow draws one section of charts for each prefix up to the last slash: the main charts are in the first section.
 """
@@ -25,8 +25,8 @@ SECTIONS = (
     *("loss_statistics", "gradients", "optimizer", "throughput", "timing", "memory"),
     *("attention", "activations", "representations", "routing", "other"),
 )
-"""The further sections; a signal's own file says in which one it is. None is called like a quantity of `MAIN`: in a
-file store `stability/loss` would be a file and a folder."""
+"""The further sections; each signal declares its own. None has the name of a quantity of `MAIN`: in a file store
+`stability/loss` would be a file and a folder."""
 OTHER = "other"
 LAYERS = "layers"
 _SECTION = r"(?P<section>stability(?:_[2-9]|_[1-9]\d+)?)/"
@@ -50,26 +50,26 @@ OLD_KEYS = {
     "stability/step_time": _SECTION + _QUANTITY,
     "stability/grad_norm_by_layer/blocks.3": rf"{_SECTION}(?P<quantity>[^/]+?)_by_(?:layer|group)/(?P<place>.+)",
 }
-"""The pattern of each kind of key that is read and no longer written."""
+"""The pattern of each kind of key that only older versions wrote."""
 _PATTERNS = [re.compile(pattern) for pattern in (*OLD_KEYS.values(), *KEYS.values())]
 
 
 @lru_cache(maxsize=4096)
 def topic_of(quantity: str) -> str:
-    """The section that a quantity of the whole model is in; empty for those of the first one."""
+    """Return the section of a quantity of the whole model; empty for those of the first one."""
     if quantity in MAIN:
         return ""
-    known = type_of(quantity)
-    return OTHER if known is None else known.section
+    signal_type = type_of(quantity)
+    return OTHER if signal_type is None else signal_type.section
 
 
 def read_key(key: str) -> tuple[str, str, str] | None:
-    """Section, quantity and place: ``stability``, ``grad_norm``, ``blocks.3.attn``; None for keys of other tools."""
+    """Return section, quantity and place: ``stability``, ``grad_norm``, ``blocks.3.attn``; None for other keys."""
     match = next(filter(None, (pattern.fullmatch(key) for pattern in _PATTERNS)), None)
     return None if match is None else (match["section"], match["quantity"], match.groupdict().get("place") or "")
 
 
 def chart_order(key: str) -> tuple[int, str]:
-    """What sorts keys with the main charts first, in their order, and all others by name."""
+    """Sort key: the main charts first, in their order, and all others by name."""
     _, quantity, place = read_key(key) or ("", "", "")
     return (MAIN.index(quantity) if quantity in MAIN and not place else len(MAIN)), key

@@ -1,7 +1,4 @@
-"""What people call findings before they know our names for them.
-
-In: a name as it was typed. Out: ours. Guarantees: no name of ours is in this table, so that none is ever replaced.
-"""
+"""Other names for kinds of findings, and suggestions for unknown ones."""
 
 from __future__ import annotations
 
@@ -60,22 +57,22 @@ KIND_SYNONYMS = {
     "poor_generalization": "overfitting",
     "poor_generalisation": "overfitting",
 }
-"""Kinds of findings by other names."""
+"""Kinds of findings by other names; no name of a kind is a key."""
 
 
-def kind_named(typed: str, known: Collection[str]) -> str:
-    """The kind that was meant, `nan_detected` for `NaN`, if any; else what was typed, in small letters."""
+def resolve_kind(typed: str, kinds: Collection[str]) -> str:
+    """Return the kind that was meant, such as `nan_detected` for `NaN`; else what was typed, in lower case."""
     name = typed.strip().lower().replace("-", "_").replace(" ", "_")
-    if name in known:
+    if name in kinds:
         return name
-    meant = KIND_SYNONYMS.get(name, name)
-    return meant if meant in known else name
+    kind = KIND_SYNONYMS.get(name, name)
+    return kind if kind in kinds else name
 
 
-def kinds_near(name: str, known: Collection[str]) -> list[str]:
-    """At most three kinds that may have been meant: by meaning, then by spelling, then by words."""
+def similar_kinds(name: str, kinds: Collection[str]) -> list[str]:
+    """Return at most three kinds that may have been meant: by meaning, then by spelling, then by words."""
     words = set(name.split("_"))
-    by_meaning = [kind for synonym, kind in KIND_SYNONYMS.items() if synonym in words and kind in known]
-    by_word = [kind for kind in known if words & set(kind.split("_"))]
-    by_spelling = get_close_matches(name, known, n=3, cutoff=0.5) or [kind for kind in known if name and name in kind]
+    by_meaning = [kind for synonym, kind in KIND_SYNONYMS.items() if synonym in words and kind in kinds]
+    by_word = [kind for kind in kinds if words & set(kind.split("_"))]
+    by_spelling = get_close_matches(name, kinds, n=3, cutoff=0.5) or [kind for kind in kinds if name and name in kind]
     return list(dict.fromkeys([*by_meaning, *by_spelling, *by_word]))[:3]

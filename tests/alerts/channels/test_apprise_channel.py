@@ -12,7 +12,7 @@ from servers.ports import free_port
 
 from mlflow_stability.alerts.channels import AppriseChannel, ChannelError
 from mlflow_stability.alerts.message import AlertMessage, RunLink
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 RUN = RunLink("abc123", "rare-finch-609", "http://tracking:5000/#/experiments/0/runs/abc123")
 MESSAGE = AlertMessage(

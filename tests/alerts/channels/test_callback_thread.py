@@ -9,9 +9,9 @@ from findings import at_step
 from waiting import wait_until
 
 from mlflow_stability.alerts import Alert, AlertMessage, RunLink
-from mlflow_stability.alerts.channels import CallbackAlerts
-from mlflow_stability.alerts.channels.callback_thread import MOST_WAITING
-from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
+from mlflow_stability.alerts.callback_thread import MAX_QUEUED, CallbackAlerts
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 NAN = at_step(5, "nan_detected", Severity.CRITICAL, "loss is NaN at step 5.", time=5.0)
 HANGS = 60.0
@@ -62,7 +62,7 @@ def test_a_function_that_hangs_never_makes_the_training_wait() -> None:
     (thread,) = (each for each in threading.enumerate() if each.name == "mlflow-stability alerts")
     assert called.wait(30)
     began = time.perf_counter()
-    for step in range(3 * MOST_WAITING):
+    for step in range(3 * MAX_QUEUED):
         alerts.see(StepReading(step, (Signal("loss"),), (9.0,), 0, 0.0))
     assert time.perf_counter() - began < HANGS / 4
     assert alerts.dropped > 0
@@ -79,7 +79,7 @@ def test_what_is_measured_reaches_a_function_without_waking_its_thread() -> None
     alerts = alerts_to(got.append, rules=("loss>5",))
     for step in range(1, 51):
         alerts.see(StepReading(step, (Signal("loss"),), (float(step),), 0, 0.0))
-        assert not alerts._waiting.look.is_set()
+        assert not alerts._queue.wake.is_set()
     alerts.close(30)
     assert [each.first_step for each in got] == [6]
 

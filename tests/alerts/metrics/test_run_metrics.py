@@ -6,9 +6,10 @@ from findings import at_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.alerts.metrics.run_metrics import BUCKETS, RunMetrics
-from mlflow_stability.alerts.metrics.signal_names import EVERYTHING
-from mlflow_stability.vocabulary import Fact, Severity, Signal, StepReading
+from mlflow_stability.alerts.metrics.run_metrics import BUCKETS, EVERYTHING, RunMetrics
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Fact
 
 VALUES = st.floats(0, 100) | st.just(math.nan)
 READINGS = st.lists(

@@ -14,8 +14,8 @@ from architecture.repository import ROOT
 
 from mlflow_stability.analysis.cards.card_cache import KEPT_DAYS, ROOMS, CardCache, fingerprint_of, fingerprint_of_rules
 from mlflow_stability.analysis.compare import compare
-from mlflow_stability.vocabulary.run.run_card import RunCard
-from mlflow_stability.vocabulary.run.run_history import DAMAGED, RunHead
+from mlflow_stability.vocabulary.result import RunCard
+from mlflow_stability.vocabulary.run import DAMAGED, RunHead
 
 HEAD = RunHead("0123456789abcdef" * 2, "a-run", True, "state")
 CARD = RunCard(HEAD.run_id, "a-run", outcome="healthy")

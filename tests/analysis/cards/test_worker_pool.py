@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from mlflow_stability.analysis.cards.one_card import cards_at
 from mlflow_stability.analysis.cards.worker_pool import DIED, cards_from_processes
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 
 @pytest.fixture

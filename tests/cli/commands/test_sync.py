@@ -9,7 +9,7 @@ from courier.staging import Training
 from mlflow_stability import load_run
 from mlflow_stability.cli.main import run
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Closing
+from mlflow_stability.vocabulary.run import Closing
 
 ROOT = Path(".mlflow-stability")
 

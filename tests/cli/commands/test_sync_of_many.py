@@ -135,7 +135,7 @@ def checkpoints_of(root: Path, name: str, pid: int) -> Path:
     folder = root / "checkpoints" / name
     (folder / "rollback_ckpt-000100-1.0000").mkdir(parents=True)
     (folder / "rollback_ckpt-000100-1.0000" / "state.pt").write_bytes(bytes(1_000_000))
-    (folder / "owner.json").write_text(json.dumps({"run": name, **own_identity().said(), "pid": pid}))
+    (folder / "owner.json").write_text(json.dumps({"run": name, **own_identity().as_json(), "pid": pid}))
     make_old(folder)
     return folder
 

@@ -20,10 +20,9 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.milestone import Closing, Opening
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Closing, Opening
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"))
 WATCH = [sys.executable, "-m", "mlflow_stability", "watch"]

@@ -10,10 +10,9 @@ from rich.console import Console
 from mlflow_stability.cli.watch.view import duration, status_line, view
 from mlflow_stability.cli.watch.watched_run import WatchedRun
 from mlflow_stability.reports.terminal_kit import TerminalWriter
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Closing
 
 SIGNALS = tuple(map(Signal, ("loss", "grad_norm", "learning_rate", "skipped_steps", "eta_seconds")))
 

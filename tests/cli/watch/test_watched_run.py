@@ -5,11 +5,9 @@ from math import nan
 from findings import at_step
 
 from mlflow_stability.cli.watch.watched_run import MOST_EPISODES, WatchedRun
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.run import Closing
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm", "layer.0"), Signal("eta_seconds"))
 

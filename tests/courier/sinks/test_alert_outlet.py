@@ -13,14 +13,15 @@ from servers.alert_services import HANG, ChatServer
 from waiting import wait_until
 
 from mlflow_stability.alerts import Alert
-from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings, outlet_settings
+from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, OutletSettings, outlet_settings
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.courier.sinks import alert_outlet
 from mlflow_stability.tracking.store.client import run_page
-from mlflow_stability.vocabulary import Closing, Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.run import Closing
 
 SECRET = "hunter2-hunter2"
 
@@ -64,7 +65,7 @@ def test_a_burst_a_kill_and_nothing_else_arrive_once_with_a_link_and_without_a_t
     root: Path, rest_server: str, server: ChatServer
 ) -> None:
     training = training_of(root, rest_server)
-    courier = training.start_courier(**{VARIABLE: settings(server).text()})
+    courier = training.start_courier(**{OUTLETS_VARIABLE: settings(server).text()})
     training.train(1, 400)
     for step in range(400, 601, 15):
         training.journal.append(spike(step))
@@ -138,7 +139,7 @@ def test_a_killed_courier_sends_nothing_twice_that_it_kept_as_sent(
     root: Path, sqlite_uri: str, server: ChatServer
 ) -> None:
     training = training_of(root, sqlite_uri)
-    courier = training.start_courier(**{VARIABLE: settings(server).text()})
+    courier = training.start_courier(**{OUTLETS_VARIABLE: settings(server).text()})
     training.train(1, 50)
     training.journal.append(spike(50, Severity.CRITICAL))
     (folder,) = (each.parent for each in training.folder.glob("*/journal"))
@@ -146,7 +147,7 @@ def test_a_killed_courier_sends_nothing_twice_that_it_kept_as_sent(
     kill(courier)
     training.journal.append(at_step(51, "nan_detected", Severity.CRITICAL, "loss is NaN at step 51.", time=time.time()))
     training.end(Closing("finished", "", 51, time.time()))
-    assert training.start_courier(**{VARIABLE: settings(server).text()}).wait(60) == 0
+    assert training.start_courier(**{OUTLETS_VARIABLE: settings(server).text()}).wait(60) == 0
     assert [each.body["title"] for each in server.requests] == [
         "CRITICAL: loss spike at step 50",
         "CRITICAL: NaN at step 51",

@@ -14,10 +14,11 @@ from servers.alert_services import ChatServer
 
 import mlflow_stability
 from mlflow_stability.alerts import Alert
-from mlflow_stability.alerts.outlet_settings import VARIABLE, outlet_settings
+from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, outlet_settings
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.vocabulary import Closing, Severity
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Closing
 
 AT_THIS_SERVER = """
 from apprise.plugins import opsgenie, pagerduty
@@ -41,7 +42,7 @@ def test_an_alert_is_repeated_at_most_once_and_by_its_first_key(
         (tmp_path / "sitecustomize.py").write_text(AT_THIS_SERVER.format(address=server.address))
         settings = outlet_settings([Alert(url.format(address=server.address))], "")
         package = Path(mlflow_stability.__file__).parents[1]
-        environment = {VARIABLE: settings.text(), "PYTHONPATH": os.pathsep.join([str(tmp_path), str(package)])}
+        environment = {OUTLETS_VARIABLE: settings.text(), "PYTHONPATH": os.pathsep.join([str(tmp_path), str(package)])}
         training = Training(tmp_path / ".mlflow-stability", sqlite_uri, interactive=True)
         courier = training.start_courier(**environment)
         # Stopped before the answer, killed after it: nothing of the answer can have been noted.

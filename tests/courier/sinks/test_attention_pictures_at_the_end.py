@@ -20,7 +20,7 @@ from mlflow_stability.courier.sinks import attention_pictures
 from mlflow_stability.courier.sinks.attention_pictures import AttentionPictures
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.figures.style import sharp_png
-from mlflow_stability.vocabulary import Closing
+from mlflow_stability.vocabulary.run import Closing
 
 
 class Clock:

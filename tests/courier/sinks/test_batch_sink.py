@@ -13,7 +13,7 @@ from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.checkpoint_sink import BATCHES_FOLDER, BatchSink
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary import Closing, Note
+from mlflow_stability.vocabulary.run import Closing, Note
 
 
 @pytest.fixture

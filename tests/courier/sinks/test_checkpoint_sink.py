@@ -17,7 +17,7 @@ from mlflow_stability.courier.sinks.checkpoint_sink import CheckpointSink
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import CheckpointMeta
 from mlflow_stability.tracking.write.run_files import RunCheckpoints
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary import Closing, Note
+from mlflow_stability.vocabulary.run import Closing, Note
 
 
 def keep(directory: Path, step: int, good: bool = True, content: bytes = b"weights") -> Path:

@@ -20,7 +20,7 @@ from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_ses
 from mlflow_stability.courier.sinks.fact_sink import MOST_LINES, git_state
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Closing, Fact
+from mlflow_stability.vocabulary.run import Closing, Fact
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_code_is_not_asked_for_long_after_the_training(root: Path, sqlite_uri: s
 def _older(line: bytes, seconds: float) -> bytes:
     """The same opening, written that much earlier."""
     from mlflow_stability.journal.record import decode, encode, unframe
-    from mlflow_stability.vocabulary import Opening
+    from mlflow_stability.vocabulary.run import Opening
 
     opening = decode(unframe(line.rstrip(b"\n")))
     assert isinstance(opening, Opening)

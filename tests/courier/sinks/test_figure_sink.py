@@ -23,11 +23,13 @@ from mlflow_stability.courier.sinks.figure_sink import FigureSink, PictureData
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.figures.of_run.duty_cycles import QUANTITIES as DUTY_CYCLES
 from mlflow_stability.figures.run_figure import RunFigure, run_figures
-from mlflow_stability.journal.layer_tables import write_layer_table
+from mlflow_stability.journal.array_files import write_layer_table
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary import Closing, Finding, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.run import Closing
 
 WHOLE = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate"), Signal("learning_rate", "group_1"))
 ALL = ["dashboard.png", "grad_norm.png", "update_ratio.png", "param_norm.png", "gradient_histogram.png"]

@@ -23,12 +23,14 @@ from servers.ports import free_port
 from waiting import wait_until
 
 from mlflow_stability.alerts.metrics.mirrors import Mirror
-from mlflow_stability.alerts.metrics.signal_names import EVERYTHING
-from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings
+from mlflow_stability.alerts.metrics.run_metrics import EVERYTHING
+from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, OutletSettings
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
-from mlflow_stability.vocabulary import Closing, Fact, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Closing, Fact
 
 MORE = (*SIGNALS, Signal("step_time"), Signal("tokens_processed"))
 
@@ -83,7 +85,7 @@ def is_open(port: int) -> bool:
 def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> None:
     port = free_port()
     training = Training(root, sqlite_uri)
-    courier = training.start_courier(**{VARIABLE: OutletSettings(prometheus_port=port).text()})
+    courier = training.start_courier(**{OUTLETS_VARIABLE: OutletSettings(prometheus_port=port).text()})
     training.journal.append(Fact("model", "GPT"))
     train(training, 1, 30)
     use_memory(training, 30)
@@ -117,7 +119,7 @@ def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> Non
 def test_a_port_that_is_taken_is_reported_once_and_used_when_it_is_free(
     root: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlflow_stability.alerts.metrics.prometheus_exporter._AGAIN_AFTER", 0.1)
+    monkeypatch.setattr("mlflow_stability.alerts.metrics.exporters.RETRY_SECONDS", 0.1)
     training = Training(root, sqlite_uri, interactive=True)
     train(training, 1, 10)
     with socket.socket() as taken:
@@ -194,7 +196,7 @@ def test_a_collector_receives_the_same_metrics_by_the_same_table(
     training.journal.append(at_step(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
     training.end(Closing("finished", "", 30, time.time()))
     settings = OutletSettings(mirrors=(Mirror("otel", endpoint),))
-    courier = training.start_courier(**{VARIABLE: settings.text()})
+    courier = training.start_courier(**{OUTLETS_VARIABLE: settings.text()})
     assert courier.wait(60) == 0
     found = collector.last()
     (loss,) = found["llm.training.loss"].gauge.data_points

@@ -18,15 +18,15 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.util.tensor_util import make_ndarray
 from waiting import wait_until
 
-from mlflow_stability.alerts.metrics.mirrors import Mirror, mirrors_of
-from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings
+from mlflow_stability.alerts.metrics.mirrors import Mirror, read_mirrors
+from mlflow_stability.alerts.outlet_settings import OUTLETS_VARIABLE, OutletSettings
 from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.journal.layer_tables import write_layer_table
-from mlflow_stability.vocabulary import Closing
+from mlflow_stability.journal.array_files import write_layer_table
+from mlflow_stability.vocabulary.run import Closing
 
 BOARD = OutletSettings(mirrors=(Mirror("tensorboard", "board"),))
 Points = dict[str, list[tuple[int, float]]]
@@ -123,7 +123,7 @@ def keep_histograms(training: Training, step: int) -> None:
 @pytest.mark.slow
 def test_a_killed_courier_leaves_no_point_out_and_none_twice(root: Path, sqlite_uri: str, tmp_path: Path) -> None:
     training = Training(root, sqlite_uri, interactive=True)
-    courier = training.start_courier(**{VARIABLE: BOARD.text()})
+    courier = training.start_courier(**{OUTLETS_VARIABLE: BOARD.text()})
     training.train(1, 300)
     for step in range(10, 300, 10):
         keep_histograms(training, step)
@@ -140,7 +140,7 @@ def test_a_killed_courier_leaves_no_point_out_and_none_twice(root: Path, sqlite_
     training.end(Closing("finished", "", 600, time.time()))
     (page,) = training.folder.glob("*/delivered.json")
     run_id = read_page(page)["run_id"]
-    assert training.start_courier(**{VARIABLE: BOARD.text()}).wait(120) == 0
+    assert training.start_courier(**{OUTLETS_VARIABLE: BOARD.text()}).wait(120) == 0
     assert on_the_board(tmp_path / "board") == in_single_precision(in_mlflow(sqlite_uri, run_id))
     steps = [step for step, key, _ in histograms_in(tmp_path / "board") if key.endswith("weight/head")]
     assert steps == list(range(10, 400, 10))
@@ -170,7 +170,7 @@ def test_wandb_has_the_points_of_mlflow_in_an_offline_run(root: Path, sqlite_uri
     training.train(1, 96)
     training.end(Closing("finished", "", 96, time.time()))
     settings = OutletSettings(mirrors=(Mirror("wandb", "trial"),))
-    environment = {VARIABLE: settings.text(), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    environment = {OUTLETS_VARIABLE: settings.text(), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     assert training.start_courier(**environment).wait(120) == 0
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     (history,) = read(file)
@@ -194,7 +194,7 @@ def test_wandb_has_the_points_of_mlflow_in_an_offline_run(root: Path, sqlite_uri
 )
 def test_a_mirror_that_there_is_not_is_refused(given: object, said: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        mirrors_of(given)
+        read_mirrors(given)
     assert said in str(refused.value)
 
 
@@ -204,11 +204,11 @@ def test_a_tool_that_is_not_installed_is_asked_for_kindly(tmp_path: Path, monkey
     (tmp_path / "wandb").mkdir()  # as W&B makes one, which is no package
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingsError, match=r"pip install 'mlflow-stability\[wandb\]'"):
-        mirrors_of("wandb")
+        read_mirrors("wandb")
 
 
 def test_mirrors_reach_the_courier_as_they_were_given() -> None:
-    assert mirrors_of(["tensorboard:runs/", "otel:http://localhost:4318"]) == (
+    assert read_mirrors(["tensorboard:runs/", "otel:http://localhost:4318"]) == (
         Mirror("tensorboard", "runs/"),
         Mirror("otel", "http://localhost:4318"),
     )

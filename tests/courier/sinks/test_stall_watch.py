@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.courier.sinks.event_sink import StallWatch
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 def heard(watch: StallWatch, step: int, now: float) -> Finding | None:

@@ -12,7 +12,8 @@ from mlflow import MlflowClient
 from waiting import wait_until
 
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.vocabulary import Closing, Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.run import Closing
 
 
 def train_until(training: Training, ended: float, first: int = 1) -> None:

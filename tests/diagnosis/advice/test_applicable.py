@@ -18,12 +18,18 @@ from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.kinds.optimizer.loss_scaling import LossScaleCollapse
 from mlflow_stability.kinds.reported.setup import MissingZeroGrad
-from mlflow_stability.vocabulary.result import SMALLER_UPDATE_TOPICS, Action, Remedy, Topic, read_remedies
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import (
+    SMALLER_UPDATE_TOPICS,
+    Action,
+    Cause,
+    Diagnosis,
+    Finding,
+    Remedy,
+    Severity,
+    Topic,
+    read_remedies,
+)
+from mlflow_stability.vocabulary.run import RunHistory
 
 AT = 250
 FLOAT32 = {"stability.parameter_types": "float32"}

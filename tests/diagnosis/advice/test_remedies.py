@@ -17,11 +17,11 @@ from mlflow_stability.vocabulary.result import (
     RAISE_OR_LOWER_RATE,
     WARM_UP_LEARNING_RATE,
     Action,
+    Cause,
     Remedy,
+    Severity,
     Topic,
 )
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.severity import Severity
 
 INSPECT = Remedy(Action.INSPECT_BATCH)
 EXACT = Remedy(Action.LOWER_LEARNING_RATE, target=0.002, baseline=0.09, factor=44.0)

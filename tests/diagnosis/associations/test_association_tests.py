@@ -16,7 +16,7 @@ from mlflow_stability.diagnosis.cohort.cohort import cohort_of
 from mlflow_stability.diagnosis.parameters.exposure import Watched, watched_of
 from mlflow_stability.diagnosis.parameters.features import Feature
 from mlflow_stability.diagnosis.parameters.split import MOST_LIMITS, best_split
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 COHORTS = 25
 

@@ -8,8 +8,7 @@ from diagnosis.cards import card_of_loss, diverging
 from diagnosis.histories import falling
 
 from mlflow_stability.diagnosis.baseline_gate.gate import gate_of
-from mlflow_stability.vocabulary.result.comparison import GateVerdict
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import GateVerdict, RunCard
 
 
 def against(card: RunCard, baseline: RunCard, *others: RunCard) -> GateVerdict:

@@ -10,8 +10,7 @@ from diagnosis.cards import card_of_loss, made
 from diagnosis.histories import falling
 
 from mlflow_stability.diagnosis.baseline_gate.gate import gate_of
-from mlflow_stability.vocabulary.result.comparison import BaselineGate
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import BaselineGate, RunCard
 
 
 def failed(gate: BaselineGate) -> list[str]:

@@ -18,9 +18,9 @@ from mlflow_stability.diagnosis.checklist.checklist import checklist_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.attempt_span import attempts_of_run
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.text import Meaning
 
 COUNT = 400
 ROLLED_BACK = 104

@@ -17,11 +17,9 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result import Topic
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Severity, Topic
+from mlflow_stability.vocabulary.run import RunHistory
 
 COUNT = 400
 Rates = np.ndarray[tuple[int], np.dtype[np.float64]]

@@ -11,8 +11,8 @@ from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import Metric
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Metric
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 COUNT = 400

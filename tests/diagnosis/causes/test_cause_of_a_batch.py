@@ -10,11 +10,9 @@ from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.progress.repeated_data import NoNoiseFacts
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.result import Cause, Finding, Severity
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import Meaning
 
 COUNT, AT = 400, 250
 

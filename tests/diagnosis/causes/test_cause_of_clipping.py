@@ -8,9 +8,8 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result import RATE_TOPICS
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import RATE_TOPICS, Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 COUNT, AT = 400, 250
 

@@ -8,9 +8,8 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, Setting, SettingName
-from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Cause, Finding, Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 ADAM = {"stability.optimizer": "AdamW", "stability.parameters_total": "10000"}
 

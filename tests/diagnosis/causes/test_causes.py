@@ -7,9 +7,8 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Cause, Diagnosis
+from mlflow_stability.vocabulary.run import RunHistory
 
 nan, inf = math.nan, math.inf
 COUNT = 400

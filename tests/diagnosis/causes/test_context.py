@@ -8,7 +8,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 
 def test_a_usual_gradient_norm_is_one_number_in_a_report() -> None:

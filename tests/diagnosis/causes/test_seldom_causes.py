@@ -13,8 +13,7 @@ from mlflow_stability.diagnosis.causes.course import constant_output_check
 from mlflow_stability.diagnosis.causes.learning_rate import rate_too_low_check
 from mlflow_stability.diagnosis.causes.weights import setting_check
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result import Topic
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity, Topic
 
 COUNT = 400
 

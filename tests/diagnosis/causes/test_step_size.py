@@ -9,8 +9,8 @@ from diagnosis.histories import falling, metric_of, run_of
 from mlflow_stability.diagnosis.causes.step_size import lower_by
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result import Topic
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.text import Meaning
 
 COUNT = 200
 

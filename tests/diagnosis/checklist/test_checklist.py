@@ -13,9 +13,8 @@ from mlflow_stability.diagnosis.checklist.orders import CHOICES, GENERAL, ORDERS
 from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import TYPES
-from mlflow_stability.vocabulary.result.action import Action
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Action, Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def filled(history: RunHistory, kind: str = "") -> dict[str, ChecklistItem]:

@@ -5,7 +5,7 @@ import pytest
 from diagnosis.cards import made
 
 from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import MOST_RATES, sensitivity_of
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 
 def swept(width: int, rates: tuple[float, ...], loss: float, **more: float) -> list[RunCard]:

@@ -8,7 +8,7 @@ from diagnosis.cards import made
 
 from mlflow_stability.diagnosis.cohort.cohort import cohort_of
 from mlflow_stability.diagnosis.cohort.seed_groups import estimate, groups_of_seeds, seed_groups_of
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import RunCard
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])

@@ -8,9 +8,7 @@ from diagnosis.cards import made
 
 from mlflow_stability.diagnosis.cohort import separating_checks
 from mlflow_stability.diagnosis.compare import comparison_of
-from mlflow_stability.vocabulary.result import Severity
-from mlflow_stability.vocabulary.run import RunCard
-from mlflow_stability.vocabulary.run.run_card import Mark
+from mlflow_stability.vocabulary.result import Mark, RunCard, Severity
 
 
 def run(name: str, *mistakes: str, severity: Severity = Severity.WARNING) -> RunCard:

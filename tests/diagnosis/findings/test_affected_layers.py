@@ -8,8 +8,8 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
 from mlflow_stability.kinds.gradients.layers import LayerExplosionFacts
 from mlflow_stability.vocabulary.result import Finding, Severity, Statement, Text
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import Meaning
 
 MEASURED = np.arange(100, 2001, 100)
 

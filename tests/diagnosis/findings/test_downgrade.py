@@ -11,8 +11,7 @@ from mlflow_stability.diagnosis.advice import remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.vocabulary import Severity
-from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy
+from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy, Severity
 
 
 def noise(seed: int, count: int, spread: float = 0.03) -> np.ndarray:

@@ -8,8 +8,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step, changed
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary import Finding, Severity
-from mlflow_stability.vocabulary.result import Text
+from mlflow_stability.vocabulary.result import Finding, Severity, Text
 
 nan, inf = math.nan, math.inf
 

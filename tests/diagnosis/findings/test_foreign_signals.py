@@ -9,7 +9,7 @@ import pytest
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Finding
 
 STEPS = range(0, 2000, 5)
 

@@ -7,8 +7,8 @@ from diagnosis.histories import falling, metric_of, run_named, run_of
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.loss.divergence_curve import DivergenceRule
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def found(history: RunHistory) -> list[Finding]:

@@ -9,10 +9,8 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result import read_remedies
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Finding, Severity, read_remedies
+from mlflow_stability.vocabulary.run import RunHistory
 
 BORN = "the first non-finite value comes from sqrt in distance (train.py:11), which produced 32 NaN."
 

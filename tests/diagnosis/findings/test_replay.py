@@ -9,8 +9,9 @@ from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.findings.replay import BETTER_SEEN_WHOLE, replayed
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary import Finding, Reset, Signal, StepReading
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Reset, RunHistory
 
 
 def events_of(history: RunHistory) -> list[Finding]:

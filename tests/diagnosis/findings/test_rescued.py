@@ -15,10 +15,7 @@ from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.facts import Facts
-from mlflow_stability.vocabulary.result import Text
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import CurveReading, Finding, Severity, Text
 
 READING = CurveReading("loss", "", 500, 1, 500, 2.0, 1.0, 0.9, 480)
 

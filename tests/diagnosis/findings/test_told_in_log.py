@@ -9,8 +9,8 @@ import pytest
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.importers.open_log import read
 from mlflow_stability.kinds.catalog import detectors_named
+from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.severity import Severity
 
 
 def lines(first: int, last: int) -> str:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mlflow_stability.diagnosis.two_runs.layer_comparison import lacking, layers_beside, step_columns_of
 from mlflow_stability.diagnosis.two_runs.layer_timeline import LayerCourse, StepColumns, layer_courses
-from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import Meaning
 
 Layers = Mapping[str, Sequence[float]]
 
@@ -36,7 +36,7 @@ def beside(
     quantity: str = "grad_norm",
     every: int = 1,
     lasts: int | None = None,
-) -> LayersBeside:
+) -> LayerComparison:
     last = every * (max(len(each) for layers in (one, other) for each in layers.values()) - 1)
     cards = (made("a", {}, lost=onsets[0], last=last), made("b", {}, lost=onsets[1], last=lasts or last))
     rulers = step_columns_of(*cards)

@@ -9,9 +9,8 @@ from findings import at_step, changed, over_steps
 from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict.verdict import deciding_of
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Cause, Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 COUNT = 500
 

@@ -6,8 +6,8 @@ import pytest
 
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
 from mlflow_stability.kinds.catalog import KINDS, NOUNS, noun_of
-from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
-from mlflow_stability.vocabulary.text import process_ended
+from mlflow_stability.vocabulary.run import RUN_STATUS
+from mlflow_stability.vocabulary.text import how_process_ended
 
 VOWEL = re.compile(r"(?:[aeio]|u(?!n[ai]))")
 PARTICIPLE = re.compile(r"\b\w+(?:eds|eses|ss s|ys|chs|shs|ums of)\b|_")
@@ -60,10 +60,10 @@ def test_a_kind_of_the_users_own_is_told_in_the_words_of_its_name() -> None:
 
 @pytest.mark.parametrize("outcome", [*RUN_STATUS, "running", "SCHEDULED", "some_other"])
 def test_how_a_process_ended_is_a_sentence(outcome: str) -> None:
-    said = process_ended(outcome)
+    said = how_process_ended(outcome)
     assert re.fullmatch(r"The process (?:is|was|ran|crashed|finished|exited|ended)\b[^_]*", said)
 
 
 def test_a_process_that_was_killed_or_ran_out_of_memory_is_said_to_have_been() -> None:
-    assert process_ended("killed") == "The process was killed"
-    assert process_ended("out_of_memory") == "The process ran out of memory"
+    assert how_process_ended("killed") == "The process was killed"
+    assert how_process_ended("out_of_memory") == "The process ran out of memory"

@@ -12,7 +12,7 @@ from mlflow_stability.kinds.hardware.speed import ThroughputFacts
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
 from mlflow_stability.reports.words.run_phrases import headline
 from mlflow_stability.vocabulary.result import Action, Finding, Severity
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.text import Meaning
 
 COUNT = 200
 DECAY = StrongDecayFacts(10.0, 0.003)

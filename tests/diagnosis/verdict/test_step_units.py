@@ -11,7 +11,7 @@ import mlflow_stability
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import FORMATS, render
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result import Diagnosis
 
 PACKAGE = Path(mlflow_stability.__file__).parent
 

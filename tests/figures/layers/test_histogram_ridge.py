@@ -9,7 +9,7 @@ from figures.layers import a_few, all_zero, gpt_layers, heavy_tails, normal, not
 from numpy.typing import NDArray
 
 from mlflow_stability.figures.layers.histogram_ridge import MOST_RIDGES, MOST_STEPS, histogram_ridges, outline
-from mlflow_stability.vocabulary.measured.layer_table import layer_table_of
+from mlflow_stability.vocabulary.measured import layer_table_from
 
 
 @pytest.mark.parametrize(("layers", "steps"), [(1, 1), (2, 3), (12, 12), (100, 2), (1000, 1)])
@@ -103,6 +103,6 @@ def test_a_layer_that_was_finite_before_all_broke_is_followed() -> None:
 
 
 def test_without_histograms_that_is_said() -> None:
-    bare = layer_table_of(100, 0, "gradient", ["a"], [0.0, 1.0, 2.0, 0.0])
+    bare = layer_table_from(100, 0, "gradient", ["a"], [0.0, 1.0, 2.0, 0.0])
     assert "not measured" in texts(histogram_ridges([]))
     assert "not measured" in texts(histogram_ridges([bare]))

@@ -17,7 +17,7 @@ from mlflow_stability.figures.run_page.event_lane import MOST_ROWS
 from mlflow_stability.figures.run_page.mark import Mark
 from mlflow_stability.figures.style import BAD, png
 from mlflow_stability.kinds.catalog import KINDS
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 NORMS = "grad_norm", "grad_norm_clipped"
 

@@ -8,7 +8,7 @@ from importers.reading import curve, metric, steps
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 RUN = "b550c5a1163645c2b8c96c9feca6b742"
 

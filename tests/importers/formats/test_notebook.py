@@ -12,7 +12,7 @@ from importers.test_open_log import read_or_refused, refused
 
 from mlflow_stability.importers.formats.notebook import FEWEST
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 Output = dict[str, object]
 

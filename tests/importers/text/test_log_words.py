@@ -8,8 +8,8 @@ import pytest
 from importers.reading import history
 
 from mlflow_stability.kinds.reported.endings import LogLineFacts
+from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
 
 
 def lines(first: int, last: int) -> str:

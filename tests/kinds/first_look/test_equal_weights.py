@@ -5,7 +5,7 @@ from __future__ import annotations
 from detectors.series import judged
 
 from mlflow_stability.kinds.first_look.settings import EqualWeightsFacts
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 
 def test_a_model_whose_weights_are_all_equal_is_found() -> None:

@@ -6,7 +6,7 @@ import pytest
 from detectors.series import judged
 
 from mlflow_stability.kinds.first_look.batches import InputScaleFacts, SameInputFacts
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 def scales(low: float, high: float, rms: float) -> list[Finding]:

@@ -6,8 +6,8 @@ import pytest
 from detectors.series import judged
 
 from mlflow_stability.kinds.first_look.precision import EpsilonFacts, UnderflowFacts, UpdatesLostFacts
-from mlflow_stability.vocabulary import Severity
 from mlflow_stability.vocabulary.facts import Facts
+from mlflow_stability.vocabulary.result import Severity
 
 BAD: dict[str, tuple[str, list[float], Facts]] = {
     "epsilon_large": ("gradient_over_epsilon", [0.002, 0.002, 0.001], EpsilonFacts(0.001)),

@@ -6,7 +6,7 @@ import pytest
 from detectors.series import judged
 
 from mlflow_stability.kinds.first_look.batches import IgnoredFacts, LabelRangeFacts, OneClassFacts, UnreachableFacts
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 
 def test_batches_of_one_class_each_are_found() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from detectors.series import judged
 
 from mlflow_stability.kinds.first_look.settings import UntiedWeightsFacts
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 
 def test_a_copied_output_layer_is_found_once() -> None:

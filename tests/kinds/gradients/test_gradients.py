@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from detectors.series import at, decaying, judged, noise
 
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 norms = np.exp(noise(0, 800, 0.31))
 

@@ -11,7 +11,7 @@ from detectors.series import Floats, at, check_facts, noise, readings
 from mlflow_stability.kinds.catalog import detectors_named
 from mlflow_stability.kinds.hardware.speed import ThroughputDrop
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 STEPS, BAD_FROM = 1000, 400
 steady = np.exp(noise(1, STEPS, 0.05))

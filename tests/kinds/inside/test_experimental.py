@@ -5,7 +5,7 @@ import pytest
 from detectors.series import Floats, at, decaying, judged, noise
 
 from mlflow_stability.kinds.catalog import DETECTORS
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 steady = np.exp(noise(1, 400, 0.05))
 

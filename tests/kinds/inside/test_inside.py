@@ -7,7 +7,7 @@ from detectors.series import judged, readings
 
 from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary import Finding
+from mlflow_stability.vocabulary.result import Finding
 
 MEASUREMENTS = 12
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 MEASUREMENTS = 10
 

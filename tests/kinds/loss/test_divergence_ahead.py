@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from detectors.series import judged
 
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 STEPS = np.arange(60)
 

@@ -6,7 +6,7 @@ from detectors.series import judged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 # A tiny GPT under AdamW whose learning rate is 1.0 from its first step.
 LOSS = [2.29, 13.5, 82.6, 95.1, 95.0, 84.5, 102.2, 56.4, 80.4, 142.3, 69.6, 136.3]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from detectors.series import at, decaying, judged, noise
 
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 healthy = decaying(1000) + noise(0, 1000, 0.05)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from detectors.series import Floats, decaying, judged, noise
 
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 MEASURED = 12
 """So many measurements of a layer, one every 20 steps."""

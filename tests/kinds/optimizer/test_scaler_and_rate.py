@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from detectors.series import decaying, judged, noise
 
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 def scaler(changes: Iterable[tuple[int, float]], steps: int = 1000) -> tuple[list[float], list[float]]:

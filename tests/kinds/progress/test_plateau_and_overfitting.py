@@ -7,7 +7,8 @@ import pytest
 from detectors.series import Floats, decaying, judged, noise
 
 from mlflow_stability.kinds.panel import replay
-from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 def test_a_loss_at_chance_is_a_plateau_and_is_named() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from detectors.series import decaying, judged, noise
 
-from mlflow_stability.vocabulary import Severity
 from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
+from mlflow_stability.vocabulary.result import Severity
 
 usual = decaying(600, 1.3, 3.0) + noise(0, 600, 0.04)
 

@@ -11,7 +11,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.kinds.first_look.loss_function import AboveChanceRule, ChanceFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.text import Meaning
 
 CHANCE = math.log(64)
 

@@ -9,8 +9,8 @@ from diagnosis.histories import metric_of, run_of
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.kinds.progress.overfitting_curves import AccuracyFallRule
 from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 EXAMPLES = 1000
 """Of one validation."""
@@ -29,7 +29,7 @@ def run(count: int, ends: float, seed: int = 0, percent: bool = False, **more: n
     }
     if percent:
         values |= {name: 100 * values[name] for name in ("train_acc", "val_acc")}
-    meanings = meanings_of(values)
+    meanings = metric_meanings(values)
     return run_of(*(metric_of(name, each, meaning=meanings[name]) for name, each in values.items()))
 
 

@@ -10,8 +10,8 @@ from mlflow_stability.kinds.gradients.gradient_explosion import GradientRiseRule
 from mlflow_stability.kinds.loss.divergence_rules import FinalRiseRule, ResumeRule
 from mlflow_stability.kinds.optimizer.loss_scaling import SkippedEndRule
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.run.run_history import Metric
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Metric
 
 COUNT = 400
 

@@ -6,8 +6,8 @@ from benchmarks.peers import OTHERS, PEERS, Maker, decay, fine_tuning, power_law
 from diagnosis.histories import metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary import Severity
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.text import metric_meanings
 
 HEALTHY: dict[str, Maker] = {
     **{name: maker for name, (maker, wanted, _) in PEERS.items() if not wanted},
@@ -56,7 +56,7 @@ SCHEDULES = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_healthy_run_with_gradients_a_schedule_and_validations_is_healthy(schedule: str) -> None:
     steps, names = np.arange(1000), ["train/loss", "train/grad_norm", "train/learning_rate", "eval/loss"]
-    meanings = meanings_of(names)
+    meanings = metric_meanings(names)
     for seed in range(7000, 7003):
         rng = np.random.default_rng(seed)
         losses = decay(rng)

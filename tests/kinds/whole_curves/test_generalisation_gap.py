@@ -8,7 +8,7 @@ from zoo.curves.healthy import TRAPS, healthy_run
 from mlflow_stability.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.progress.overfitting_curves import GeneralisationGapRule
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 STEPS = np.arange(400)
 

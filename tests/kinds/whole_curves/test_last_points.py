@@ -7,7 +7,7 @@ import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 nan = math.nan
 

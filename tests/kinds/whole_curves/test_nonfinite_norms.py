@@ -7,7 +7,7 @@ import pytest
 from diagnosis.histories import falling, run_named
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 
 def severities(at: int, value: float) -> list[tuple[str, Severity, bool | None]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlflow_stability.curves.curves import Curve, RunCurves, run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.progress.overfitting import OverfittingRule
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Finding
 
 Floats = NDArray[np.float64]
 

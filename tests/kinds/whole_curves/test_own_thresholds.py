@@ -11,7 +11,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds import Divergence, GradientExplosion, LossSpike, Overfitting, Plateau
 from mlflow_stability.kinds.catalog import RULES, default_detectors, detectors_named, name_of
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def kinds(history: RunHistory, detector: Detector) -> list[str]:

@@ -15,7 +15,7 @@ from mlflow_stability.curves.curves import Curve, RunCurves, run_curves
 from mlflow_stability.kinds.progress.no_progress import FrozenRule
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.vocabulary.loss_level import LossLevel, NoLevel
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Finding
 
 Floats = NDArray[np.float64]
 

@@ -25,9 +25,9 @@ from mlflow_stability.kinds.progress.overfitting import Overfitting, Overfitting
 from mlflow_stability.kinds.progress.plateau import PlateauRule
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.kinds.rules import apply_rules
+from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 SECTIONS = ("What it sees:", "Why it matters:", "What to try:", "When it is wrong:", "Reference:")
 nan, inf = math.nan, math.inf

@@ -4,8 +4,8 @@ import numpy as np
 from diagnosis.histories import metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def serious(run: RunHistory) -> list[tuple[str, int]]:

@@ -17,11 +17,11 @@ from mlflow_stability.kinds.catalog import RULES, default_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.kinds.rules import apply_rules, cap_severities
-from mlflow_stability.vocabulary import Signal, StepReading
+from mlflow_stability.vocabulary.judging import MAX_SCORE
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.sensitivity import MAX_SCORE
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def rules_find(history: RunHistory, sensitivity: str) -> list[Finding]:

@@ -9,7 +9,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from mlflow_stability.curves.curves import curves_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.run import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.text import Meaning
 
 SECOND = 300
 

@@ -11,8 +11,8 @@ from zoo.curves.ill import ill_run
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import DETECTORS, RULES, default_detectors
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 LEVELS = ("low", "normal", "high")
 

@@ -9,7 +9,7 @@ from diagnosis.histories import falling, metric_of, run_named, run_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.kinds.catalog import choose_detectors
 from mlflow_stability.kinds.loss.loss_spike import LossSpike
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.result.finding import Finding
 
 

@@ -8,8 +8,8 @@ from detectors.series import judged, noise
 from diagnosis.histories import falling, run_named
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def serious(history: RunHistory) -> list[tuple[str, int]]:

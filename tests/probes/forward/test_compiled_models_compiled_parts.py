@@ -18,7 +18,7 @@ from mlflow_stability.probes.forward.compiled_models import compiled
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
 from mlflow_stability.probes.performance.flop_count import FlopCounter
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Finding
 
 # of what torch itself does while it compiles
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -17,7 +17,7 @@ from torch.optim import SGD
 from mlflow_stability.kinds.catalog import documentation
 from mlflow_stability.probes.forward.unmeasured_parts import unseen_parts
 from mlflow_stability.probes.tensors.gradient_norm import is_split
-from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 
 @pytest.fixture(autouse=True, scope="module")

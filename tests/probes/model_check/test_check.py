@@ -10,8 +10,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from mlflow_stability import check
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.result.model_check import ModelCheck, ModelFinding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import ModelCheck, ModelFinding, Severity
 
 CLASSES = 10
 

@@ -7,7 +7,7 @@ from torch.optim import SGD
 
 from mlflow_stability.kinds.catalog import documentation
 from mlflow_stability.probes.model_check.settings import model_lint
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 def lint(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Finding]:

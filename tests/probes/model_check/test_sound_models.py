@@ -14,7 +14,7 @@ from zoo.catalog import ZOO
 from mlflow_stability import check
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.loop import FailurePoints, Notes, loop
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 TWINS = list({each.twin: each for each in ZOO}.values())
 SIZES: dict[str, Any] = {"vocab_size": 200, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import SGD
 
 from mlflow_stability.probes.model_check import evaluation_mode, few_rows
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 def network() -> nn.Sequential:

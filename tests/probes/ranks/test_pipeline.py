@@ -10,7 +10,7 @@ from probes.ranks.launching import launch, recorded
 from probes.ranks.pipeline_training import FAILS_AT, STEPS
 
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.vocabulary.run.milestone import Note
+from mlflow_stability.vocabulary.run import Note
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
 FORKED = [Path(__file__).with_name("pipeline_training.py")]

@@ -10,7 +10,7 @@ from torch.amp import GradScaler
 
 from mlflow_stability.recovery.skipping.loss_scale import calm_loss_scaler, cut_loss_scale
 from mlflow_stability.recovery.skipping.skip_count import SkipCount, SkippedBy, SkipRow
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 POLICY = RollbackPolicy()

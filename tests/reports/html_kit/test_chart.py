@@ -13,7 +13,7 @@ from reports.samples import broken, healthy, nan, spike
 
 from mlflow_stability.reports.html_kit.chart import HEIGHT, MOST_ROWS, WIDTH, Chart, chart_of
 from mlflow_stability.reports.html_kit.sketched import sketches_of
-from mlflow_stability.vocabulary.result.diagnosis import Sketch
+from mlflow_stability.vocabulary.result import Sketch
 
 NUMBERS = re.compile(r"-?\d+\.\d")
 

@@ -23,7 +23,7 @@ from mlflow_stability.reports.html_kit.layers_picture import (
 )
 from mlflow_stability.reports.words.comparison_phrases import two_names
 from mlflow_stability.reports.words.layer_phrases import sentences
-from mlflow_stability.vocabulary.measured.layers_beside import Farthest, LayersBeside
+from mlflow_stability.vocabulary.measured import LargestGap, LayerComparison
 
 NAMES = ("calm", "wild")
 
@@ -39,10 +39,10 @@ def pixels(address: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
 
 
-def one(cells: list[list[float]], **more: object) -> LayersBeside:
+def one(cells: list[list[float]], **more: object) -> LayerComparison:
     values = np.array(cells, np.float32)
     layers = tuple(f"layer{number}" for number in range(len(cells)))
-    return LayersBeside("grad_norm", layers, 0, 1, (0, 0), False, values, values, **more)  # type: ignore[arg-type]
+    return LayerComparison("grad_norm", layers, 0, 1, (0, 0), False, values, values, **more)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1))
@@ -152,5 +152,5 @@ def test_models_without_a_common_layer_have_none_in_common() -> None:
 
 
 def test_two_runs_that_are_the_same_are_not_said_to_be_apart() -> None:
-    same = one([[1.0], [2.0]], farthest=Farthest("layer0", 0, 1.0, 1.0))
+    same = one([[1.0], [2.0]], farthest=LargestGap("layer0", 0, 1.0, 1.0))
     assert sentences(same, NAMES) == "Identical in every layer where both were measured."

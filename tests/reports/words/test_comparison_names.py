@@ -11,8 +11,7 @@ from mlflow_stability.diagnosis.compare import comparison_of
 from mlflow_stability.reports.comparison import comparison_json, comparison_terminal
 from mlflow_stability.reports.report_format import render_comparison
 from mlflow_stability.reports.words.comparison_names import names_of, told_apart
-from mlflow_stability.vocabulary.result.comparison import Comparison
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import Comparison, RunCard
 
 IDS = ("aaaaaaaa11112222", "aaaaaaaa33334444", "bbbbbbbb55556666")
 

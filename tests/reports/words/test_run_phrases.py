@@ -8,7 +8,7 @@ from reports.samples import BAD, GOOD, MIXED, SEVERAL, broken, healthy, nan, osc
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.words import run_phrases as wording
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Finding
 
 
 @pytest.mark.parametrize(

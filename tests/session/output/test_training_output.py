@@ -18,9 +18,7 @@ from mlflow_stability.kinds.reported.setup import ConfigurationFacts, MissingZer
 from mlflow_stability.session.output import training_output
 from mlflow_stability.session.output.terminal_lines import ProgressLine
 from mlflow_stability.session.output.training_output import HELD_SECONDS, MOST_ENDS, DeliveredRun, TrainingOutput
-from mlflow_stability.vocabulary.result import read_remedies
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Finding, Severity, read_remedies
 
 RUN = DeliveredRun("ab12", "kind-otter-7", "http://host:5000/#/experiments/0/runs/ab12", "", "Healthy: it fell.")
 SPIKE = at_step(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from findings import at_step
 
 from mlflow_stability.session.output.troubles import ALWAYS_REPORTED, GAP_STEPS, Troubles
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
 

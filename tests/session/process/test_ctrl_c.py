@@ -12,8 +12,8 @@ import torch
 from session.interrupting import OURS, Attentive, Moments, Training, thread_state
 
 from mlflow_stability.journal.follower import JournalFollower
-from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
+from mlflow_stability.vocabulary.measured import StepReading
 
 SECONDS = 3.0
 

@@ -23,10 +23,8 @@ from mlflow_stability.session.recording.deferred_detection import (
     GroupedDetection,
 )
 from mlflow_stability.vocabulary.facts import FollowedFacts
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 LAYOUT = (Signal("loss"),)
 SUDDEN = {"nan_detected", "inf_detected", "loss_spike", "gradient_explosion"}

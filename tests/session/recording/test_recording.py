@@ -18,16 +18,15 @@ from torch.optim import SGD
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.record import Record
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.kinds.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.kinds.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import REPORT_EVERY_STEPS, LossCount, Recording
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.finding import Finding
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.milestone import Closing, Note, Opening
+from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.result import Finding, Severity
+from mlflow_stability.vocabulary.run import Closing, Note, Opening
 
 
 def by_torch_func(model: nn.Module, steps: int) -> None:

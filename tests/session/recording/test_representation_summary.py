@@ -5,7 +5,8 @@ from findings import at_step
 from mlflow_stability.kinds.catalog import detectors_named, documentation
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.session.recording.representation_summary import VERDICTS, RepresentationTotals
-from mlflow_stability.vocabulary import Finding, Severity, Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 CODES = {
     "sdr_rows": 100.0,

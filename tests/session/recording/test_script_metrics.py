@@ -22,7 +22,7 @@ from mlflow_stability import diagnose, load_run
 from mlflow_stability.courier.deliver import ask_for_short_requests, deliver_session
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import RELEASED
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL
 from mlflow_stability.kinds.catalog import default_detectors, describe
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.step.step_meter import StepMeter
@@ -30,7 +30,9 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetrics
 from mlflow_stability.tracking.in_process import LoggedMetric
-from mlflow_stability.vocabulary import Closing, Finding, Opening, Signal, StepReading
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Closing, Opening
 
 VAL, THEIR_STEP = Signal("val_loss"), Signal("val_loss_step")
 

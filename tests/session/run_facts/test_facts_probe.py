@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from mlflow_stability.vocabulary import Severity
-from mlflow_stability.vocabulary.result import Source
+from mlflow_stability.vocabulary.result import Severity, Source
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from mlflow_stability.vocabulary import Severity
-from mlflow_stability.vocabulary.result import Action, Remedy
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity
 
 
 @pytest.fixture

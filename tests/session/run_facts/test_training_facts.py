@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, lr_scheduler
 
 from mlflow_stability.session.run_facts.setting_changes import MAX_REPORTS, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import MOST_FACTS, TrainingFacts, TrainingView
-from mlflow_stability.vocabulary import Finding, Severity
+from mlflow_stability.vocabulary.result import Finding, Severity
 
 
 def view(lr: float = 0.1) -> TrainingView:

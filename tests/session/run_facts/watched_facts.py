@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.journal.writer import JOURNAL as JOURNAL
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
@@ -17,7 +17,8 @@ from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.run_facts.facts_probe import FactsProbe
-from mlflow_stability.vocabulary import Fact, Finding, Opening
+from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.run import Fact, Opening
 
 
 class Watched:

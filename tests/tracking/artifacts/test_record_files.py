@@ -14,8 +14,9 @@ from mlflow_stability.tracking.artifacts import (
 )
 from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, part_order, read_part
 from mlflow_stability.tracking.read.run_record import joined
-from mlflow_stability.vocabulary import Closing, Gap, Note, Opening, Reset, Severity, Signal, StepReading
-from mlflow_stability.vocabulary.result import Action, Remedy, Source
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Action, Remedy, Severity, Source
+from mlflow_stability.vocabulary.run import Closing, Gap, Note, Opening, Reset
 
 numbers = st.floats(allow_nan=False)
 texts = st.text(max_size=30)

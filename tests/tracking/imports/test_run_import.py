@@ -14,16 +14,16 @@ from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.keys import fitting_keys
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.run_import import RunImport, content_hash
-from mlflow_stability.vocabulary.measured.observation import Series
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import metric_meanings
 
 
 def a_run(
     metrics: dict[str, list[float]], attempts: list[int] | None = None, times: bool = False, **more: object
 ) -> RunHistory:
     made = []
-    for name, meaning in meanings_of(metrics).items():
+    for name, meaning in metric_meanings(metrics).items():
         count = len(metrics[name])
         which = np.asarray(attempts or [0] * count, np.int64)
         steps = np.concatenate([np.arange((which == each).sum()) for each in np.unique(which)]).astype(np.int64)

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.curves.curves import starts_of
+from mlflow_stability.curves.curves import start_by_attempt
 from mlflow_stability.tracking.read.recorded_history import with_metrics_of_the_script
-from mlflow_stability.vocabulary import Series, Signal
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
+from mlflow_stability.vocabulary.measured import Series, Signal
+from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.text import Meaning, metric_meanings
 
 
 def metric(name: str, meaning: Meaning, values: list[float]) -> Metric:
@@ -36,7 +36,7 @@ def recorded(**series: list[float]) -> RunHistory:
 
 
 def duplicates(history: RunHistory, **logged: list[float]) -> dict[str, str]:
-    meanings = meanings_of(logged)
+    meanings = metric_meanings(logged)
     found = with_metrics_of_the_script(history, [metric(name, meanings[name], logged[name]) for name in logged])
     return {each.name: each.meaning.duplicate_of for each in found.metrics if each.name in logged}
 
@@ -66,18 +66,18 @@ def rolled_back() -> RunHistory:
 
 
 def test_what_the_script_logged_is_parted_where_the_training_was_rolled_back() -> None:
-    theirs = metric("my/error", meanings_of(["my/error"])["my/error"], [5.0, 4.0, 9.0, 9.5, 4.0, 3.0])
+    theirs = metric("my/error", metric_meanings(["my/error"])["my/error"], [5.0, 4.0, 9.0, 9.5, 4.0, 3.0])
     late = replace(theirs.series, times=theirs.series.times + 0.5)  # logged when the step was over
     found = with_metrics_of_the_script(rolled_back(), [replace(theirs, series=late)])
     assert found.metrics[-1].series.attempts.tolist() == [0, 0, 0, 0, 1, 1]
-    assert starts_of(found) == {0: 0, 1: 0}, "a rollback is no restart"
+    assert start_by_attempt(found) == {0: 0, 1: 0}, "a rollback is no restart"
 
 
 def test_what_the_script_logged_stays_whole_where_no_time_says_when() -> None:
     history = rolled_back()
     (loss,) = history.metrics
     untimed = replace(history, metrics=(replace(loss, series=replace(loss.series, times=np.zeros(6))),))
-    theirs = metric("my/error", meanings_of(["my/error"])["my/error"], [5.0, 4.0, 9.0])
+    theirs = metric("my/error", metric_meanings(["my/error"])["my/error"], [5.0, 4.0, 9.0])
     found = with_metrics_of_the_script(untimed, [theirs])
     assert found.metrics[-1].series.attempts.tolist() == [0, 0, 0]
 

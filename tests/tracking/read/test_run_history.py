@@ -29,10 +29,10 @@ from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.run_import import RunImport
 from mlflow_stability.tracking.write.run_files import log_report
-from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.run import Closing
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"))
 NAN = at_step(3, "nan_detected", Severity.CRITICAL, "loss is NaN at step 3.", evidence={"loss": math.nan})

@@ -12,7 +12,7 @@ from mlflow_stability.tracking.write.recording_claim import (
     tag_name,
 )
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary import Opening
+from mlflow_stability.vocabulary.run import Opening
 
 
 def opening(name, **fields):

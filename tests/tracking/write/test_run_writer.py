@@ -5,7 +5,7 @@ from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.tracking.store.store_errors import sentence
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.tracking.write.thinning import Point
-from mlflow_stability.vocabulary import Signal
+from mlflow_stability.vocabulary.measured import Signal
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.measured.distribution_shape import ShapeLimits, shape_of
-from mlflow_stability.vocabulary.measured.layer_table import BINS, LEVELS, LayerTable, layer_table_of
+from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, distribution_shape, layer_table_from
+from mlflow_stability.vocabulary.measured.layer_table import ShapeLimits
 
 Draw = Callable[[Generator, int], NDArray[np.float64]]
 
@@ -36,19 +36,19 @@ def table_of(values: NDArray[np.float64]) -> LayerTable:
     below = np.searchsorted(np.sort(values), low + (high - low) * np.linspace(0, 1, BINS + 1))
     below[0], below[-1] = 0, len(values)
     few = (values.mean(), values.std(), np.abs(values).max(), (values == 0).mean())
-    return layer_table_of(0, 0, "weight", ["layer"], [*few, *marks, low, high, *np.diff(below)])
+    return layer_table_from(0, 0, "weight", ["layer"], [*few, *marks, low, high, *np.diff(below)])
 
 
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("count", [2048, 16_384])
 def test_the_shape_of_drawn_values_is_told_whatever_the_draw(name: str, count: int) -> None:
     shape, draw = DRAWS[name]
-    told = [shape_of(table_of(draw(np.random.default_rng(seed), count)), 0) for seed in range(20)]
+    told = [distribution_shape(table_of(draw(np.random.default_rng(seed), count)), 0) for seed in range(20)]
     assert told == [shape] * 20
 
 
 def test_noise_of_few_values_has_no_second_peak() -> None:
-    told = {shape_of(table_of(np.random.default_rng(seed).normal(size=150)), 0) for seed in range(100)}
+    told = {distribution_shape(table_of(np.random.default_rng(seed).normal(size=150)), 0) for seed in range(100)}
     assert "multi-modal" not in told
 
 
@@ -56,23 +56,23 @@ def test_noise_of_few_values_has_no_second_peak() -> None:
 @pytest.mark.parametrize("count", [1, 16, 64, 127])
 def test_nothing_is_said_of_the_shape_of_a_handful_of_values(name: str, count: int) -> None:
     table = table_of(DRAWS[name][1](np.random.default_rng(0), count))
-    assert shape_of(table, 0) == "too few values"
+    assert distribution_shape(table, 0) == "too few values"
 
 
 @pytest.mark.parametrize("name", ["normal", "t with 5 degrees", "away from zero", "gains of a norm", "all zero"])
 def test_from_128_values_on_a_shape_has_a_name(name: str) -> None:
     shape, draw = DRAWS[name]
-    told = [shape_of(table_of(draw(np.random.default_rng(seed), 128)), 0) for seed in range(20)]
+    told = [distribution_shape(table_of(draw(np.random.default_rng(seed), 128)), 0) for seed in range(20)]
     assert told == [shape] * 20
 
 
 def test_limits_can_be_moved() -> None:
     table = table_of(np.random.default_rng(0).laplace(size=4096))
-    assert shape_of(table, 0, ShapeLimits(heaviest=4.0)) == "heavy-tailed"
+    assert distribution_shape(table, 0, ShapeLimits(max_tail_ratio=4.0)) == "heavy-tailed"
 
 
 def test_without_a_histogram_or_without_finite_values_the_shape_is_unknown() -> None:
-    assert shape_of(layer_table_of(0, 0, "weight", ["layer"], [0.0, 1.0, 2.0, 0.0]), 0) == "unknown"
+    assert distribution_shape(layer_table_from(0, 0, "weight", ["layer"], [0.0, 1.0, 2.0, 0.0]), 0) == "unknown"
     table = table_of(np.random.default_rng(0).normal(size=100))
     table.percentiles[0, -1] = np.inf
-    assert shape_of(table, 0) == "unknown"
+    assert distribution_shape(table, 0) == "unknown"

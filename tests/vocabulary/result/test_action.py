@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlflow_stability.vocabulary.result.action import Action
-from mlflow_stability.vocabulary.result.remedy import Remedy
-from mlflow_stability.vocabulary.result.topic import Need, Topic
+from mlflow_stability.vocabulary.result import Action, Need, Remedy, Topic
 
 WITH_PARTS = {
     Action.WARM_UP_LEARNING_RATE: Remedy(Action.WARM_UP_LEARNING_RATE, target=(1.0, 5.0)),

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.kinds.catalog import RULES, TYPES
-from mlflow_stability.vocabulary.result.action import Action
-from mlflow_stability.vocabulary.result.recorded_remedy import read_remedies
-from mlflow_stability.vocabulary.result.remedy import Remedy, without_topics
-from mlflow_stability.vocabulary.result.topic import RATE_TOPICS, SMALLER_UPDATE_TOPICS
-from mlflow_stability.vocabulary.result.usual_remedies import (
+from mlflow_stability.vocabulary.result import (
     CLIP_AT_1,
     LOWER_RATE,
     LOWER_RATE_2_TO_5,
     LOWER_RATE_2_TO_5_OR_CLIP,
+    RATE_TOPICS,
+    SMALLER_UPDATE_TOPICS,
+    Action,
+    Remedy,
+    read_remedies,
+    without_topics,
 )
 
 LOWER = Action.LOWER_LEARNING_RATE

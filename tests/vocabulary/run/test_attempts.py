@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.vocabulary.run.attempts import attempts_of, in_order
+from mlflow_stability.vocabulary.run import attempt_order, number_attempts
 
 
 def attempts(*steps: int) -> list[int]:
-    return attempts_of(np.array(steps, np.int64)).tolist()
+    return number_attempts(np.array(steps, np.int64)).tolist()
 
 
 def test_rising_steps_are_one_attempt() -> None:
@@ -26,8 +26,8 @@ def test_a_resume_that_repeats_steps_is_another_attempt() -> None:
 
 def test_points_that_overtook_each_other_are_no_restart() -> None:
     steps = np.array([1, 2, 4, 3, 5, 6, 8, 9, 7, 10], np.int64)
-    assert attempts_of(steps).tolist() == [0] * 10
-    assert steps[in_order(steps, attempts_of(steps))].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert number_attempts(steps).tolist() == [0] * 10
+    assert steps[attempt_order(steps, number_attempts(steps))].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
 def test_a_step_that_is_logged_twice_is_no_restart() -> None:
@@ -41,12 +41,12 @@ def test_a_last_value_at_step_zero_stands_for_itself() -> None:
 @pytest.mark.parametrize("runs", [2, 5, 11])
 def test_runs_behind_each_other_are_counted(runs: int) -> None:
     steps = np.tile(np.arange(0, 500, 10), runs)
-    assert attempts_of(steps).tolist() == np.repeat(np.arange(runs), 50).tolist()
+    assert number_attempts(steps).tolist() == np.repeat(np.arange(runs), 50).tolist()
 
 
 @given(st.lists(st.integers(-5, 60), max_size=60))
 def test_every_point_has_an_attempt_and_a_place_and_attempts_never_fall(raw: list[int]) -> None:
     steps = np.array(raw, np.int64)
-    found = attempts_of(steps)
+    found = number_attempts(steps)
     assert (np.diff(found) >= 0).all()
-    assert sorted(in_order(steps, found).tolist()) == list(range(len(raw)))
+    assert sorted(attempt_order(steps, found).tolist()) == list(range(len(raw)))

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.vocabulary.result.diagnosis import Sketch
-from mlflow_stability.vocabulary.result.severity import Severity
-from mlflow_stability.vocabulary.run.run_card import LossLevels, Mark, RunCard, card_of, text_of
+from mlflow_stability.vocabulary.result import LossLevels, Mark, RunCard, Severity, Sketch, card_from_json, card_to_json
 
 numbers = st.floats(allow_nan=False)
 steps = st.integers(0, 10**9)
@@ -33,11 +31,11 @@ cards = st.builds(
 
 @given(cards)
 def test_a_card_comes_back_from_its_text(card: RunCard) -> None:
-    assert card_of(text_of(card)) == card
+    assert card_from_json(card_to_json(card)) == card
 
 
 def test_a_final_loss_that_is_no_number_comes_back_as_such() -> None:
-    final = card_of(text_of(RunCard("a", final_loss=math.nan))).final_loss
+    final = card_from_json(card_to_json(RunCard("a", final_loss=math.nan))).final_loss
     assert final is not None
     assert math.isnan(final)
 
@@ -45,10 +43,10 @@ def test_a_final_loss_that_is_no_number_comes_back_as_such() -> None:
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"source": 1}', "[" * 100_000, "\x00"])
 def test_what_is_no_card_is_said_to_be_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        card_of(text)
+        card_from_json(text)
 
 
 def test_a_card_with_a_severity_that_does_not_exist_is_none() -> None:
-    damaged = {**json.loads(text_of(RunCard("a"))), "severity": 11}
+    damaged = {**json.loads(card_to_json(RunCard("a"))), "severity": 11}
     with pytest.raises(ValueError, match="11"):
-        card_of(json.dumps(damaged))
+        card_from_json(json.dumps(damaged))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mlflow_stability.kinds.catalog import KINDS
-from mlflow_stability.vocabulary.text.foreign_names import SENTENCES, said_in, unique_share_in
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.text import kinds_in_line, metric_meanings, unique_share_in
+from mlflow_stability.vocabulary.text.foreign_names import SENTENCES
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from mlflow_stability.vocabulary.text.metric_names import meanings_of
     ],
 )
 def test_a_metric_has_the_quantity_that_its_name_says(name: str, quantity: str, place: str) -> None:
-    meaning = meanings_of(["loss", name])[name]
+    meaning = metric_meanings(["loss", name])[name]
     assert (meaning.quantity, meaning.place, meaning.known) == (quantity, place, True)
 
 
@@ -53,7 +53,7 @@ def test_a_metric_has_the_quantity_that_its_name_says(name: str, quantity: str, 
     ],
 )
 def test_what_says_something_else_is_not_taken_for_a_signal(name: str) -> None:
-    assert meanings_of(["loss", name])[name].known is False
+    assert metric_meanings(["loss", name])[name].known is False
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_says_something_else_is_not_taken_for_a_signal(name: str) -> None:
     ],
 )
 def test_a_sentence_speaks_of_findings(line: str, kinds: tuple[str, ...]) -> None:
-    assert said_in(line) == kinds
+    assert kinds_in_line(line) == kinds
 
 
 @pytest.mark.parametrize(

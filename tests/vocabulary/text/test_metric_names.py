@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
-from mlflow_stability.vocabulary.text.name_reading import words_of
+from mlflow_stability.vocabulary.text import metric_meanings, split_words
 
 # Names as real tools write them, and what they are; `-` is none of ours, `book` counts, and `= other` says it again.
 RUNS = {
@@ -92,7 +91,7 @@ def expected(said: str) -> dict[str, str]:
 
 
 def as_said(name: str, names: list[str]) -> str:
-    meaning = meanings_of(names)[name]
+    meaning = metric_meanings(names)[name]
     if meaning.duplicate_of:
         return f"= {meaning.duplicate_of}"
     return str(meaning.signal) if meaning.known else "book" if meaning.bookkeeping else "-"
@@ -108,14 +107,14 @@ def test_names_of_real_tools_are_understood(run: str) -> None:
     "name", ["epoch", "global_step", "timestamp", "consumed_samples", "train_runtime", "percentage", "num_tokens"]
 )
 def test_a_counter_or_a_clock_is_bookkeeping(name: str) -> None:
-    assert meanings_of([name, "loss"])[name].bookkeeping
+    assert metric_meanings([name, "loss"])[name].bookkeeping
 
 
 @pytest.mark.parametrize(
     "name", ["perplexity", "reward", "accuracy-agent_17", "bbox/AP", "momentum", "entropy", "mask_ratio"]
 )
 def test_a_score_is_neither_a_loss_nor_bookkeeping(name: str) -> None:
-    meaning = meanings_of([name, "loss"])[name]
+    meaning = metric_meanings([name, "loss"])[name]
     assert (meaning.known, meaning.bookkeeping, meaning.quantity) == (False, False, name)
 
 
@@ -144,7 +143,7 @@ names = st.one_of(
 
 @given(st.lists(names, max_size=15))
 def test_every_name_has_a_meaning_and_no_two_metrics_are_the_same_thing(logged: list[str]) -> None:
-    meanings = meanings_of(logged)
+    meanings = metric_meanings(logged)
     assert list(meanings) == list(dict.fromkeys(logged))
     signals = [each.signal for each in meanings.values() if each.known and not each.duplicate_of]
     assert len(signals) == len(set(signals))
@@ -154,7 +153,7 @@ def test_every_name_has_a_meaning_and_no_two_metrics_are_the_same_thing(logged: 
 
 @given(st.lists(names, max_size=8))
 def test_the_order_of_the_names_does_not_matter_for_what_is_known(logged: list[str]) -> None:
-    there, back = meanings_of(logged), meanings_of(logged[::-1])
+    there, back = metric_meanings(logged), metric_meanings(logged[::-1])
     assert {name: (each.quantity, each.known) for name, each in there.items()} == {
         name: (each.quantity, each.known) for name, each in back.items()
     }
@@ -165,7 +164,7 @@ def test_the_order_of_the_names_does_not_matter_for_which_loss_is_the_whole_one(
     logged: list[str], random: Random
 ) -> None:
     shuffled = random.sample(logged, len(logged))
-    there, other = meanings_of(logged), meanings_of(shuffled)
+    there, other = metric_meanings(logged), metric_meanings(shuffled)
     assert {name: each.signal for name, each in there.items()} == {name: each.signal for name, each in other.items()}
 
 
@@ -185,15 +184,15 @@ def test_the_order_of_the_names_does_not_matter_for_which_loss_is_the_whole_one(
     ],
 )
 def test_what_is_likest_a_loss_stands_for_one_that_is_missing(logged: list[str], loss: str, validation: str) -> None:
-    meanings = meanings_of(logged)
+    meanings = metric_meanings(logged)
     whole = {each.quantity: name for name, each in meanings.items() if each.known and not each.place}
     assert (whole.get("loss", ""), whole.get("val_loss", "")) == (loss, validation)
 
 
 def test_nothing_stands_for_a_loss_that_may_still_come() -> None:
-    assert not meanings_of(["loss", "val_ppl"], all_known=False)["val_ppl"].known
+    assert not metric_meanings(["loss", "val_ppl"], all_known=False)["val_ppl"].known
 
 
 @given(st.text(max_size=40))
 def test_splitting_a_name_drops_no_letter_and_no_digit(name: str) -> None:
-    assert "".join(words_of(name)) == "".join(each for each in name if (each.isalnum()) or each == "%")
+    assert "".join(split_words(name)) == "".join(each for each in name if (each.isalnum()) or each == "%")

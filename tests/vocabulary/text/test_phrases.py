@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_stability.vocabulary.text.phrases import above, capitalised, changed, counted, risen, sentence
+from mlflow_stability.vocabulary.text import capitalised, changed, counted, sentence
+from mlflow_stability.vocabulary.text.phrases import above, risen
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from mlflow_stability import Alert
 from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import KINDS, detectors_named
-from mlflow_stability.vocabulary.text.synonyms import KIND_SYNONYMS, kind_named, kinds_near
+from mlflow_stability.vocabulary.text.synonyms import KIND_SYNONYMS, resolve_kind, similar_kinds
 
 
 def test_synonyms_stand_for_kinds_and_replace_none() -> None:
@@ -28,13 +28,13 @@ def test_synonyms_stand_for_kinds_and_replace_none() -> None:
     ],
 )
 def test_a_kind_is_found_by_its_synonym(typed: str, kind: str) -> None:
-    assert kind_named(typed, KINDS) == kind
+    assert resolve_kind(typed, KINDS) == kind
 
 
 def test_kinds_are_suggested_by_meaning_before_spelling() -> None:
-    assert kinds_near("nan_in_embedding", KINDS)[0] == "nan_detected"
-    assert kinds_near("gradient_vanishes", KINDS)[0].startswith("gradient")
-    assert kinds_near("los_spik", KINDS)[0] == "loss_spike"
+    assert similar_kinds("nan_in_embedding", KINDS)[0] == "nan_detected"
+    assert similar_kinds("gradient_vanishes", KINDS)[0].startswith("gradient")
+    assert similar_kinds("los_spik", KINDS)[0] == "loss_spike"
 
 
 def test_every_place_that_takes_a_kind_takes_its_synonym(capsys: pytest.CaptureFixture[str]) -> None:

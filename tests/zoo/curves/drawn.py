@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.log_content import LogContent
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 Floats = NDArray[np.float64]
 UNKNOWN = float("nan")

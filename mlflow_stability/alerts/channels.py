@@ -1,0 +1,211 @@
+"""Send messages: by URL through apprise, or to the console of the training.
+
+Guarantees: neither a URL nor a part of it is in an error or a log; services that accept a key for each alert get the
+same one when an alert is sent again, and merge the two.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qs
+
+from mlflow_stability.alerts.alert import CONSOLE, INSTALL_ALERTS
+from mlflow_stability.alerts.message import AlertMessage
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.text import new_row_prefix
+
+
+class ChannelError(StabilityError):
+    """A message was not sent; the text says why, without the channel's address."""
+
+
+class Channel(Protocol):
+    """A destination of messages."""
+
+    name: str
+    """Name without anything secret."""
+
+    def send(self, message: AlertMessage) -> None:
+        """Send a message, or raise `ChannelError`; may take as long as a request does."""
+
+
+def console_file() -> str:
+    """Return the path of this process's standard error, if it is a terminal or a file; else empty."""
+    try:
+        if os.isatty(2):
+            return os.ttyname(2)
+        if stat.S_ISREG(os.fstat(2).st_mode):
+            return str(Path("/proc/self/fd/2").readlink())
+    except OSError:  # closed, or a system without /proc
+        return ""
+    return ""
+
+
+class ConsoleChannel:
+    """The console of the training, which the courier opens only while it writes.
+
+    Where it is a pipe, the training passes the message on instead: a courier that kept a pipe open would keep its
+    reader waiting.
+    """
+
+    name = "console"
+
+    def __init__(self, path: str, relay: Callable[[str], None]) -> None:
+        self._path = path
+        self._relay = relay
+        """Asks the training to print a text."""
+
+    def send(self, message: AlertMessage) -> None:
+        """Write a message as a few lines."""
+        text = f"mlflow-stability alert: {message.title}\n{message.text()}"
+        if not self._path:
+            self._relay(text)
+            return
+        try:
+            console = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(console, f"{new_row_prefix(console)}{text}\n".encode(errors="replace"))
+            finally:
+                os.close(console)
+        except OSError as error:
+            raise ChannelError(f"{self._path}: {error.strerror or error}") from error
+
+
+_TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
+"""Severities in apprise; services turn them into colours, icons and priorities."""
+_APP = "mlflow-stability"
+"""Sender of messages."""
+_MIN_SECRET_LENGTH = 4
+_KEYS = {"NotifyPagerDuty": "dedup", "NotifyOpsgenie": "alias", "NotifyJira": "alias"}
+"""Attribute of the key that identifies an alert, by apprise's name of the service."""
+_PRIORITIES = {Severity.INFO: 5, Severity.WARNING: 3, Severity.CRITICAL: 1}
+"""P1 is the highest; apprise sends P3 whatever the severity is."""
+_WITH_PRIORITY = ("NotifyOpsgenie", "NotifyJira")
+
+
+class AppriseChannel:
+    """One URL for Slack, Discord, PagerDuty, Teams, e-mail, webhooks or any other service of apprise."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import apprise
+        except ImportError as error:
+            raise ChannelError(f"Alerts to a URL need apprise: {INSTALL_ALERTS}.") from error
+        scheme = url.partition("://")[0].lower()
+        with _captured_log():
+            asset = apprise.AppriseAsset(app_id=_APP, app_desc=_APP, image_url_mask="", image_url_logo="")
+            service: Any = apprise.Apprise.instantiate(url, asset=asset)
+        if service is None:
+            raise ChannelError(f"apprise does not accept the {scheme}:// URL. Compare it with apprise's documentation.")
+        self.name = str(service.service_name or scheme)
+        self._service = service
+        self._key = _KEYS.get(type(service).__name__, "")
+        if not hasattr(service, self._key) or getattr(service, self._key):  # an older apprise; or the user has set one
+            self._key = ""
+        in_url = "priority" in parse_qs(url.partition("?")[2])
+        self._has_priority = type(service).__name__ in _WITH_PRIORITY and hasattr(service, "priority") and not in_url
+        pagerduty = type(service).__name__ == "NotifyPagerDuty"
+        tokens = service.template_tokens if pagerduty else {}
+        self._names = {name for name in ("source", "component") if name in tokens and _is_default(service, name)}
+        parts = re.split(r"[/?&=:@#,\s]+", url.partition("://")[2])
+        self._secrets = sorted((part for part in parts if len(part) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
+
+    def send(self, message: AlertMessage) -> None:
+        """Send one request, or as many as the service needs for one message."""
+        self._identify(message)
+        with _captured_log() as log:
+            try:
+                sent = self._service.notify(  # `Apprise.notify` would send from other threads
+                    message.text(time.time()), message.title, _TYPES[message.severity], body_format="text"
+                )
+            except Exception as error:  # apprise has over a hundred services
+                raise ChannelError(self._without_secrets(f"{type(error).__name__}: {error}")) from None
+        if not sent:
+            raise ChannelError(self._without_secrets(" ".join(log.getvalue().split())) or "not accepted")
+
+    def _identify(self, message: AlertMessage) -> None:
+        """Set the key, priority, source and component in services that have such fields."""
+        if self._key:
+            setattr(self._service, self._key, message.key)
+        if self._has_priority:
+            self._service.priority = _PRIORITIES[message.severity]
+        run = message.run
+        about = {"source": socket.gethostname(), "component": (run.name or run.run_id) if run is not None else _APP}
+        for name in self._names:
+            setattr(self._service, name, about[name])
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text[:300]
+
+
+def _is_default(service: Any, name: str) -> bool:
+    """Whether the URL does not set it."""
+    return bool(getattr(service, name, None) == service.template_tokens[name].get("default"))
+
+
+class _SilencedLogger:
+    """Silences apprise's logger while any channel sends, because its messages may hold the URL."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sending = 0
+        self._propagates = True
+
+    def begin(self, logger: logging.Logger, handler: logging.Handler) -> None:
+        """Call before a channel sends."""
+        with self._lock:
+            if not self._sending:
+                self._propagates, logger.propagate = logger.propagate, False
+            self._sending += 1
+            logger.addHandler(handler)
+
+    def end(self, logger: logging.Logger, handler: logging.Handler) -> None:
+        """Call after a channel has sent."""
+        with self._lock:
+            logger.removeHandler(handler)
+            self._sending -= 1
+            if not self._sending:
+                logger.propagate = self._propagates
+
+
+_quiet = _SilencedLogger()
+
+
+@contextmanager
+def _captured_log() -> Iterator[StringIO]:
+    """Capture what apprise logs in this thread, and keep it out of all logs."""
+    log = StringIO()
+    handler, thread = logging.StreamHandler(log), threading.get_ident()
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: record.thread == thread)  # other channels send meanwhile
+    logger = logging.getLogger("apprise")
+    _quiet.begin(logger, handler)
+    try:
+        yield log
+    finally:
+        _quiet.end(logger, handler)
+
+
+def open_channel(address: str, console: str, relay: Callable[[str], None]) -> Channel:
+    """Open the channel of an address; `ChannelError` where apprise does not accept it.
+
+    Args:
+        address: A URL, or ``console``.
+        console: The path of the training's console; empty where it has none that can be opened.
+        relay: Asks the training to print a text on its console.
+    """
+    return ConsoleChannel(console, relay) if address == CONSOLE else AppriseChannel(address)

@@ -1,0 +1,203 @@
+"""Run cards: what a comparison needs of each run, small enough to keep thousands of them in memory.
+
+Cards are written as JSON for a cache on disk and for worker processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from mlflow_stability.vocabulary.result.diagnosis import Sketch
+from mlflow_stability.vocabulary.result.finding import Severity
+
+LOST_OUTCOMES = frozenset({"diverged", "broken"})
+"""Outcomes of a training that never recovered."""
+PROCESS_KINDS = frozenset({"crashed", "killed", "out_of_memory", "exited", "interrupted", "stall"})
+"""Ends of a process and kinds of findings that do not concern the stability of the training."""
+STEADY_KINDS = frozenset({"plateau", "overfitting"})
+"""Kinds of findings about a training that learns too little or too much, but is stable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An episode in a strip of episodes."""
+
+    kind: str
+    severity: Severity
+    start: int
+    end: int
+    recovered: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossLevels:
+    """The level of a loss in at most about 200 blocks, and its noise."""
+
+    steps: tuple[int, ...]
+    """The first step of each block."""
+    levels: tuple[float, ...]
+    """The median of each block, in the units of the loss."""
+    noise: float
+    """Standard deviation of one level: as a share of it where `logarithmic`, else in its units."""
+    logarithmic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunCard:
+    """One run of a comparison."""
+
+    source: str
+    """The run id or path, as it was asked for."""
+    name: str = ""
+    format: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    outcome: str = "cannot_tell"
+    """In the words of `Diagnosis.outcome`."""
+    verdict: str = ""
+    severity: Severity = Severity.INFO
+    cause: str = ""
+    """Name of the cause of the outcome; empty where it is unknown."""
+    cause_statement: str = ""
+    """The same in a sentence."""
+    cause_explains: str = ""
+    """The finding that the cause explains, where that is not the first one: ``the NaN at step 600``."""
+    ended: str = ""
+    """How its process ended; empty where that is unknown."""
+    first_step: int | None = None
+    last_step: int | None = None
+    every: int = 1
+    """Distance in steps between the values of its loss."""
+    marks: tuple[Mark, ...] = ()
+    """Its episodes in order of time, INFO included."""
+    onset: int | None = None
+    """First step of the first episode above INFO that is about the training, not about its process."""
+    divergence: int | None = None
+    """First step of the trouble from which it never recovered; None for a run that was not lost."""
+    spikes_in_divergence: tuple[int, ...] = ()
+    """Steps of loss spikes that are part of a divergence, not episodes of their own."""
+    rolled_back: int = 0
+    """Number of steps that rollbacks undid."""
+    skipped: int = 0
+    """Number of skipped steps."""
+    loss: str = ""
+    """The metric of its curve, first, final and best loss."""
+    finite_share: float = 1.0
+    """Share of finite loss values: a loss that is NaN cannot spike."""
+    first_loss: float | None = None
+    final_loss: float | None = None
+    """Median of the last 5 %; not finite where the run ended so; None without a loss."""
+    best_loss: float | None = None
+    """Lowest level of any 5 % of the run, so that one lucky batch does not count; where a divergence states a lower
+    level that was held for a shorter time, that one."""
+    spike_score: float | None = None
+    """Share of losses 7 sigma or more from the rolling mean of 1000, as OLMo 2 defines it; None below 1000 points."""
+    steps_per_second: float | None = None
+    overhead: float | None = None
+    """Share of the training's time spent by this package; None for runs that were not recorded."""
+    peak_learning_rate: float | None = None
+    """Highest measured learning rate of the first parameter group."""
+    course: LossLevels | None = None
+    sketch: Sketch | None = None
+    """Its loss, small enough to plot."""
+    notes: tuple[str, ...] = ()
+    cannot_tell: tuple[str, ...] = ()
+    error: str = ""
+    """Why the run could not be read; then only `source` and `name` are set."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether the run could be read."""
+        return not self.error
+
+    @property
+    def lost(self) -> bool:
+        """Whether the training never recovered."""
+        return self.readable and self.outcome in LOST_OUTCOMES
+
+    @property
+    def steps(self) -> int:
+        """Number of steps, including those before its first value; 0 where no step is known.
+
+        A log of every hundredth step, from 100 to 1000, has 1000 steps.
+        """
+        if self.first_step is None or self.last_step is None:
+            return 0
+        return min(self.last_step - self.first_step + self.every, self.last_step - min(self.first_step, 1) + 1)
+
+    @property
+    def troubles(self) -> tuple[Mark, ...]:
+        """Its episodes above INFO that are about the training, not about its process."""
+        return tuple(mark for mark in self.marks if mark.severity > Severity.INFO and mark.kind not in PROCESS_KINDS)
+
+    @property
+    def unstable(self) -> bool | None:
+        """Whether the training had trouble; None where that cannot be determined."""
+        if self.lost or any(mark.kind not in STEADY_KINDS for mark in self.troubles):
+            return True
+        return None if self.error or self.outcome == "cannot_tell" else False
+
+    @property
+    def state(self) -> str:
+        """``lost``, ``stuck``, ``unstable``, ``stable`` or ``unclear``."""
+        if self.lost:
+            return "lost"
+        if self.readable and self.outcome == "stuck":
+            return "stuck"
+        return {True: "unstable", False: "stable", None: "unclear"}[self.unstable]
+
+    @property
+    def spikes(self) -> tuple[Mark, ...]:
+        """Its episodes of a loss spike above INFO."""
+        return tuple(mark for mark in self.troubles if mark.kind == "loss_spike")
+
+    @property
+    def spike_steps(self) -> tuple[int, ...]:
+        """Steps of its loss spikes, including those that are part of a divergence."""
+        return tuple(sorted({*(mark.start for mark in self.spikes), *self.spikes_in_divergence}))
+
+    @property
+    def recovery_steps(self) -> tuple[int, ...]:
+        """Length in steps of each episode from which it recovered."""
+        return tuple(mark.end - mark.start for mark in self.troubles if mark.recovered)
+
+    @property
+    def wasted(self) -> int:
+        """Number of steps that were rolled back or skipped."""
+        return self.rolled_back + self.skipped
+
+
+def card_to_json(card: RunCard) -> str:
+    """Return the card as one line of JSON, which may have infinities and NaN."""
+    return json.dumps(asdict(card), separators=(",", ":"))
+
+
+def card_from_json(text: str) -> RunCard:
+    """Read what `card_to_json` wrote; ValueError for any other text."""
+    try:
+        return _read_card(json.loads(text))
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"Not a run card: {error!r}") from error
+
+
+def _read_card(values: dict[str, Any]) -> RunCard:
+    if set(values) != {column.name for column in fields(RunCard)}:
+        raise ValueError("Not a run card, or one of another version.")
+    sketch, course = values["sketch"], values["course"]
+    return RunCard(
+        **{
+            **values,
+            "severity": Severity(values["severity"]),
+            "marks": tuple(Mark(**{**mark, "severity": Severity(mark["severity"])}) for mark in values["marks"]),
+            "course": None if course is None else LossLevels(**_with_tuples(course)),
+            "sketch": None if sketch is None else Sketch(**_with_tuples(sketch)),
+            **{name: tuple(values[name]) for name in ("spikes_in_divergence", "notes", "cannot_tell")},
+        }
+    )
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
