@@ -16,9 +16,9 @@ def test_one_or_two_norms_of_twenty_times_the_usual_are_information(steps: int) 
 
 
 def test_the_third_explosion_in_a_thousand_steps_is_a_warning() -> None:
-    found = judged("gradient_explosion", grad_norm=at(at(at(norms, 300, 20.0), 500, 20.0), 700, 20.0))
-    assert [each.severity for each in found] == [Severity.INFO, Severity.INFO, Severity.WARNING]
-    assert found[-1].message.endswith("; number 3 since step 300.")
+    findings = judged("gradient_explosion", grad_norm=at(at(at(norms, 300, 20.0), 500, 20.0), 700, 20.0))
+    assert [finding.severity for finding in findings] == [Severity.INFO, Severity.INFO, Severity.WARNING]
+    assert findings[-1].message.endswith("; number 3 since step 300.")
 
 
 @pytest.mark.parametrize("level", [1e-4, 1.0, 300.0, 1e5])
@@ -38,42 +38,42 @@ def test_a_thousand_is_critical_only_far_above_the_level() -> None:
 def test_high_norms_without_a_consequence_are_information_while_the_loss_falls() -> None:
     for steps, factor in ((6, 20.0), (190, 50.0)):
         high = at(norms, 500, factor, steps)
-        found = judged("gradient_explosion", loss=decaying(800), grad_norm=high)
-        assert [(each.step, each.severity) for each in found] == [(500, Severity.INFO)]
+        findings = judged("gradient_explosion", loss=decaying(800), grad_norm=high)
+        assert [(finding.step, finding.severity) for finding in findings] == [(500, Severity.INFO)]
     often = at(at(at(norms, 300, 20.0), 500, 20.0), 700, 20.0)
-    found = judged("gradient_explosion", loss=decaying(800), grad_norm=often)
-    assert [each.severity for each in found] == [Severity.INFO] * 3
+    findings = judged("gradient_explosion", loss=decaying(800), grad_norm=often)
+    assert [finding.severity for finding in findings] == [Severity.INFO] * 3
 
 
 @pytest.mark.parametrize("rises_at", [500, 530])
 def test_high_norms_become_a_warning_where_the_loss_gets_worse(rises_at: int) -> None:
     losses = at(decaying(800), rises_at, 2.0, 300)
-    found = judged("gradient_explosion", loss=losses, grad_norm=at(norms, 500, 20.0, 6))
-    assert [each.severity for each in found] == [Severity.INFO, Severity.WARNING]
-    assert found[0].step == 500
-    assert rises_at < found[1].step < rises_at + 30
-    assert "since" in found[1].metrics
-    assert "times its lowest level" in found[1].message
+    findings = judged("gradient_explosion", loss=losses, grad_norm=at(norms, 500, 20.0, 6))
+    assert [finding.severity for finding in findings] == [Severity.INFO, Severity.WARNING]
+    assert findings[0].step == 500
+    assert rises_at < findings[1].step < rises_at + 30
+    assert "since" in findings[1].metrics
+    assert "times its lowest level" in findings[1].message
 
 
 def test_a_loss_that_gets_worse_long_after_high_norms_is_not_their_consequence() -> None:
     losses = at(decaying(800), 600, 2.0, 200)
-    found = judged("gradient_explosion", loss=losses, grad_norm=at(norms, 500, 20.0, 6))
-    assert [each.severity for each in found] == [Severity.INFO]
+    findings = judged("gradient_explosion", loss=losses, grad_norm=at(norms, 500, 20.0, 6))
+    assert [finding.severity for finding in findings] == [Severity.INFO]
 
 
 def test_a_hundred_times_the_level_is_critical_also_while_the_loss_falls() -> None:
     huge = at(norms, 600, 5000.0, 3)
     assert judged("gradient_explosion", loss=decaying(800), grad_norm=huge)[0].severity is Severity.CRITICAL
     first = np.where(np.arange(800) < 20, 1e5, huge)
-    found = judged("gradient_explosion", loss=decaying(800), grad_norm=first)
-    assert {each.severity for each in found if each.step >= 600} == {Severity.INFO}
+    findings = judged("gradient_explosion", loss=decaying(800), grad_norm=first)
+    assert {finding.severity for finding in findings if finding.step >= 600} == {Severity.INFO}
 
 
 def test_an_explosion_that_goes_on_is_one_finding() -> None:
-    found = judged("gradient_explosion", grad_norm=at(norms, 500, 50.0, 190))
-    assert [(each.step, each.severity) for each in found] == [(500, Severity.INFO), (502, Severity.WARNING)]
-    assert found[-1].metrics["since"] == 500
+    findings = judged("gradient_explosion", grad_norm=at(norms, 500, 50.0, 190))
+    assert [(finding.step, finding.severity) for finding in findings] == [(500, Severity.INFO), (502, Severity.WARNING)]
+    assert findings[-1].metrics["since"] == 500
 
 
 def test_a_gradient_that_has_gone_is_said_once() -> None:

@@ -42,9 +42,12 @@ def test_the_layer_with_the_largest_jump_is_named_one_step_after_its_measurement
 
 def test_an_explosion_of_layers_is_over_after_three_calm_measurements() -> None:
     twice = at(at(steady, 500, 50.0), 600, 50.0)
-    assert [each.step for each in judged("layer_explosion", loss=loss, **layered("grad_norm", a=twice))] == [500, 600]
+    assert [finding.step for finding in judged("layer_explosion", loss=loss, **layered("grad_norm", a=twice))] == [
+        500,
+        600,
+    ]
     again = at(at(steady, 500, 50.0), 502, 50.0)
-    assert [each.step for each in judged("layer_explosion", loss=loss, **layered("grad_norm", a=again))] == [500]
+    assert [finding.step for finding in judged("layer_explosion", loss=loss, **layered("grad_norm", a=again))] == [500]
 
 
 def test_layers_of_any_size_are_healthy() -> None:
@@ -167,8 +170,8 @@ def test_small_updates_at_a_learning_rate_that_is_meant_to_be_small_are_none() -
     rate = np.r_[np.full(100, 1e-3), np.full(100, 1e-8)]
     assert judged("update_ratio_low", learning_rate=rate, update_ratio=rate) == []
     flat = {"learning_rate": np.full(200, 1e-3), "update_ratio": np.full(200, 1e-9)}
-    found = judged("update_ratio_low", loss=np.full(200, 2.3), **flat)
-    assert [(each.step, each.severity) for each in found] == [(4, Severity.INFO), (99, Severity.WARNING)]
+    findings = judged("update_ratio_low", loss=np.full(200, 2.3), **flat)
+    assert [(finding.step, finding.severity) for finding in findings] == [(4, Severity.INFO), (99, Severity.WARNING)]
 
 
 def test_a_layer_that_was_not_updated_at_all_has_no_small_updates_but_a_whole_model_has() -> None:

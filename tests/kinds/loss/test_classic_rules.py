@@ -11,16 +11,16 @@ from mlflow_stability.vocabulary.measured import Signal, StepReading
 swinging = np.tile([1.0, 3.0], 100)  # mean 2, deviation 1
 
 
-@pytest.mark.parametrize(("value", "found"), [(4.99, []), (5.01, [150])])
-def test_a_spike_is_above_the_mean_and_three_deviations(value: float, found: list[int]) -> None:
+@pytest.mark.parametrize(("value", "expected"), [(4.99, []), (5.01, [150])])
+def test_a_spike_is_above_the_mean_and_three_deviations(value: float, expected: list[int]) -> None:
     loss = swinging.copy()
     loss[150] = value
-    assert [event.step for event in judged("loss_spike:classic", loss=loss)] == found
+    assert [event.step for event in judged("loss_spike:classic", loss=loss)] == expected
 
 
 def test_it_looks_from_the_twenty_first_value_on() -> None:
-    for step, found in ((19, []), (20, [20])):
-        assert [e.step for e in judged("loss_spike:classic", loss=at(swinging[:30], step, 50.0))] == found
+    for step, expected in ((19, []), (20, [20])):
+        assert [e.step for e in judged("loss_spike:classic", loss=at(swinging[:30], step, 50.0))] == expected
 
 
 def test_it_looks_back_over_a_hundred_values() -> None:
@@ -30,9 +30,9 @@ def test_it_looks_back_over_a_hundred_values() -> None:
     assert [e.step for e in judged("loss_spike:classic", loss=loss)] == [101]
 
 
-@pytest.mark.parametrize(("steps", "found"), [(2, []), (3, [102]), (5, [102])])
-def test_a_divergence_is_three_in_a_row_above_twice_the_mean(steps: int, found: list[int]) -> None:
-    assert [e.step for e in judged("divergence:classic", loss=at(np.ones(200), 100, 2.5, steps))] == found
+@pytest.mark.parametrize(("steps", "expected"), [(2, []), (3, [102]), (5, [102])])
+def test_a_divergence_is_three_in_a_row_above_twice_the_mean(steps: int, expected: list[int]) -> None:
+    assert [e.step for e in judged("divergence:classic", loss=at(np.ones(200), 100, 2.5, steps))] == expected
 
 
 def test_twice_the_mean_itself_is_not_above_it() -> None:

@@ -45,14 +45,14 @@ def test_the_third_spike_in_a_thousand_steps_is_a_warning() -> None:
     loss = np.concatenate([healthy, healthy[-1] + noise(8, 3000, 0.05)])
     for step in (600, 1900, 2300, 2700):
         loss[step] *= 3
-    found = judged("loss_spike", loss=loss)
-    assert [(e.step, e.severity) for e in found] == [
+    findings = judged("loss_spike", loss=loss)
+    assert [(e.step, e.severity) for e in findings] == [
         (600, Severity.INFO),
         (1900, Severity.INFO),
         (2300, Severity.INFO),
         (2700, Severity.WARNING),
     ]
-    assert found[-1].message.endswith("; number 3 since step 1900.")
+    assert findings[-1].message.endswith("; number 3 since step 1900.")
 
 
 def test_a_restart_of_the_learning_rate_excuses_what_follows_a_spike() -> None:
@@ -105,8 +105,8 @@ def test_loss_and_gradient_agreeing_count_at_a_lower_limit() -> None:
 def test_one_nan_blinds_nobody(bad: float) -> None:
     loss, norm = at(healthy, 450, 3.0), np.exp(noise(3, 1000, 0.2))
     loss[400] = norm[400] = bad
-    found = [(e.step, e.kind) for e in judged(loss=loss, grad_norm=norm)]
-    assert found == [(400, "nan_detected" if math.isnan(bad) else "inf_detected"), (450, "loss_spike")]
+    findings = [(e.step, e.kind) for e in judged(loss=loss, grad_norm=norm)]
+    assert findings == [(400, "nan_detected" if math.isnan(bad) else "inf_detected"), (450, "loss_spike")]
 
 
 def test_noise_with_a_heavy_tail_raises_the_limit() -> None:

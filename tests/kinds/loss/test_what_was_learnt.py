@@ -9,7 +9,7 @@ from detectors.series import Floats, decaying, judged, noise
 from mlflow_stability.vocabulary.result import Severity
 
 MEASURED = 12
-"""So many measurements of a layer, one every 20 steps."""
+"""The given number of measurements of a layer, one every 20 steps."""
 
 
 def measured(share: float, loss: Floats) -> dict[str, list[float | None] | Floats]:
@@ -36,20 +36,22 @@ def test_units_are_dead_by_what_the_loss_does_without_them(share: float, loss: F
     first = 60 if share > 0.9 and loss is LEARNT else 30
     quiet = measured(share, loss)
     quiet["activation_dead@a"] = [
-        each if step >= first else None for step, each in enumerate(quiet["activation_dead@a"])
+        share if step >= first else None for step, share in enumerate(quiet["activation_dead@a"])
     ]
-    assert sorted({each.kind for each in judged("dead_units", **quiet)}) == kinds
+    assert sorted({event.kind for event in judged("dead_units", **quiet)}) == kinds
 
 
 def test_units_that_die_at_once_are_dead_and_those_that_a_layer_learns_to_do_without_are_not() -> None:
     measurements = len(FALLING) // 20
     at_once = [0.01] * (measurements - 5) + [0.83] * 5
     little_by_little = list(np.linspace(0.01, 0.83, measurements))
-    found = []
+    kinds_found = []
     for shares in (at_once, little_by_little):
         series = [shares[step // 20] if step % 20 == 19 else None for step in range(len(FALLING))]
-        found.append([each.kind for each in judged("dead_units", **{"loss": FALLING, "activation_dead@a": series})])
-    assert found == [["dead_units"], []]
+        kinds_found.append(
+            [event.kind for event in judged("dead_units", **{"loss": FALLING, "activation_dead@a": series})]
+        )
+    assert kinds_found == [["dead_units"], []]
 
 
 def test_an_activation_that_is_sure_of_what_was_learnt_is_not_pinned() -> None:
@@ -65,13 +67,13 @@ def test_a_hard_example_in_a_loss_near_zero_is_no_spike_and_a_loss_that_is_lost_
     hard, lost = loss.copy(), loss.copy()
     hard[600], lost[600] = 0.3, 4.0
     assert judged("loss_spike", loss=hard) == []
-    assert [each.step for each in judged("loss_spike", loss=lost)] == [600]
+    assert [event.step for event in judged("loss_spike", loss=lost)] == [600]
 
 
 def test_a_quiet_loss_far_below_its_start_still_has_spikes() -> None:
     loss = 100 * np.exp(-np.arange(800) / 20) + 1.5 * np.exp(noise(1, 800, 0.02))
     loss[600] *= 3
-    assert [each.step for each in judged("loss_spike", loss=loss)] == [600]
+    assert [event.step for event in judged("loss_spike", loss=loss)] == [600]
 
 
 def of_players(*losses: Floats, **others: Floats) -> dict[str, Floats]:
@@ -97,7 +99,7 @@ def test_what_one_player_loses_as_the_other_learns_is_neither_spike_nor_plateau_
 def test_a_player_that_blows_up_is_found_as_before() -> None:
     other = 0.7 + noise(2, 1600, 0.02)
     blown = 1.386 * np.exp(noise(3, 1600, 0.05)) * np.where(np.arange(1600) > 1200, 50.0, 1.0)
-    kinds = {each.kind for each in judged("divergence loss_spike", **of_players(blown, other))}
+    kinds = {event.kind for event in judged("divergence loss_spike", **of_players(blown, other))}
     assert kinds == {"divergence", "loss_spike"}
 
 
@@ -116,6 +118,6 @@ def test_a_loss_that_crosses_zero_says_nothing_of_repeated_batches() -> None:
 def test_a_rise_far_below_the_start_is_information_until_it_costs_more() -> None:
     loss = np.geomspace(2, 0.002, 800) * np.exp(noise(0, 800, 0.1))
     loss[600:700] = 0.05
-    assert {each.severity for each in judged("divergence loss_spike", loss=loss)} == {Severity.INFO}
+    assert {event.severity for event in judged("divergence loss_spike", loss=loss)} == {Severity.INFO}
     loss[620:700] = 0.5
-    assert max(each.severity for each in judged("divergence", loss=loss)) is Severity.CRITICAL
+    assert max(event.severity for event in judged("divergence", loss=loss)) is Severity.CRITICAL
