@@ -110,7 +110,7 @@ def _has_no_store(tracking_uri: str | None) -> bool:
 
 
 def _runs_in(store: Path) -> list[FoundRun]:
-    from mlflow_stability.importers.files import meta_of, name_in_tags
+    from mlflow_stability.importers.mlflow_files import meta_of, name_in_tags
 
     found = []
     for file in store.glob("*/*/meta.yaml"):

@@ -1,8 +1,6 @@
-"""What a format of logs is, and which of them there are.
+"""What a format of logs is, and which formats there are.
 
-A module of `formats` that has a `FORMAT` is a format; nothing else has to know of it. In: how a file begins. Out: the
-runs in it. Guarantees: a format that does not know a file says so by None, and the next one is asked; those that a mark
-of their own gives away are asked before those that are told by their shape.
+A module of `formats` that has a `FORMAT` is a format; nothing else has to know of it.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from mlflow_stability.vocabulary.run import RunHistory
 
 
 class RecognisedBy(IntEnum):
-    """How surely a format is told from others; the surest is asked first."""
+    """How surely a format is recognised; the surest is asked first."""
 
     MARK = 0
-    """The file begins with bytes that nothing else begins with."""
+    """The file begins with bytes that no other format begins with."""
     CONTENT = 1
-    """The file is a document that has what nothing else has."""
+    """The document has fields that no other has."""
     DOCUMENT = 2
     """The file as a whole is one document."""
     FIRST_LINES = 3
@@ -40,11 +38,11 @@ class Opening:
     path: Path
     head: bytes
     encoding: str | None
-    """How its text is encoded; None: it is no text."""
+    """Encoding of its text; None for a binary file."""
 
     @property
     def text(self) -> str:
-        """Its first characters; empty where it is no text."""
+        """Its first characters; empty for a binary file."""
         return self.head.decode(self.encoding, "replace") if self.encoding else ""
 
 
@@ -54,19 +52,24 @@ class LogFormat:
 
     name: str
     """As an error message lists it: "TensorBoard event files"."""
-    told_by: RecognisedBy
+    recognised_by: RecognisedBy
     read: Callable[[Opening], list[RunHistory] | None]
-    """The runs in a file; None: it is of another format. Both may raise `UnreadableLogError`."""
+    """Return the runs in a file, None for another format; may raise `UnreadableLogError`."""
     endings: frozenset[str] = frozenset()
-    """How the names of such files end; in a folder, unlike a file that was named, others are not even opened."""
+    """Endings of its files; in a folder, unlike a file that was named, others are not opened."""
     copies: frozenset[str] = frozenset()
-    """Folders beside such a file that hold nothing but what it says too."""
+    """Folders beside its file that hold the same data."""
 
 
 @cache
 def formats() -> tuple[LogFormat, ...]:
-    """All formats, in the order in which they are asked."""
-    room = import_module(f"{__package__}.formats")
-    modules = (import_module(f"{room.__name__}.{each.name}") for each in pkgutil.iter_modules(room.__path__))
-    found = [each for module in modules if isinstance(each := getattr(module, "FORMAT", None), LogFormat)]
-    return tuple(sorted(found, key=lambda each: (each.told_by, each.name)))
+    """Return all formats, the surest first."""
+    package = import_module(f"{__package__}.formats")
+    modules = (import_module(f"{package.__name__}.{info.name}") for info in pkgutil.iter_modules(package.__path__))
+    candidates = (getattr(module, "FORMAT", None) for module in modules)
+    return tuple(
+        sorted(
+            (candidate for candidate in candidates if isinstance(candidate, LogFormat)),
+            key=lambda log_format: (log_format.recognised_by, log_format.name),
+        )
+    )

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mlflow_stability.cli.kit.options import tracking_uri_option
 from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.errors import StabilityError, UnreadableLogError
-from mlflow_stability.importers.decode import shown_text
+from mlflow_stability.importers.log_text import printable
 from mlflow_stability.importers.open_log import read
 from mlflow_stability.tracking.run_import import RunImport
 from mlflow_stability.vocabulary.run import RunHistory
@@ -44,7 +44,7 @@ def command(paths: tuple[Path, ...], experiment: str, tracking_uri: str | None) 
 
 
 def _remark(said: str) -> None:
-    click.echo(f"mlflow-stability: {shown_text(said)}", err=True)
+    click.echo(f"mlflow-stability: {printable(said)}", err=True)
 
 
 def _read_all(paths: tuple[Path, ...]) -> tuple[list[RunHistory], list[StabilityError]]:
@@ -75,7 +75,7 @@ def _progress(console: Console, histories: list[RunHistory]) -> Iterator[Callabl
         def show(history: RunHistory) -> Callable[[int], None]:
             nonlocal before
             begin, before = before, before + history.points
-            bar.update(task, description=shown_text(history.name)[:30])
+            bar.update(task, description=printable(history.name)[:30])
             return lambda done: bar.update(task, completed=begin + done)
 
         yield show

@@ -1,8 +1,4 @@
-"""Makes a `RunHistory` of what was read from a log.
-
-In: columns, and where they come from. Out: one run, or an error where there is no curve in it. Guarantees: a metric
-with a single value never takes the place of a curve.
-"""
+"""Make a `RunHistory` of the content of a log."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.assemble.clock import Clock, clock_of
-from mlflow_stability.importers.assemble.log_content import Column, LogContent, LogWords
-from mlflow_stability.importers.decode import shown_path
+from mlflow_stability.importers.assemble.log_content import Column, LogContent, LogEvent
+from mlflow_stability.importers.log_text import printable_path
 from mlflow_stability.vocabulary.measured import Series
 from mlflow_stability.vocabulary.result import Finding, Span
 from mlflow_stability.vocabulary.run import Metric, RunHistory
@@ -24,21 +20,31 @@ from mlflow_stability.vocabulary.text import Meaning, counted, metric_meanings, 
 
 
 def history_of(
-    content: LogContent, path: Path, log_format: str, *, name: str = "", lone_values: bool = False
+    content: LogContent, path: Path, log_format: str, *, name: str = "", allow_single_values: bool = False
 ) -> RunHistory:
-    """The run that a log tells of; `lone_values`: also one that has no curve, only single values."""
-    columns = {each: column for each, column in content.columns.items() if len(column)}
-    curves = [each for each, column in columns.items() if len(column) > 1]
-    if not curves and not (lone_values and columns):
+    """Return the run in a log.
+
+    Args:
+        content: What was read.
+        path: Its source.
+        log_format: The name of the format, such as `csv`.
+        name: The name of the run; by default that of the file.
+        allow_single_values: Accept a run without a curve, such as one of MLflow that has only begun.
+    """
+    columns = {metric: column for metric, column in content.columns.items() if len(column)}
+    curves = [metric for metric, column in columns.items() if len(column) > 1]
+    if not curves and not (allow_single_values and columns):
         raise UnreadableLogError(
-            f"{shown_path(path)} is not a readable training log: no metric has two or more values. "
+            f"{printable_path(path)} is not a readable training log: no metric has two or more values. "
             "CSV, JSON lines, TensorBoard event files, MLflow folders and text such as `step 10 loss 2.3` can be read."
         )
     meanings = _meanings(columns, curves)
     main = _main(columns, meanings) if columns else None
     clock = None if main is None else clock_of(columns, main, content.totals())
-    metrics = tuple(_metric(each, meanings[each], column, clock, content) for each, column in columns.items() if clock)
-    points = sum(len(each.series) for each in metrics)
+    metrics = tuple(
+        _metric(metric, meanings[metric], column, clock, content) for metric, column in columns.items() if clock
+    )
+    points = sum(len(metric.series) for metric in metrics)
     return RunHistory(
         source=str(path),
         name=name or path.name,
@@ -54,31 +60,31 @@ def history_of(
         ordinal_steps=clock is not None and main is not None and clock.numbers(main),
         step_unit="step" if clock is None else clock.unit,
         complete=not content.thinned,
-        reported=tuple(_reported(each, clock) for each in content.reported),
+        reported=tuple(_placed(event, clock) for event in content.reported),
     )
 
 
 def _meanings(columns: Mapping[str, Column], curves: Sequence[str]) -> dict[str, Meaning]:
-    """Curves are read first, so that a summary's `train_loss` does not stand in for the curve of the loss."""
+    """Give meanings to curves first, so that a summary's `train_loss` does not replace the curve of the loss."""
     meanings = metric_meanings(curves)
-    taken = {each.signal for each in meanings.values()}
+    curve_signals = {meaning.signal for meaning in meanings.values()}
     for name, meaning in metric_meanings(columns).items():
         if name not in meanings:
-            lone = meaning.known and (meaning.duplicate_of or meaning.signal in taken)
-            meanings[name] = Meaning(name, bookkeeping=meaning.bookkeeping) if lone else meaning
+            repeats = meaning.known and (meaning.duplicate_of or meaning.signal in curve_signals)
+            meanings[name] = Meaning(name, bookkeeping=meaning.bookkeeping) if repeats else meaning
     return meanings
 
 
 def _main(columns: Mapping[str, Column], meanings: Mapping[str, Meaning]) -> Column:
-    """The metric whose steps tell the time: the loss of the whole model, unless it is sparse."""
+    """Return the metric whose steps count for all: the loss of the whole model, unless it is sparse."""
     useful = {name: column for name, column in columns.items() if not meanings[name].bookkeeping} or dict(columns)
     longest = max(map(len, useful.values()))
 
     def rank(name: str) -> tuple[bool, bool, int]:
         meaning = meanings[name]
-        often = len(useful[name]) * 5 >= longest
+        dense = len(useful[name]) * 5 >= longest
         whole = meaning.quantity == "loss" and not meaning.place and not meaning.duplicate_of
-        return often and whole, often and meaning.quantity == "loss", len(useful[name])
+        return dense and whole, dense and meaning.quantity == "loss", len(useful[name])
 
     return useful[max(useful, key=rank)]
 
@@ -92,30 +98,31 @@ def _metric(name: str, meaning: Meaning, column: Column, clock: Clock, content: 
         order = np.lexsort((steps, attempts))
         steps, attempts, values, times = steps[order], attempts[order], values[order], times[order]
         lines = None if lines is None else lines[order]
-        told = np.ones(len(steps), bool)
+        moved = (np.diff(steps) != 0) | (np.diff(attempts) != 0)
         if clock.averaged:
-            values = _means(values, (np.diff(steps) != 0) | (np.diff(attempts) != 0))
-        again = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
-        told[1:] = (np.diff(steps) != 0) | (np.diff(attempts) != 0) | ~again  # a line that was printed twice
-        steps, attempts, values, times = steps[told], attempts[told], values[told], times[told]
-        lines = None if lines is None else lines[told]
+            values = _step_means(values, moved)
+        same = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
+        kept = np.append(True, moved | ~same)  # a line that was printed twice counts once
+        steps, attempts, values, times = steps[kept], attempts[kept], values[kept], times[kept]
+        lines = None if lines is None else lines[kept]
     return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times), lines)
 
 
-def _reported(heard: LogWords, clock: Clock | None) -> Finding:
-    """What was said, at the step and in the attempt of the row before it."""
+def _placed(event: LogEvent, clock: Clock | None) -> Finding:
+    """Return a finding at the step and in the attempt of the row before it."""
+    finding = event.finding
     if clock is None or not len(clock.rows):
-        return heard.event
-    at = max(0, int(np.searchsorted(clock.rows, heard.row, "right")) - 1)
-    attempt = int(np.searchsorted(clock.begins, heard.row, "right"))
-    counted = clock.recounted or clock.ordinal or not heard.own_step or clock.unit != "step"
-    ordinal = int(np.searchsorted(clock.main, heard.row, "right")) - 1 if clock.ordinal else int(clock.steps[at])
-    step = max(0, ordinal) if counted else heard.event.step
-    return replace(heard.event, span=Span(step, step, step), where=replace(heard.event.where, attempt=attempt))
+        return finding
+    at = max(0, int(np.searchsorted(clock.rows, event.row, "right")) - 1)
+    attempt = int(np.searchsorted(clock.begins, event.row, "right"))
+    use_row = clock.recounted or clock.ordinal or not event.own_step or clock.unit != "step"
+    ordinal = int(np.searchsorted(clock.main, event.row, "right")) - 1 if clock.ordinal else int(clock.steps[at])
+    step = max(0, ordinal) if use_row else finding.step
+    return replace(finding, span=Span(step, step, step), where=replace(finding.where, attempt=attempt))
 
 
-def _means(values: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Each value replaced by the mean of those at its step; then all but the first of a step repeat it."""
+def _step_means(values: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Replace each value by the mean of those at its step."""
     begins = np.flatnonzero(np.append(True, moved))
     counts = np.diff(np.append(begins, len(values)))
     with np.errstate(all="ignore"):

@@ -1,1 +1,1 @@
-"""One file for each format of logs, found by itself: a module here that has a `FORMAT` is asked what it knows."""
+"""One file for each format of logs; a module that has a `FORMAT` is found by itself."""

@@ -1,8 +1,7 @@
-"""Reads TensorBoard's event files without TensorBoard.
+"""Read TensorBoard's event files without TensorBoard.
 
-In: one event file, or all of one folder, which belong to one run. Out: a `RunHistory`. Guarantees: scalars of
-TensorFlow 1 (``simple_value``) and 2 (tensors), of PyTorch's writer too; files that are still being written or were
-cut off; pictures, histograms and graphs are passed over.
+Reads scalars of TensorFlow 1 (`simple_value`) and 2 (tensors), of PyTorch's writer too, from files that are still being
+written or are truncated; pictures, histograms and graphs are passed over.
 """
 
 from __future__ import annotations
@@ -14,17 +13,19 @@ from pathlib import Path
 
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.log_content import LogContent
-from mlflow_stability.importers.decode import opened
-from mlflow_stability.importers.files.wire_format import fields_of, records_of, signed
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_text import open_bytes
+from mlflow_stability.importers.wire_format import fields_of, signed, submessages, tf_records
 from mlflow_stability.vocabulary.run import RunHistory
 
 _Event = tuple[int, float, dict[str, float]]
-_WALL_TIME, _STEP, _VERSION, _SUMMARY = 1, 2, 3, 5
+"""Step, time and values."""
+_WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
 _VALUE, _TAG, _SIMPLE, _TENSOR = 1, 1, 2, 8
 _TYPE, _CONTENT = 1, 4
-_TYPES = {1: ("f", 5), 2: ("d", 6), 3: ("i", 7), 9: ("q", 10), 19: ("e", 13), 14: ("bf16", 13)}
-"""Of a tensor's element type: how it is packed in `tensor_content`, and the field that else holds it."""
+_HALF, _BFLOAT16 = 19, 14
+_TYPES = {1: ("<f", 5), 2: ("<d", 6), 3: ("<i", 7), 9: ("<q", 10), _HALF: ("<e", 13), _BFLOAT16: ("", 13)}
+"""Layout of an element type in `tensor_content`, and the field that holds it otherwise."""
 _MAGIC = b"brain.Event:"
 
 
@@ -35,18 +36,18 @@ def is_event_file(head: bytes) -> bool:
 
 
 def read_event_file(opening: Opening) -> list[RunHistory] | None:
-    """The run in one event file."""
+    """Return the run in one event file."""
     return [read_event_files(opening.path, [opening.path])] if is_event_file(opening.head) else None
 
 
 def read_event_files(source: Path, files: Sequence[Path]) -> RunHistory:
-    """The run that event files tell of, oldest first."""
+    """Return the run in event files, oldest first."""
     return _history(source, _events(files))
 
 
-def read_split_event_files(source: Path, parts: Mapping[str, Sequence[Path]]) -> RunHistory:
-    """The run whose parts wrote event files of their own (Keras's `train` and `validation`), in the order of time."""
-    events = (_events(files, f"{part}/" if part else "") for part, files in parts.items())
+def read_split_event_files(source: Path, splits: Mapping[str, Sequence[Path]]) -> RunHistory:
+    """Return the run whose splits have event files of their own (Keras's `train` and `validation`)."""
+    events = (_events(files, f"{split}/" if split else "") for split, files in splits.items())
     return _history(source, merge(*events, key=lambda event: event[1]))
 
 
@@ -58,10 +59,10 @@ def _history(source: Path, events: Iterable[_Event]) -> RunHistory:
 
 
 def _events(files: Sequence[Path], prefix: str = "") -> Iterator[_Event]:
-    """Step, time and values of each event that has some."""
+    """Yield each event that has values."""
     for file in files:
-        with opened(file) as binary:
-            for record in records_of(binary):
+        with open_bytes(file) as binary:
+            for record in tf_records(binary):
                 step, time, values = _event(record)
                 if values:
                     yield step, time, {f"{prefix}{tag}": value for tag, value in values.items()} if prefix else values
@@ -81,23 +82,21 @@ def _event(record: bytes) -> _Event:
 
 
 def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:
-    for number, kind, content in fields_of(summary):
-        if number != _VALUE or kind != 2 or not isinstance(content, bytes):
-            continue
+    for item in submessages(summary, _VALUE):
         tag, value = "", None
-        for field, wire, part in fields_of(content):
+        for field, wire, part in fields_of(item):
             if field == _TAG and isinstance(part, bytes):
                 tag = part.decode("utf-8", "replace")
             elif field == _SIMPLE and wire == 5 and isinstance(part, bytes):
                 value = float(struct.unpack("<f", part)[0])
             elif field == _TENSOR and wire == 2 and isinstance(part, bytes):
-                value = _scalar(part)
+                value = _tensor_scalar(part)
         if tag and value is not None:
             yield tag, value
 
 
-def _scalar(tensor: bytes) -> float | None:
-    """The number in a tensor that holds one number; None for any other."""
+def _tensor_scalar(tensor: bytes) -> float | None:
+    """Return the number in a tensor of one element; None for any other."""
     kind, packed, single = 0, b"", b""
     for number, wire, content in fields_of(tensor):
         if number == _TYPE and isinstance(content, int):
@@ -106,25 +105,26 @@ def _scalar(tensor: bytes) -> float | None:
             packed = content
         elif kind in _TYPES and number == _TYPES[kind][1]:
             if isinstance(content, int):
-                return _whole(content, kind)
+                return _integer_field(content, kind)
             single = content if wire in (1, 2, 5) else b""
     if kind not in _TYPES:
         return None
-    layout = _TYPES[kind][0]
-    for raw in (packed, single):
-        if raw and layout == "bf16":
-            return float(struct.unpack("<f", b"\0\0" + raw)[0]) if len(raw) == 2 else None
-        if raw and len(raw) == struct.calcsize(layout):
-            return float(struct.unpack(f"<{layout}", raw)[0])
-    return None
+    numbers = (_unpacked(raw, kind) for raw in (packed, single) if raw)
+    return next((number for number in numbers if number is not None), None)
 
 
-def _whole(content: int, kind: int) -> float | None:
-    if kind in (14, 19):  # half precision stands in its field as the bits of a whole number
-        bits = content & 0xFFFF
-        packed = struct.pack("<H", bits)
-        return float(struct.unpack("<e", packed)[0] if kind == 19 else struct.unpack("<f", b"\0\0" + packed)[0])
+def _integer_field(content: int, kind: int) -> float | None:
+    if kind in (_HALF, _BFLOAT16):  # the field holds the bits of half precision as an integer
+        return _unpacked(struct.pack("<H", content & 0xFFFF), kind)
     return float(signed(content))
+
+
+def _unpacked(raw: bytes, kind: int) -> float | None:
+    """Return the number in these bytes; None where they hold none or several."""
+    layout = _TYPES[kind][0]
+    if kind == _BFLOAT16:
+        layout, raw = "<f", b"\0\0" + raw
+    return float(struct.unpack(layout, raw)[0]) if len(raw) == struct.calcsize(layout) else None
 
 
 FORMAT = LogFormat("TensorBoard event files", RecognisedBy.MARK, read_event_file)

@@ -1,35 +1,45 @@
-"""Reads one document: Hugging Face's trainer state, a list of rows, or names with lists of values.
+"""Read one document: Hugging Face's trainer state, a list of rows, or names with lists of values.
 
-In: a text file that is one value in JSON, or as Python prints it. Out: a `RunHistory`. Guarantees: the row in which a
-Trainer sums up its training is no point of a curve; ``NaN`` and ``Infinity`` are values, ``null`` was not logged.
+The summary row of a Trainer is no point of a curve; `NaN` and `Infinity` are values, `null` was not
+logged.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.assemble.data_splits import measured_on
+from mlflow_stability.importers.assemble.field_names import is_epoch, split_word, step_name, step_rank, with_split
 from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.assemble.log_content import LogContent
-from mlflow_stability.importers.assemble.step_names import is_epoch, step_name
-from mlflow_stability.importers.decode import shown_path, text_of
-from mlflow_stability.importers.files.json_rows import closed, json_line, log_row, number_in, parsed, row_lines
-from mlflow_stability.importers.files.row_lists import in_order, parts_among, row_lists
+from mlflow_stability.importers.assemble.log_content import LogContent, LogLine
+from mlflow_stability.importers.json_rows import close_document, json_line, log_row, number_in, parse_value, row_lines
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.log_text import open_text, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN
 
-LARGEST = 500_000_000
-"""A document is held whole; one with more characters than this is refused."""
-_SUMMARY = frozenset({"train_runtime", "total_flos"})
-_DEEPEST = 4
+MAX_CHARACTERS = 500_000_000
+"""A document is held whole; a longer one is refused."""
+_MAX_DEPTH = 4
+_SUMMARY_FIELDS = frozenset({"train_runtime", "total_flos"})
+_TRAINER_FACTS = ("max_steps", "num_train_epochs", "train_batch_size", "best_metric", "best_model_checkpoint")
 _DOCUMENT = re.compile(r"\{\s*(?:[uU]?['\"}]|\d+\s*:)|\[\s*[{\[]|(?:collections\.)?defaultdict\(<")
+
+Rows = Sequence[Mapping[str, object]]
+_COUNTS: tuple[Callable[[LogLine, int], float], ...] = (
+    lambda row, _: row.epoch,
+    lambda row, _: row.step,
+    lambda _, place: float(place),
+)
+"""What rows of several lists are ordered by: the first that every row has and that never falls within a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,163 +47,193 @@ class Document:
     """One JSON value."""
 
     value: object
-    cut: bool = False
-    """Whether the file ends in the middle of it."""
+    truncated: bool = False
     text: str = ""
-    """What it was read from, where it was read from a text."""
+    """The text that it was read from; empty for a value from elsewhere."""
 
 
 def read_json(opening: Opening) -> list[RunHistory] | None:
-    """The run that a JSON document tells of."""
-    document = document_of(opening)
-    return None if document is None else [read_document(opening.path, document)]
-
-
-def document_of(opening: Opening) -> Document | None:
-    """The JSON document in a file, as far as it goes; None if it holds something else."""
-    if opening.encoding is None or not _may_be_a_document(opening.text):
+    """Return the run in a JSON document; None for one value on each line."""
+    if opening.encoding is None:
         return None
-    return document_in(opening.path, opening.encoding)
+    text = opening.text.lstrip("\ufeff \t\r\n")
+    if not _DOCUMENT.match(text):
+        return None
+    first, _, rest = text.partition("\n")
+    if rest.strip() and json_line(first):
+        return None
+    document = load_document(opening.path, opening.encoding)
+    return None if document is None else [document_history(opening.path, document)]
 
 
-def _may_be_a_document(text: str) -> bool:
-    """Whether a file is one JSON value, rather than a text or one value on each line."""
-    begun = text.lstrip("\ufeff \t\r\n")
-    if not _DOCUMENT.match(begun):
-        return False
-    first, _, rest = begun.partition("\n")
-    return not (rest.strip() and json_line(first))
-
-
-def document_in(path: Path, encoding: str) -> Document | None:
-    """The document that a text is, as far as it goes; None if it is none."""
-    with text_of(path, encoding) as text:
-        whole = text.read(LARGEST + 1)
-    if len(whole) > LARGEST:
+def load_document(path: Path, encoding: str) -> Document | None:
+    """Return the document in a text file, up to where it is truncated; None for another text."""
+    with open_text(path, encoding) as file:
+        text = file.read(MAX_CHARACTERS + 1)
+    if len(text) > MAX_CHARACTERS:
         raise UnreadableLogError(
-            f"{shown_path(path)} is a single JSON document of more than {LARGEST // 1_000_000} MB; "
+            f"{printable_path(path)} is a single JSON document of more than {MAX_CHARACTERS // 1_000_000} MB; "
             "write one JSON object a line instead, which is read line by line."
         )
-    value = _value(whole)
-    if value is not None:
-        return Document(value, text=whole)
-    rest = closed(whole)
-    value = None if rest is None else _value(rest)
-    return None if value is None else Document(value, cut=True, text=whole)
+    value = parse_value(text)
+    if isinstance(value, dict | list):
+        return Document(value, text=text)
+    closed = close_document(text)
+    value = None if closed is None else parse_value(closed)
+    return Document(value, truncated=True, text=text) if isinstance(value, dict | list) else None
 
 
-def _value(text: str) -> object:
-    found = parsed(text)
-    return found if isinstance(found, dict | list) else None
-
-
-def read_document(path: Path, found: Document, log_format: str = "json") -> RunHistory:
-    """The run that a document tells of."""
-    content, document = LogContent(), found.value
-    if found.cut:
+def document_history(path: Path, document: Document, log_format: str = "json") -> RunHistory:
+    """Return the run in a document."""
+    content, value = LogContent(), document.value
+    if document.truncated:
         content.notes.append("The file is truncated: the complete part was read.")
-    if isinstance(document, dict) and isinstance(document.get("log_history"), list):
-        rows = [row for row in document["log_history"] if isinstance(row, dict)]
-        _read_rows(content, rows, found.text, _SUMMARY)
-        content.params.update(_facts(document))
+    if isinstance(value, dict) and isinstance(value.get("log_history"), list):
+        rows = [row for row in value["log_history"] if isinstance(row, dict)]
+        _add_parts(content, [("", rows)], document.text, _SUMMARY_FIELDS)
+        content.params.update((name, str(value[name])) for name in _TRAINER_FACTS if value.get(name) is not None)
         return history_of(content, path, "trainer_state")
-    lists = list(row_lists(document))
+    lists = list(_row_lists(value))
     if lists:
-        _read_parts(content, parts_among(lists), found.text)
-    elif isinstance(document, dict):
-        _read_lists(content, document)
+        _add_parts(content, _splits_of(lists), document.text)
+    elif isinstance(value, dict):
+        _add_lists(content, value)
     return history_of(content, path, log_format)
 
 
-def rows_history(rows: Sequence[Mapping[str, object]], path: Path, log_format: str) -> RunHistory | None:
-    """The run that rows of names and values tell of; None where no metric has two values."""
+def rows_history(rows: Rows, path: Path, log_format: str) -> RunHistory | None:
+    """Return the run in rows of names and values; None where no metric has two values."""
     content = LogContent()
-    _read_rows(content, rows)
+    _add_parts(content, [("", rows)])
     try:
         return history_of(content, path, log_format)
     except UnreadableLogError:
         return None
 
 
-def _read_rows(
-    content: LogContent,
-    rows: Sequence[Mapping[str, object]],
-    text: str = "",
-    summary: frozenset[str] = frozenset(),
-) -> None:
-    """Add rows, but those with a name of a summary; ``text``: the document that they stand in."""
-    _read_parts(content, [("", rows)], text, summary)
+def _row_lists(document: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Rows]]:
+    """Yield the lists of objects in a document, each with the names that lead to it."""
+    if isinstance(document, list):
+        rows = [row for row in document if isinstance(row, dict)]
+        if len(rows) >= 2 and len(rows) * 2 > len(document):
+            yield path, rows
+    elif isinstance(document, dict) and len(path) <= _MAX_DEPTH:
+        for name, value in document.items():
+            yield from _row_lists(value, (*path, str(name)))
 
 
-def _read_parts(
+def _splits_of(lists: Sequence[tuple[tuple[str, ...], Rows]]) -> list[tuple[str, Rows]]:
+    """Return the longest list and those of other splits, as in `{"train": [...], "val": [...]}`.
+
+    Each comes with its word for held-out data, empty for training data, in the order of the document. A list is taken
+    only if its name is a word for a split, and if it counts what the longest counts.
+    """
+    path, longest = max(lists, key=lambda item: len(item[1]))
+    for place in range(len(path)):
+        siblings = [
+            (split_word(other[place]), rows)
+            for other, rows in lists
+            if (*other[:place], "", *other[place + 1 :]) == (*path[:place], "", *path[place + 1 :])
+            and (rows is longest or _count_alike(longest, rows))
+        ]
+        own = split_word(path[place])
+        chosen = {own: longest}
+        for word, rows in siblings:
+            if word in HELD_OUT or (word in TRAIN and own in HELD_OUT):
+                chosen[word] = max(chosen.get(word, rows), rows, key=len)
+        if len(chosen) > 1:
+            return [
+                (word if word in HELD_OUT else "", rows)
+                for word, rows in siblings
+                if any(rows is other for other in chosen.values())
+            ]
+    return [("", longest)]
+
+
+def _count_alike(rows: Rows, others: Rows) -> bool:
+    """Whether two lists name the same epoch or step; where neither names any, whether they have the same length."""
+    names, other_names = (
+        {name for name in part[0] if is_epoch(str(name)) or step_rank(str(name)) >= 0} for part in (rows, others)
+    )
+    return bool(names & other_names) or (not names and not other_names and len(rows) == len(others))
+
+
+def _add_parts(
     content: LogContent,
-    parts: Sequence[tuple[str, Sequence[Mapping[str, object]]]],
+    parts: Sequence[tuple[str, Rows]],
     text: str = "",
-    summary: frozenset[str] = frozenset(),
+    summary_fields: frozenset[str] = frozenset(),
 ) -> None:
-    """Add the rows of each part of the data, in the order in which they were measured."""
+    """Add the rows of each split in the order of measurement, without rows of a summary.
+
+    `text`: the document that the rows come from, for their line numbers.
+    """
     lines = row_lines(text, [rows for _, rows in parts])
     reads = [[log_row(row) for row in rows] for _, rows in parts]
-    every = in_order(reads, [bool(word) for word, _ in parts])
+    order = _measured_order(reads, [bool(split) for split, _ in parts])
     if lines:
-        numbers = np.array([lines[part][at] for part, at in every], np.int64)
-        content.at_lines(np.arange(len(every), dtype=np.int64), numbers)
-    for number, (part, at) in enumerate(every):
-        (word, rows), read = parts[part], reads[part][at]
-        if not summary & set(rows[at]):
-            values = {measured_on(word, name): value for name, value in read.values.items()} if word else read.values
+        numbers = np.array([lines[part][place] for part, place in order], np.int64)
+        content.at_lines(np.arange(len(order), dtype=np.int64), numbers)
+    for number, (part, place) in enumerate(order):
+        (split, rows), read = parts[part], reads[part][place]
+        if not summary_fields & set(rows[place]):
+            values = {with_split(split, name): value for name, value in read.values.items()} if split else read.values
             content.add_row(number, values, read.step, read.epoch, read.time)
 
 
-def _read_lists(content: LogContent, document: Mapping[str, object]) -> None:
-    """Lists of numbers by name, as Keras's `History.history` has them; or pairs of step and value."""
-    lists = dict(_lists(document))
-    lengths = {len(values) for values in lists.values()}
+def _measured_order(parts: Sequence[Sequence[LogLine]], held_out: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return part and place of each row in the order of measurement: validation after its training."""
+    places = [[(part, place) for place in range(len(rows))] for part, rows in enumerate(parts)]
+    for count_of in _COUNTS if len(parts) > 1 else ():
+        counts = [[count_of(row, place) for place, row in enumerate(rows)] for rows in parts]
+        # A comparison with NaN is false, and the first count is compared with itself.
+        if all(before <= after for part in counts for before, after in pairwise([part[0], *part])):
+            trained_first = sorted(places, key=lambda part: held_out[part[0][0]])
+            return list(merge(*trained_first, key=lambda place: counts[place[0]][place[1]]))
+    return list(chain.from_iterable(places))
+
+
+def _add_lists(content: LogContent, document: Mapping[str, object]) -> None:
+    """Add lists of numbers by name, as Keras's `History.history` has them; or pairs of step and value."""
+    lists = dict(_number_lists(document))
+    same_length = len({len(values) for values in lists.values()}) == 1
     step = step_name(lists)
     epoch = next((name for name in lists if is_epoch(name)), None)
     for name, values in lists.items():
-        if name in (step, epoch) and len(lengths) == 1:
+        if name in (step, epoch) and same_length:
             continue
-        numbers = _numbers(each[-1] if isinstance(each, list) else each for each in values)
-        logged = np.array([each is not None for each in values])
+        numbers = _numbers(value[-1] if isinstance(value, list) else value for value in values)
+        logged = np.array([value is not None for value in values])
         rows = np.arange(len(values), dtype=np.int64)
-        steps = np.full(len(values), np.nan)
+        steps, epochs = np.full(len(values), np.nan), np.full(len(values), np.nan)
         if values and isinstance(values[0], list):
-            steps = _numbers(each[-2] for each in values)
+            steps = _numbers(value[-2] for value in values)
         elif step is not None and len(lists[step]) == len(values):
             steps = _numbers(lists[step])
-        epochs = _numbers(lists[epoch]) if epoch and len(lists[epoch]) == len(values) else np.full(len(values), np.nan)
+        if epoch and len(lists[epoch]) == len(values):
+            epochs = _numbers(lists[epoch])
         content.add_column(name, rows[logged], numbers[logged], steps[logged], epochs[logged])
 
 
 def _numbers(values: Iterable[object]) -> NDArray[np.float64]:
-    """As floating-point numbers; what is none is NaN."""
-    return np.array([number_in(each) for each in values], np.float64)
+    return np.array([number_in(value) for value in values], np.float64)
 
 
-def _lists(document: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, list]]:  # type: ignore[type-arg]
+def _number_lists(document: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, list]]:  # type: ignore[type-arg]
     for key, value in document.items():
-        if isinstance(value, dict) and depth < _DEEPEST:
-            yield from _lists(value, f"{prefix}{key}/", depth + 1)
-        elif isinstance(value, list) and value and (_all_numbers(value) or _all_points(value)):
+        if isinstance(value, dict) and depth < _MAX_DEPTH:
+            yield from _number_lists(value, f"{prefix}{key}/", depth + 1)
+        elif isinstance(value, list) and value and (_all_numbers(value) or all(map(_is_point, value))):
             yield f"{prefix}{key}", value
 
 
 def _all_numbers(values: Sequence[object]) -> bool:
-    return all(each is None or type(each) in (int, float) for each in values)
+    return all(value is None or type(value) in (int, float) for value in values)
 
 
-def _all_points(values: Sequence[object]) -> bool:
-    """Whether these are `[step, value]` or `[time, step, value]`, as TensorBoard's download has them."""
-    return all(
-        isinstance(each, list) and len(each) in (2, 3) and _all_numbers(each) and None not in each for each in values
-    )
-
-
-def _facts(document: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    for name in ("max_steps", "num_train_epochs", "train_batch_size", "best_metric", "best_model_checkpoint"):
-        if document.get(name) is not None:
-            yield name, str(document[name])
+def _is_point(value: object) -> bool:
+    """Whether this is `[step, value]` or `[time, step, value]`, as TensorBoard's download has them."""
+    return isinstance(value, list) and len(value) in (2, 3) and _all_numbers(value) and None not in value
 
 
 FORMAT = LogFormat("JSON", RecognisedBy.DOCUMENT, read_json, frozenset({".json"}))

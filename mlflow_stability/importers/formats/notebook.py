@@ -1,92 +1,88 @@
-"""Reads Jupyter's notebooks: what their cells printed and showed while something was trained.
+"""Read Jupyter's notebooks of any version: what their cells printed and showed while something was trained.
 
-In: an `.ipynb`, of any version. Out: a `RunHistory` for each cell that trained something. Guarantees: progress bars
-count as they stood in the end, unless that leaves no curve; tables that were shown (Hugging Face's trainer, fastai) and
-a history that was printed or displayed are read where they say more than the text; nothing in the notebook is run.
+Progress bars count as they were in the end, unless that leaves no curve. Tables that were shown (Hugging Face's
+trainer, fastai) and a history that was printed or displayed are read where they have more values than the text.
 """
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.decode import LONGEST_LINE, plain, shown_path
-from mlflow_stability.importers.files.html_table import tables_in
-from mlflow_stability.importers.files.json_rows import parsed
-from mlflow_stability.importers.formats.json_document import Document, document_in, read_document, rows_history
+from mlflow_stability.importers.formats.json_document import Document, document_history, load_document, rows_history
 from mlflow_stability.importers.formats.text_log import TextLog
+from mlflow_stability.importers.json_rows import parse_value
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
-from mlflow_stability.importers.text.overwritten import all_states, last_states
+from mlflow_stability.importers.log_text import MAX_LINE, all_states, clean_line, last_states, printable_path
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import metric_meanings
 
-FEWEST = 8
-"""Bars that leave fewer points than this in the end are read in all their states."""
-_FORMAT = "notebook"
+MIN_POINTS = 8
+"""Progress bars that leave fewer points in the end are read in all their states."""
+MAX_PAGE = 5_000_000
+"""A longer HTML page is a plot."""
 _LOSSES = ("loss", "val_loss")
+_TABLE = re.compile(r"<table\b", re.IGNORECASE)
+_TABLE_END = re.compile(r"</table\b", re.IGNORECASE)
+_ROW = re.compile(r"<tr\b[^<>]*>", re.IGNORECASE)
+_CELL = re.compile(r"<t[hd]\b[^<>]*>", re.IGNORECASE)
+_TAG = re.compile(r"<[^<>]*>")
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _Cell:
     """What one cell printed and showed."""
 
     printed: str
     pages: Sequence[str]
+    """HTML with tables."""
     values: Sequence[object]
-    """What it displayed or printed of dictionaries and lists."""
+    """Dictionaries and lists that it displayed or printed."""
 
 
 def read_notebook(opening: Opening) -> list[RunHistory] | None:
-    """The trainings in a notebook, in the order of their cells."""
-    begun = opening.text.lstrip("\ufeff \t\r\n")
-    if opening.encoding is None or not begun.startswith("{") or not _looks_like_one(opening, begun):
+    """Return the trainings in a notebook, in the order of their cells; None for another file."""
+    path, text = opening.path, opening.text.lstrip("\ufeff \t\r\n")
+    named = path.suffix.lower() == ".ipynb" or '"cell_type"' in text or '"nbformat"' in text
+    if opening.encoding is None or not text.startswith("{") or not named:
         return None
-    document = document_in(opening.path, opening.encoding)
+    document = load_document(path, opening.encoding)
     if document is None or not isinstance(document.value, Mapping) or not {"cells", "worksheets"} & set(document.value):
         return None
-    told = [
-        (number, run) for number, cell in _cells(document.value) if (run := _trained(cell, opening.path)) is not None
-    ]
-    told = [each for each in told if _means(each[1], _LOSSES)] or [each for each in told if _means(each[1], ())]
-    if not told:
+    runs = [(number, run) for number, cell in _cells(document.value) if (run := _training(cell, path)) is not None]
+    runs = [item for item in runs if _has_curve(item[1], _LOSSES)] or [item for item in runs if _has_curve(item[1])]
+    if not runs:
         raise UnreadableLogError(
-            f"{shown_path(opening.path)} is a notebook without training output: no cell has a metric with two "
+            f"{printable_path(path)} is a notebook without training output: no cell has a metric with two "
             "or more values. If it was run without saving its output, run it again and save it."
         )
-    if document.cut:
+    if document.truncated:
         note = "The notebook is truncated: its last cells are missing."
-        told = [(number, replace(run, notes=(*run.notes, note))) for number, run in told]
-    if len(told) == 1:
-        return [told[0][1]]
-    source = opening.path
+        runs = [(number, replace(run, notes=(*run.notes, note))) for number, run in runs]
+    if len(runs) == 1:
+        return [runs[0][1]]
     return [
-        replace(run, source=str(source / f"cell {number}"), name=f"{source.name}, cell {number}")
-        for number, run in told
+        replace(run, source=str(path / f"cell {number}"), name=f"{path.name}, cell {number}") for number, run in runs
     ]
 
 
-def _looks_like_one(opening: Opening, begun: str) -> bool:
-    return opening.path.suffix.lower() == ".ipynb" or '"cell_type"' in begun or '"nbformat"' in begun
+def _cells(document: Mapping[str, object]) -> Iterator[tuple[int, _Cell]]:
+    """Yield the cells with output, by their number in the notebook."""
+    sheets = [document, *(sheet for sheet in _list(document.get("worksheets")) if isinstance(sheet, Mapping))]
+    cells = [cell for sheet in sheets for cell in _list(sheet.get("cells"))]
+    for number, cell in enumerate(cells, start=1):
+        outputs = _list(cell.get("outputs")) if isinstance(cell, Mapping) else []
+        shown = [output for output in outputs if isinstance(output, Mapping)]
+        if shown:
+            yield number, _cell(shown)
 
 
-def _cells(document: Mapping[str, object]) -> Iterator[tuple[int, _Shown]]:
-    """The cells that put something out, by their number in the notebook."""
-    sheets = [document, *(each for each in _list(document.get("worksheets")) if isinstance(each, Mapping))]
-    every = [cell for sheet in sheets for cell in _list(sheet.get("cells"))]
-    for number, cell in enumerate(every, start=1):
-        outputs = (
-            [each for each in _list(cell.get("outputs")) if isinstance(each, Mapping)]
-            if isinstance(cell, Mapping)
-            else []
-        )
-        if outputs:
-            yield number, _shown(outputs)
-
-
-def _shown(outputs: Sequence[Mapping[str, object]]) -> _Shown:
+def _cell(outputs: Sequence[Mapping[str, object]]) -> _Cell:
     printed, pages, values = [], [], []
     for output in outputs:
         data = output.get("data")
@@ -96,13 +92,12 @@ def _shown(outputs: Sequence[Mapping[str, object]]) -> _Shown:
             text = f"\n{_text(output.get('ename'))}: {_text(output.get('evalue'))}\n"
         if "<table" in page.lower():
             pages.append(page)
-        elif text.lstrip().startswith(("{", "[{", "defaultdict(")):
-            value = parsed(text.strip())
+            continue
+        printed.append(text)
+        if text.lstrip().startswith(("{", "[{", "defaultdict(")):
+            value = parse_value(text.strip())
             values.extend([value] if isinstance(value, dict | list) else [])
-            printed.append(text)
-        else:
-            printed.append(text)
-    return _Shown("".join(printed), pages, values)
+    return _Cell("".join(printed), pages, values)
 
 
 def _list(value: object) -> list[object]:
@@ -110,63 +105,84 @@ def _list(value: object) -> list[object]:
 
 
 def _text(value: object) -> str:
-    """A notebook's text, which may be a list of its lines."""
+    """Return a notebook's text, which may be a list of its lines."""
     if isinstance(value, list):
-        return "".join(each for each in value if isinstance(each, str))
+        return "".join(line for line in value if isinstance(line, str))
     return value if isinstance(value, str) else ""
 
 
-def _trained(cell: _Shown, path: Path) -> RunHistory | None:
-    """The training that a cell shows, if it does: where it shows it twice, what has more values of the loss."""
-    text = _of_text(last_states(cell.printed), path)
-    if _losses(text) < FEWEST and ("\r" in cell.printed or "\b" in cell.printed):
-        text = _most([text, _of_text(all_states(cell.printed), path)])
-    found = _most([text, _of_tables(cell.pages, path), *(_of_value(each, path) for each in cell.values)])
-    if found is not None and text is not None and found is not text:
-        found = replace(found, outcome=text.outcome, outcome_detail=text.outcome_detail, reported=text.reported)
-    return found
+def _training(cell: _Cell, path: Path) -> RunHistory | None:
+    """Return the training that a cell shows; of several forms the one with most values of the loss."""
+    text = _text_run(last_states(cell.printed), path)
+    if _loss_points(text) < MIN_POINTS and ("\r" in cell.printed or "\b" in cell.printed):
+        text = _longest([text, _text_run(all_states(cell.printed), path)])
+    run = _longest([text, _table_run(cell.pages, path), *(_value_run(value, path) for value in cell.values)])
+    if run is not None and text is not None and run is not text:
+        run = replace(run, outcome=text.outcome, outcome_detail=text.outcome_detail, reported=text.reported)
+    return run
 
 
-def _most(histories: Sequence[RunHistory | None]) -> RunHistory | None:
-    """The one with most values of a loss; of several the first."""
-    return max((each for each in histories if each is not None), key=_losses, default=None)
+def _longest(runs: Sequence[RunHistory | None]) -> RunHistory | None:
+    return max((run for run in runs if run is not None), key=_loss_points, default=None)
 
 
-def _losses(run: RunHistory | None) -> int:
-    return 0 if run is None else sum(len(each.series) for each in run.metrics if each.meaning.quantity in _LOSSES)
+def _loss_points(run: RunHistory | None) -> int:
+    if run is None:
+        return 0
+    return sum(len(metric.series) for metric in run.metrics if metric.meaning.quantity in _LOSSES)
 
 
-def _means(run: RunHistory, quantities: Sequence[str]) -> bool:
-    curves = [each.meaning for each in run.metrics if len(each.series) > 1]
-    return any(each.quantity in quantities if quantities else each.known for each in curves)
+def _has_curve(run: RunHistory, quantities: Sequence[str] = ()) -> bool:
+    """Whether a run has a curve of these quantities, or of any that is known."""
+    curves = [metric.meaning for metric in run.metrics if len(metric.series) > 1]
+    return any(curve.quantity in quantities if quantities else curve.known for curve in curves)
 
 
-def _of_text(lines: Iterator[str], path: Path) -> RunHistory | None:
+def _text_run(lines: Iterator[str], path: Path) -> RunHistory | None:
     log = TextLog(of_a_file=False)
     for line in lines:
-        log.take(plain(line[:LONGEST_LINE]))
+        log.take(clean_line(line[:MAX_LINE]))
     content, _ = log.finish()
     try:
-        return history_of(content, path, _FORMAT)
+        return history_of(content, path, "notebook")
     except UnreadableLogError:
         return None
 
 
-def _of_tables(pages: Sequence[str], path: Path) -> RunHistory | None:
+def _table_run(pages: Sequence[str], path: Path) -> RunHistory | None:
     rows: list[Mapping[str, object]] = []
     for page in pages:
-        for table in tables_in(page):
+        for table in _tables(page):
             names = {name for row in table for name in row}
-            if any(each.quantity in _LOSSES for each in metric_meanings(names).values()):
+            if any(meaning.quantity in _LOSSES for meaning in metric_meanings(names).values()):
                 rows.extend(table)
-    return rows_history(rows, path, _FORMAT) if rows else None
+    return rows_history(rows, path, "notebook") if rows else None
 
 
-def _of_value(value: object, path: Path) -> RunHistory | None:
+def _value_run(value: object, path: Path) -> RunHistory | None:
     try:
-        return read_document(path, Document(value), _FORMAT)
+        return document_history(path, Document(value), "notebook")
     except UnreadableLogError:
         return None
+
+
+def _tables(page: str) -> Iterator[list[dict[str, str]]]:
+    """Yield the rows of each HTML table as names with texts, in time linear in the page."""
+    if len(page) > MAX_PAGE:
+        return
+    for part in _TABLE.split(page)[1:]:
+        table = _TABLE_END.split(part, maxsplit=1)[0]
+        rows = [
+            [html.unescape(_TAG.sub("", cell)).strip() for cell in _CELL.split(row)[1:]]
+            for row in _ROW.split(table)[1:]
+        ]
+        if len(rows) > 1:
+            names, *body = rows
+            yield [
+                {name: cell for name, cell in zip(names, row, strict=True) if name}
+                for row in body
+                if len(row) == len(names)
+            ]
 
 
 FORMAT = LogFormat("notebooks", RecognisedBy.CONTENT, read_notebook, frozenset({".ipynb"}))

@@ -1,1 +1,1 @@
-"""Printed logs."""
+"""Printed logs, line by line."""

@@ -1,7 +1,6 @@
-"""Recognises lines that look like one that was understood before, many times faster than understanding them anew.
+"""Read lines that look like one that was understood before.
 
-In: a line, and where in it its names and numbers stand. Out: a pattern: the same line with other numbers. Guarantees:
-what a pattern reads from a line is what `pair_line` would have read from it.
+What a pattern reads from a line is what `pair_line` would read from it, many times faster.
 """
 
 from __future__ import annotations
@@ -10,74 +9,69 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlflow_stability.importers.text.log_line import LogLine
+from mlflow_stability.importers.assemble.log_content import LogLine
 
 NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
     r"|(?:nan|inf)(?:inity)?)"
 )
-MOST_PATTERNS = 64
-"""How many are kept; a log has a few kinds of lines."""
-_COUNT = r"\d+"
-STEP, EPOCH, TOTAL = "\0step", "\0epoch", "\0total"
-"""What stands for the name of a number that counts."""
+MAX_PATTERNS = 64
+"""A log has a few kinds of lines."""
+_MAX_CANDIDATES = 64 * MAX_PATTERNS
+STEP, EPOCH, TOTAL = COUNTERS = "\0step", "\0epoch", "\0total"
+"""In place of a metric's name for a number that counts."""
 _VARIABLE = re.compile(r"(\d+)|(\s+)")
 
 
 class LineParts:
-    """Where the parts of a line stand."""
+    """Where the names and numbers of a line are."""
 
     def __init__(self, line: str) -> None:
         self.line = line
-        self.whole = True
-        """Whether its numbers are all that its values are made of; else other lines like it are understood anew."""
+        self.complete = True
+        """Whether its values are its numbers and nothing else; else other lines like it are read in full."""
         self._numbers: dict[tuple[int, int], str] = {}
         self._names: list[tuple[int, int]] = []
 
-    def value(self, span: tuple[int, int], name: str) -> None:
-        """The number that belongs to a metric."""
-        self._forget(name)
+    def number(self, span: tuple[int, int], name: str) -> None:
+        """Add the number of a metric or, with `STEP`, `EPOCH` or `TOTAL`, of a counter; a later one replaces it."""
+        self._numbers = {other: earlier for other, earlier in self._numbers.items() if earlier != name}
         self._numbers[span] = name
 
-    def step(self, span: tuple[int, int]) -> None:
-        """The number that is the step."""
-        self.value(span, STEP)
-
-    def total(self, span: tuple[int, int]) -> None:
-        """The number that says of how many the step is."""
-        self.value(span, TOTAL)
-
-    def epoch(self, span: tuple[int, int]) -> None:
-        """The number that is the epoch."""
-        self.value(span, EPOCH)
-
     def name(self, span: tuple[int, int]) -> None:
-        """A name, whose digits are part of it."""
+        """Add a name, whose digits are part of it."""
         self._names.append(span)
 
     def rename(self, names: dict[str, str]) -> None:
-        """Metrics are to be called otherwise than they are written."""
+        """Give metrics other names than they have in the line."""
         self._numbers = {span: names.get(name, name) for span, name in self._numbers.items()}
 
     def pattern(self) -> tuple[str, tuple[str, ...]]:
-        """A regular expression, and what each of its groups is."""
+        """Return a regular expression for lines like this one, and the name of each of its groups."""
         spans = sorted([*self._numbers, *self._names])
         pieces, end = [], 0
         for span in spans:
             pieces.append(_varying(self.line[end : span[0]]))
-            if span in self._numbers:
-                counts = self._numbers[span] in (STEP, EPOCH, TOTAL)
-                text = self.line[slice(*span)]
-                pieces.append(f"({_COUNT})" if counts and text.isdigit() else f"({NUMBER})")
+            text = self.line[slice(*span)]
+            if span not in self._numbers:
+                pieces.append(re.escape(text))
+            elif self._numbers[span] in COUNTERS and text.isdigit():
+                pieces.append(r"(\d+)")
             else:
-                pieces.append(re.escape(self.line[slice(*span)]))
+                pieces.append(f"({NUMBER})")
             end = span[1]
         pieces.append(_varying(self.line[end:]))
         return "".join(pieces), tuple(self._numbers[span] for span in spans if span in self._numbers)
 
-    def _forget(self, name: str) -> None:
-        """Of two numbers with one name the later counts."""
-        self._numbers = {span: known for span, known in self._numbers.items() if known != name}
+
+def _varying(text: str) -> str:
+    """Return a regular expression for a text whose digits and spaces may change."""
+    pieces, end = [], 0
+    for match in _VARIABLE.finditer(text):
+        pieces.append(re.escape(text[end : match.start()]))
+        pieces.append(r"\d+" if match[1] else r"\s+")
+        end = match.end()
+    return "".join(pieces) + re.escape(text[end:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,12 +82,12 @@ class KnownLine:
     text: str
     """The pattern as text."""
     names: tuple[str, ...]
-    """What each of its groups is."""
+    """Name of each group: a metric or a counter."""
     sample: str
     """One of its lines."""
 
     def filled(self, numbers: Sequence[str]) -> LogLine:
-        """The values of a line of this kind."""
+        """Return the values of a line of this kind."""
         read = LogLine(form="text")
         for name, number in zip(self.names, numbers, strict=True):
             if name == STEP:
@@ -108,55 +102,36 @@ class KnownLine:
 
 
 class LinePatterns:
-    """The kinds of lines that a log has shown so far."""
+    """The kinds of lines of a log."""
 
     def __init__(self) -> None:
-        self._seen: set[str] = set()
+        self._candidates: set[str] = set()
         self.known: list[KnownLine] = []
-        """Those that came last, first."""
+        """The most recent first."""
 
     def read(self, line: str) -> LogLine | None:
-        """The values of a line of a known kind."""
-        for place, known in enumerate(self.known):
-            found = known.pattern.fullmatch(line)
-            if found is not None:
+        """Return the values of a line of a known kind."""
+        for place, kind in enumerate(self.known):
+            match = kind.pattern.fullmatch(line)
+            if match is not None:
                 if place:
                     self.known.insert(0, self.known.pop(place))
-                return known.filled(found.groups())
+                return kind.filled(match.groups())
         return None
 
     def learn(self, parts: LineParts) -> None:
-        """Remember a kind of line; one that is seen for the second time is worth a pattern."""
-        if not parts.whole:
+        """Remember a kind of line; the second line of a kind makes a pattern."""
+        if not parts.complete:
             return
         text, names = parts.pattern()
-        if text not in self._seen:
-            if len(self._seen) < MOST_PATTERNS * 64:
-                self._seen.add(text)
+        if text not in self._candidates:
+            if len(self._candidates) < _MAX_CANDIDATES:
+                self._candidates.add(text)
             return
         self.known.insert(0, KnownLine(re.compile(text, re.IGNORECASE), text, names, parts.line))
-        del self.known[MOST_PATTERNS:]
+        del self.known[MAX_PATTERNS:]
 
 
 def number_of(text: str) -> float:
-    """The number that a text is; thousands may be set apart by commas."""
+    """Return the number that a text is; commas may separate thousands."""
     return float(text.replace(",", "") if "," in text else text)
-
-
-def _varying(text: str) -> str:
-    """A regular expression for a text whose digits and spaces may change."""
-    return "".join(
-        r"\d+" if digits else r"\s+" if spaces else re.escape(rest) for digits, spaces, rest in _pieces(text)
-    )
-
-
-def _pieces(text: str) -> list[tuple[str, str, str]]:
-    found, end = [], 0
-    for each in _VARIABLE.finditer(text):
-        if each.start() > end:
-            found.append(("", "", text[end : each.start()]))
-        found.append((each[1] or "", each[2] or "", ""))
-        end = each.end()
-    if end < len(text):
-        found.append(("", "", text[end:]))
-    return found

@@ -1,7 +1,7 @@
-"""Reads a line of names and numbers, as people print them: ``step:10/500 loss:2.31 lr=3e-4 | grad norm: 0.52``.
+"""Read a line of names and numbers, as people print them: `step:10/500 loss:2.31 lr=3e-4 | grad norm: 0.52`.
 
-In: a line. Out: its values, and the step and epoch that it names. Guarantees: a name is what stands directly before its
-number, and a number is whole: no piece of a date, a version, a hash or a path is one. Time is linear in the line.
+A name is directly in front of its number, and a number is whole: no piece of a date, a version, a hash or a path. Time
+is linear in the line.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import math
 import re
 from functools import lru_cache
 
-from mlflow_stability.importers.assemble.step_names import is_epoch, step_rank
-from mlflow_stability.importers.text.line_pattern import NUMBER, LineParts, number_of
-from mlflow_stability.importers.text.log_line import LogLine
+from mlflow_stability.importers.assemble.field_names import is_epoch, step_rank
+from mlflow_stability.importers.assemble.log_content import LogLine
+from mlflow_stability.importers.text.line_pattern import EPOCH, NUMBER, STEP, TOTAL, LineParts, number_of
 from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, split_words
 from mlflow_stability.vocabulary.text.foreign_names import LAYER_QUANTITIES
 
-LONGEST = 4000
-"""Of a longer line only so many characters are looked at."""
+MAX_CHARACTERS = 4000
+"""The rest of a longer line is ignored."""
 _PAIR = re.compile(
     rf"(?<!\s)(?P<mark>\s*[:=：]\s*|\s+)(?:\w+\(|[\[(])?\s*(?P<number>{NUMBER})"
     r"(?:(?P<many>(?-i:[kKMB]))(?=\s*/\s*\d))?(?:\s*/\s*(?P<of>\d+))?"
@@ -25,12 +25,12 @@ _PAIR = re.compile(
     re.IGNORECASE,
 )
 _NAME = re.compile(r"(?!\d)[\w%][\w./@%+#&*'-]*(?:\([\w()%.-]+\))?(?: (?:(?!\d)\w[\w./@%+#&*-]*|\(\w+\))){0,6}")
-_BREAK = re.compile(r"[,;|\t{}:：>*\"~]|\]|\[|\s{2,}|\s[-–]\s")
+_NAME_BREAK = re.compile(r"[,;|\t{}:：>*\"~]|\]|\[|\s{2,}|\s[-–]\s")
 # Counters: `Epoch: [3][ 10/500]`, `[1, 2000]`, `[3/5][10/500]`; `[640/60000 (1%)]`, `| 5/50 [`, `: 5 / 50 `, `[5] `.
-_BRACKETS = re.compile(
+_EPOCH_AND_STEP = re.compile(
     r"\[\s*(?P<epoch>\d+)\s*(?:/\s*\d+\s*)?(?:\]\s*\[|,)\s*(?P<step>\d+)\s*(?:/\s*(?P<total>\d+))?\s*\]"
 )
-_INNER = tuple(
+_STEP_AND_TOTAL = tuple(
     re.compile(form)
     for form in (
         r"\[\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)(?: \(\d+%\))?\s*\]",
@@ -39,16 +39,16 @@ _INNER = tuple(
         r"(?:^|\s)\[(?P<step>\d+)\](?P<total>)\s",
     )
 )
-_MANY = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
-"""What a count of steps may be written in: `step 5k/1.2M`."""
-_SOMETHING = re.compile(r"\d|nan|inf", re.IGNORECASE)
-_NO_PART = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
-"""Words before a name that are no part of it: a logger's level, the value of what stands before."""
+_COUNT_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
+"""Units of a count of steps: `step 5k/1.2M`."""
+_ANY_NUMBER = re.compile(r"\d|nan|inf", re.IGNORECASE)
+_NO_NAMES = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
+"""Words before a name that are no part of it: a logger's level, the value of another name."""
 _MODULE = re.compile(r"(?:^|[\s|\]])([A-Za-z_]\w*(?:\.\w+)+)\s*:?\s+$")
 """A module or parameter in front of its numbers: `layer.3.weight grad_norm=0.52`."""
-_SOURCES = (".py", ".cc", ".cpp", ".cu", ".rs")
+_SOURCE_ENDINGS = (".py", ".cc", ".cpp", ".cu", ".rs")
 """`trainer.py:120` is a place in a program."""
-_TELLING = (
+_KNOWN_WORDS = (
     LOSSES
     | LOSS_LIKE
     | {"lr", "norm", "gnorm", "acc", "accuracy", "ppl", "perplexity", "grad", "reward", "return", "rate"}
@@ -57,98 +57,102 @@ _TELLING = (
 
 
 def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
-    """The values of a line, if there are any, and where in the line they stand."""
-    if not _SOMETHING.search(line):
+    """Return the values of a line and where in the line they are; None for a line without values."""
+    if not _ANY_NUMBER.search(line):
         return None
-    line = line[:LONGEST]
+    line = line[:MAX_CHARACTERS]
     read, parts = LogLine(form="text"), LineParts(line)
     end, rank = 0, 99
-    for found in _PAIR.finditer(line):
-        between, begin, end = line[end : found.start()], end, found.end()
-        name = _name(between, found["mark"])
+    for match in _PAIR.finditer(line):
+        between, begin, end = line[end : match.start()], end, match.end()
+        name = _name(between, match["mark"])
         if not name:
             continue
         start = begin + between.rfind(name)
         read.label = read.label or line[begin:start].strip() or name
-        number = number_of(found["number"])
-        its_rank = step_rank(name)
+        number = number_of(match["number"])
+        own_rank = step_rank(name)
         if is_epoch(name):
             read.epoch = number
-            parts.epoch(found.span("number"))
-        elif its_rank >= 0:
-            if its_rank < rank and number >= 0:
-                read.step, read.total, rank = number, math.nan, its_rank
-                parts.step(found.span("number"))
-                _count_of(read, found, "of", parts)
-                _count_in_thousands(read, found, parts)
-        elif found["of"] is None:
+            parts.number(match.span("number"), EPOCH)
+        elif own_rank >= 0:
+            if own_rank < rank and number >= 0:
+                read.step, read.total, rank = number, math.nan, own_rank
+                parts.number(match.span("number"), STEP)
+                _read_total(read, match, "of", parts)
+                _scale_counts(read, match, parts)
+        elif match["of"] is None:
             read.values[name] = number
-            parts.value(found.span("number"), name)
+            parts.number(match.span("number"), name)
         parts.name((start, start + len(name)))
     if "[" in line or "/" in line:
-        _count_in_brackets(line, read, parts)
+        _read_brackets(line, read, parts)
     if not (read.values or read.has_step or read.epoch == read.epoch):
         return None
-    _say_on_what(read, parts)
-    _say_of_what(line, read, parts)
+    held_out = held_out_in(read.label)  # `Test set: loss: 0.04`
+    if held_out:
+        _rename(read, parts, {name: name_split(name, held_out) for name in read.values})
+    _name_module(line, read, parts)
     return read, parts
 
 
-def _count_in_brackets(line: str, read: LogLine, parts: LineParts) -> None:
-    """The epoch and the step that stand in brackets, unless the line names its step."""
+def _read_brackets(line: str, read: LogLine, parts: LineParts) -> None:
+    """Read epoch and step in brackets, unless the line names its step."""
     if read.has_step:
         return
-    both = _BRACKETS.search(line)
+    both = _EPOCH_AND_STEP.search(line)
     if both is not None:
         read.epoch, read.step = float(both["epoch"]), float(both["step"])
-        parts.epoch(both.span("epoch"))
-        parts.step(both.span("step"))
-        _count_of(read, both, "total", parts)
+        parts.number(both.span("epoch"), EPOCH)
+        parts.number(both.span("step"), STEP)
+        _read_total(read, both, "total", parts)
         return
-    found = (form.search(line) for form in _INNER)
-    inner = min((each for each in found if each is not None), key=lambda each: each.start(), default=None)
-    if inner is not None:
-        read.step = float(inner["step"])
-        parts.step(inner.span("step"))
-        _count_of(read, inner, "total", parts)
+    matches = (form.search(line) for form in _STEP_AND_TOTAL)
+    first = min((match for match in matches if match is not None), key=lambda match: match.start(), default=None)
+    if first is not None:
+        read.step = float(first["step"])
+        parts.number(first.span("step"), STEP)
+        _read_total(read, first, "total", parts)
 
 
-def _count_of(read: LogLine, found: re.Match[str], group: str, parts: LineParts) -> None:
-    """Of how many steps it is one, where that stands behind a slash."""
-    if found[group]:
-        read.total = float(found[group])
-        parts.total(found.span(group))
+def _read_total(read: LogLine, match: re.Match[str], group: str, parts: LineParts) -> None:
+    """Read the number of all steps, which may follow behind a slash."""
+    if match[group]:
+        read.total = float(match[group])
+        parts.number(match.span(group), TOTAL)
 
 
-def _count_in_thousands(read: LogLine, found: re.Match[str], parts: LineParts) -> None:
-    """A step or its total that is written in thousands or more; its number alone does not say it."""
-    unit = _MANY.get(found["unit"] or "", 1.0)
-    step, total = (_MANY.get(found["many"] or "", 1.0), unit) if found["of"] else (unit, 1.0)
+def _scale_counts(read: LogLine, match: re.Match[str], parts: LineParts) -> None:
+    """Apply the unit of a step or total that is written in thousands or more."""
+    unit = _COUNT_UNITS.get(match["unit"] or "", 1.0)
+    step, total = (_COUNT_UNITS.get(match["many"] or "", 1.0), unit) if match["of"] else (unit, 1.0)
     if step > 1 or total > 1:
         count = read.step * step
         read.step, read.total = float(round(count)) if math.isfinite(count) else count, read.total * total
-        parts.whole = False
+        parts.complete = False
 
 
 @lru_cache(maxsize=8192)
 def _name(between: str, mark: str) -> str:
-    """The name that ends where its number begins; empty if what stands there is no name."""
-    name = _BREAK.split(_behind_a_closing(between[-200:]))[-1].strip(" \t-[(<'")
+    """Return the name that ends where its number begins; empty for a text that is no name."""
+    name = _NAME_BREAK.split(_after_parenthesis(between[-200:]))[-1].strip(" \t-[(<'")
     words = name.split(" ")
-    if mark == "=" or (mark == ":" and not _knows(name)):  # `run loss=2.3`: a tight mark belongs to the word before it
+    if mark == "=" or (
+        mark == ":" and not _has_known_word(name)
+    ):  # `run loss=2.3`: a tight mark belongs to the word before it
         words = words[-1:]
-    while words[0] in _NO_PART and len(words) > 1:
+    while words[0] in _NO_NAMES and len(words) > 1:
         words = words[1:]
     if words[0] >= "\u2e80" and (is_epoch(words[-1]) or step_rank(words[-1]) >= 0):  # Chinese in front of `epoch`
         words = words[-1:]
     name = " ".join(words)
-    if len(name) > 80 or not _NAME.fullmatch(name) or name.endswith(_SOURCES):
+    if len(name) > 80 or not _NAME.fullmatch(name) or name.endswith(_SOURCE_ENDINGS):
         return ""
-    return "" if mark.isspace() and not _knows(name) else name  # prose: `Using 8 GPUs`
+    return "" if mark.isspace() and not _has_known_word(name) else name  # prose: `Using 8 GPUs`
 
 
-def _behind_a_closing(text: str) -> str:
-    """What follows the last parenthesis that was opened further in front: `step` of `(Trainer pid=1) step:3`."""
+def _after_parenthesis(text: str) -> str:
+    """Return what follows a parenthesis that was opened further in front: `step` of `(Trainer pid=1) step:3`."""
     if ")" not in text:
         return text
     depth, begin = 0, 0
@@ -160,41 +164,32 @@ def _behind_a_closing(text: str) -> str:
 
 
 @lru_cache(maxsize=8192)
-def _knows(name: str) -> bool:
-    return any(word.lower() in _TELLING for word in split_words(name))
+def _has_known_word(name: str) -> bool:
+    return any(word.lower() in _KNOWN_WORDS for word in split_words(name))
 
 
 def held_out_in(words: str) -> str:
-    """The word among these that says that something was measured on held-out data: of `Test set:` the first."""
+    """Return the first word for held-out data among these: `test` of `Test set:`."""
     stripped = (word.strip("[](){}:|,=-").lower() for word in words[:200].split())
     return next((word for word in stripped if word in HELD_OUT), "")
 
 
-def said_of(values: dict[str, float], held_out: str) -> dict[str, float]:
-    """Values with names that say on which data they were measured."""
-    return {_on(name, held_out): value for name, value in values.items()}
+def name_split(name: str, held_out: str) -> str:
+    """Return a metric's name with the word for held-out data, unless it has one."""
+    return name if any(word.lower() in HELD_OUT for word in split_words(name)) else f"{held_out} {name}"
 
 
-def _say_on_what(read: LogLine, parts: LineParts) -> None:
-    """Of `Test set: loss: 0.04` the first words say on which data."""
-    held_out = held_out_in(read.label)
-    if held_out:
-        parts.rename({name: _on(name, held_out) for name in read.values})
-        read.values = said_of(read.values, held_out)
+def _rename(read: LogLine, parts: LineParts, names: dict[str, str]) -> None:
+    parts.rename(names)
+    read.values = {names[name]: value for name, value in read.values.items()}
 
 
-def _say_of_what(line: str, read: LogLine, parts: LineParts) -> None:
+def _name_module(line: str, read: LogLine, parts: LineParts) -> None:
     """Name values by the module in front of them, where all of the line is measured by module."""
     if not read.values or "." not in line or not all(name in LAYER_QUANTITIES for name in read.values):
         return
     first = line.find(next(iter(read.values)))
     module = _MODULE.search(line[:first])
-    if module is not None and not module[1].endswith(_SOURCES):
-        names = {name: f"{name}_by_layer/{module[1]}" for name in read.values}
-        parts.rename(names)
+    if module is not None and not module[1].endswith(_SOURCE_ENDINGS):
+        _rename(read, parts, {name: f"{name}_by_layer/{module[1]}" for name in read.values})
         parts.name(module.span(1))
-        read.values = {names[name]: value for name, value in read.values.items()}
-
-
-def _on(name: str, held_out: str) -> str:
-    return name if any(word.lower() in HELD_OUT for word in split_words(name)) else f"{held_out} {name}"

@@ -1,7 +1,6 @@
-"""Reads tables that were printed: a `| key | value |` line for each number, or a header with rows of numbers beneath.
+"""Read printed tables: a `| key | value |` line for each number, or a header with rows of numbers beneath.
 
-In: the lines of a log one after the other. Out: a `LogLine` when a row is complete. Guarantees: a table that the end of
-the log cuts off still counts; names in sections (``rollout/`` above ``ep_rew_mean``) get the section's name in front.
+Names in sections (`rollout/` above `ep_rew_mean`) get the section's name in front.
 """
 
 from __future__ import annotations
@@ -9,48 +8,48 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mlflow_stability.importers.assemble.step_names import is_epoch, step_rank
-from mlflow_stability.importers.files.json_rows import log_row
-from mlflow_stability.importers.text.log_line import LogLine
+from mlflow_stability.importers.assemble.field_names import is_epoch, step_rank
+from mlflow_stability.importers.assemble.log_content import LogLine
+from mlflow_stability.importers.json_rows import log_row
 from mlflow_stability.vocabulary.text import LOSSES, split_words
 
-_RULE = frozenset("-+|=: \t")
+_RULE_CHARACTERS = frozenset("-+|=: \t")
 _CLOCK = re.compile(r"\d+(?::\d+)+|\d+(?:\.\d+)?(?:[GMK]B?|[mu]?s|sec|min|h|s/it|it/s)")
-_NOTHING = frozenset({"", "-", "--", "—", "N/A", "n/a", "NA", "None", "none", "null"})
-_APART = re.compile(r"\s{2,}|\t")
-_DRAWN = str.maketrans({"│": "|", "┃": "|", "║": "|", "┆": "|", "┊": "|"})
-_MOST_COLUMNS = 60
+_NO_VALUE = frozenset({"", "-", "--", "—", "N/A", "n/a", "NA", "None", "none", "null"})
+_WIDE_GAP = re.compile(r"\s{2,}|\t")
+_BOX_LINES = str.maketrans({"│": "|", "┃": "|", "║": "|", "┆": "|", "┊": "|"})
+_MAX_COLUMNS = 60
 
 
 class KeyValueTable:
-    """Collects the lines of a table between two rules."""
+    """Collects the lines of a table between two rules; the end of a log completes the last one."""
 
     def __init__(self) -> None:
         self._row: dict[str, object] = {}
         self._section = ""
 
     def take(self, line: str) -> tuple[bool, LogLine | None]:
-        """Whether the line belongs to a table, and the row that it completes."""
+        """Return whether the line belongs to a table, and the row that it completes."""
         if not self._row and "|" not in line:
             return False, None
         cells = line.strip().split("|")
         if len(cells) != 4 or cells[0] or cells[3]:
-            return False, self.complete() if _RULE.issuperset(line) or "|" not in line else None
+            return False, self.complete() if _RULE_CHARACTERS.issuperset(line) or "|" not in line else None
         key, value = cells[1].strip(), cells[2].strip()
         if _number(key) is not None or _is_header((key, value)):  # a table of two columns
             return False, self.complete()
         if key.endswith("/") and not value:
             self._section = key
             return True, None
-        done = None
+        completed = None
         name = f"{self._section}{key}" if not key.startswith(self._section) else key
         if name in self._row:  # a table without a rule between its rows
-            done = self.complete()
+            completed = self.complete()
         self._row[name] = value
-        return True, done
+        return True, completed
 
     def complete(self) -> LogLine | None:
-        """The row so far; a new one begins."""
+        """Return the row as it is, and begin a new one."""
         row, self._row, self._section = self._row, {}, ""
         read = log_row(row)
         read.form = "key_value_table"
@@ -58,15 +57,15 @@ class KeyValueTable:
 
 
 class ColumnTable:
-    """Reads rows beneath the header that was seen last: ``epoch  train_loss  valid_loss  time``."""
+    """Reads rows beneath the last header: `epoch  train_loss  valid_loss  time`."""
 
     def __init__(self) -> None:
         self._header: Sequence[str] = ()
 
     def take(self, line: str) -> LogLine | None:
-        """The row that this line is, if it is one."""
+        """Return the values of a row; None for any other line."""
         if not line.isascii():
-            line = line.translate(_DRAWN)
+            line = line.translate(_BOX_LINES)
         barred = line.count("|") > 2
         cells = [cell.strip(" *`\t") for cell in line.strip().strip("|").split("|")] if barred else line.split()
         columns = len(self._header)
@@ -75,7 +74,7 @@ class ColumnTable:
         if self._header and len(cells) == len(self._header):
             numbers = [_number(cell) for cell in cells]
             if all(
-                number is not None or cell in _NOTHING or barred or _CLOCK.fullmatch(cell)
+                number is not None or cell in _NO_VALUE or barred or _CLOCK.fullmatch(cell)
                 for number, cell in zip(numbers, cells, strict=True)
             ):
                 pairs = zip(self._header, numbers, strict=True)
@@ -85,8 +84,8 @@ class ColumnTable:
         if line.startswith("#") and not barred:  # as `numpy.savetxt` writes a header
             line = line.lstrip("#")
             cells = line.split()
-        apart = [] if barred else _APART.split(line.strip())  # `Train Loss    Val Loss`
-        header = next((names for names in (apart, cells) if _is_header(names)), None)
+        wide_cells = [] if barred else _WIDE_GAP.split(line.strip())  # `Train Loss    Val Loss`
+        header = next((names for names in (wide_cells, cells) if _is_header(names)), None)
         if header is not None:
             self._header = header
         return None
@@ -94,7 +93,7 @@ class ColumnTable:
 
 def _is_header(cells: Sequence[str]) -> bool:
     if (
-        not 2 <= len(cells) <= _MOST_COLUMNS
+        not 2 <= len(cells) <= _MAX_COLUMNS
         or len(set(cells)) < len(cells)
         or any(_number(cell) is not None for cell in cells)
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from importers.reading import curve, history, metric, steps
 
-from mlflow_stability.importers.assemble.data_splits import held_out_in_row, measured_on
+from mlflow_stability.importers.assemble.field_names import held_out_in_row, with_split
 
 FIELDS = ["split", "mode", "phase", "Stage", "type", "set", "subset", "dataset", "partition", "data_split", "event"]
 WORDS = ["val", "valid", "Validation", "test", "eval", "validate", "validation set"]
@@ -71,7 +71,7 @@ def test_a_metric_that_says_itself_on_which_data_it_was_measured_keeps_its_name(
         "train_loss": "loss",
         "val_loss": "val_loss",
     }
-    assert measured_on("val", "std_dev") == "val/std_dev"
+    assert with_split("val", "std_dev") == "val/std_dev"
 
 
 def test_every_row_of_a_table_may_name_its_metric_and_its_data(tmp_path: Path) -> None:

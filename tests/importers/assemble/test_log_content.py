@@ -19,7 +19,7 @@ import resource, sys
 from pathlib import Path
 from mlflow_stability.importers.assemble import log_content
 from mlflow_stability.importers.open_log import read
-log_content.MOST_VALUES, log_content._WORTH_THINNING = int(sys.argv[2]), 1000
+log_content.MAX_VALUES, log_content._MIN_THINNED_LENGTH = int(sys.argv[2]), 1000
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (run,) = read(Path(sys.argv[1]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, run.complete, run.metrics[0].series.values.max())
@@ -29,8 +29,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, run.complete,
 def test_a_log_that_does_not_fit_keeps_every_extreme_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_content, "MOST_VALUES", 4000)
-    monkeypatch.setattr(log_content, "_WORTH_THINNING", 100)
+    monkeypatch.setattr(log_content, "MAX_VALUES", 4000)
+    monkeypatch.setattr(log_content, "_MIN_THINNED_LENGTH", 100)
     values = [1.0 + n % 7 / 10 for n in range(9000)]
     values[3003], values[5005], values[7007] = 50.0, float("nan"), -50.0
     run = history(tmp_path, "".join(f"step {n} loss {value}\n" for n, value in enumerate(values)))
@@ -60,9 +60,9 @@ def test_thinning_keeps_the_order_and_the_extremes(values: list[float]) -> None:
 
 def test_names_without_end_are_not_kept_without_end() -> None:
     found = LogContent()
-    for row in range(log_content.MOST_METRICS + 50):
+    for row in range(log_content.MAX_METRICS + 50):
         found.add_row(row, {f"metric {row}": 1.0})
-    assert len(found.columns) == log_content.MOST_METRICS
+    assert len(found.columns) == log_content.MAX_METRICS
     assert found.names_left_out == 50
 
 
@@ -82,8 +82,8 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 
 
 def test_many_values_at_once_are_thinned_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_content, "MOST_VALUES", 4000)
-    monkeypatch.setattr(log_content, "_WORTH_THINNING", 100)
+    monkeypatch.setattr(log_content, "MAX_VALUES", 4000)
+    monkeypatch.setattr(log_content, "_MIN_THINNED_LENGTH", 100)
     whole = log_content.LogContent()
     whole.add_column("loss", np.arange(20_000), np.ones(20_000))
     assert len(whole.columns["loss"]) <= 4000

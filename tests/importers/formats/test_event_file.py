@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from importers.reading import curve
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.files.wire_format import fields_of
 from mlflow_stability.importers.open_log import read
+from mlflow_stability.importers.wire_format import fields_of
 
 
 def varint(value: int) -> bytes:

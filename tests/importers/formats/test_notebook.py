@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from importers.reading import curve, metric, steps
 from importers.test_open_log import read_or_refused, refused
 
-from mlflow_stability.importers.formats.notebook import FEWEST
+from mlflow_stability.importers.formats.notebook import MIN_POINTS
 from mlflow_stability.importers.open_log import read
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -60,9 +60,9 @@ def test_bars_of_keras_count_as_they_stood_at_the_end_of_each_epoch(tmp_path: Pa
 
 
 def test_a_bar_that_is_the_whole_log_is_read_in_all_its_states(tmp_path: Path) -> None:
-    text = "\r".join(f"step {n} loss {9 / n:.4f}" for n in range(1, 4 * FEWEST))
+    text = "\r".join(f"step {n} loss {9 / n:.4f}" for n in range(1, 4 * MIN_POINTS))
     (run,) = runs(tmp_path, cell(printed(text)))
-    assert steps(run, "loss") == list(range(1, 4 * FEWEST))
+    assert steps(run, "loss") == list(range(1, 4 * MIN_POINTS))
 
 
 def test_several_folds_in_one_cell_are_several_attempts(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from importers.reading import curve, history
 from importers.test_open_log import read_or_refused, refused
 
-from mlflow_stability.importers.files.plain_pickle import NotPlainError, plain_value
+from mlflow_stability.importers.formats.pickled_history import NotPlainError, plain_value
 from mlflow_stability.importers.open_log import read
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from importers.reading import curve, history, metric, steps
 
-from mlflow_stability.importers.formats.text_log import _says_more
+from mlflow_stability.importers.formats.text_log import _is_sentence
 
 
 def test_the_listing_of_the_source_in_front_of_a_log_is_no_log(tmp_path: Path) -> None:
@@ -240,4 +240,4 @@ def test_of_the_means_that_keras_shows_those_of_whole_epochs_count(tmp_path: Pat
 )
 def test_lines_of_numbers_are_told_from_sentences_with_numbers(line: str, says_more: bool) -> None:
     """What says more is read line by line, which takes a hundred times as long."""
-    assert _says_more(line) is says_more
+    assert _is_sentence(line) is says_more

@@ -1,8 +1,7 @@
-"""What a log tells beside its numbers: that steps were skipped, and how it ended.
+"""Read the messages of a log: skipped steps, findings, and its end.
 
-In: the lines that hold no values, with the last step before them. Out: `Finding`s, an outcome, notes. Guarantees: only
-what comes after the last values says how it ended, and what came before is an event at its line; an overflow while a
-loss scale is being searched is told as what it is.
+Only a message after the last values is the end of a training; before them it is an event at its line. Overflows while
+a loss scale is calibrated are recognised as such.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
-from mlflow_stability.importers.assemble.log_content import LogContent, LogWords
-from mlflow_stability.importers.decode import shown_text
+from mlflow_stability.importers.assemble.log_content import LogContent, LogEvent
+from mlflow_stability.importers.log_text import printable
 from mlflow_stability.kinds.reported.endings import LogLineFacts, LogSays
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import MAY_NAME_FINDING, kinds_in_line, unique_share_in
 
-MOST_EVENTS = 1000
-"""How many of the last skipped steps are kept one by one."""
-MOST_FORMS = 1000
-"""Of so many kinds of lines without a step it is known that they came before."""
-SEARCH = 20
-"""A loss scale is being searched while this few steps at most have gone by."""
+MAX_EVENTS = 1000
+"""Events that are kept, the last ones of a log."""
+MAX_FORMS = 1000
+"""Kinds of lines without a step that are remembered."""
+CALIBRATION_STEPS = 20
+"""A loss scale is calibrated within the first steps."""
 _SKIPPED = re.compile(
     r"gradient overflow detected|OVERFLOW!.{0,80}(?:loss scale|skipping)|Gradient overflow\. +Skipping step|"
     r"nonfinite_guard(?!\W*(?:true|false|on|off|enabled|disabled|\d))|"
@@ -40,12 +39,12 @@ _STOPS = re.compile(
     r"(?<![a-z])(?:stopping|stop training|emergency stop|abort(?:ing|ed)?|terminat(?:ing|ed)|exiting)(?![a-z])",
     re.IGNORECASE,
 )
-_INVALID_LOSS = re.compile(
+_FATAL_LOSS = re.compile(
     r"invalid loss, terminating|minimum loss scale reached|loss scale already at minimum"
     r"|loss returned in .{1,40} is (?:nan|inf)",
     re.IGNORECASE,
 )
-"""What Keras, fairseq, DeepSpeed and Lightning say when they give up."""
+"""Messages of Keras, fairseq, DeepSpeed and Lightning when they stop."""
 _OWN_STEP = re.compile(
     r"(?<![a-z])(?:[a-z]+_)?(?:step|iter|iteration|update|batch)s?\s*[:=#]?\s*(?P<step>\d{1,15})(?![\d.])",
     re.IGNORECASE,
@@ -79,22 +78,22 @@ _ENDINGS = (
         re.compile(r"done training|[Tt]raining (?:is |was )?(?:complete|finished|done)|max_steps.{0,12}reached"),
     ),
 )
-_GOOD = ("", "finished")
-_STRONGER = {"out_of_memory": 4, "killed": 3, "interrupted": 3, "stopped": 3, "crashed": 2, "finished": 1}
-_HINT = re.compile(
+_GOOD_ENDINGS = ("", "finished")
+_ENDING_RANKS = {"out_of_memory": 4, "killed": 3, "interrupted": 3, "stopped": 3, "crashed": 2, "finished": 1}
+_ANY_HINT = re.compile(
     r"overflow|skip|non-?finite|nan|inf|error|exception|memory|kill|signal|exit|interrupt|fault|core|done|omplete|inished"
     r"|SIG|TIME|CANCEL|PREEMPT|reached|abort|stop|invalid|crashed",
     re.IGNORECASE,
 )
-"""A line without any of these says nothing that matters here."""
+"""A line without any of these is skipped at once."""
 
 
 def says_skipped(line: str) -> bool:
-    """Whether a line says that a step was skipped."""
+    """Whether a line reports a skipped step."""
     return _SKIPPED.search(line) is not None
 
 
-class _Heard(NamedTuple):
+class _Stop(NamedTuple):
     """A line that ends the training, unless values follow."""
 
     kind: str
@@ -102,82 +101,82 @@ class _Heard(NamedTuple):
     facts: LogLineFacts
 
 
-class LogWordReader:
-    """Listens to the words of one log."""
+class MessageReader:
+    """Reads the words of one log; `add_to` adds them to its content."""
 
     def __init__(self) -> None:
-        self._heard: list[LogWords] = []
-        self._steps: set[int] = set()
-        self._said: dict[str, int] = {}
+        self._events: list[LogEvent] = []
+        self._skipped_steps: set[int] = set()
+        self._last_steps: dict[str, int] = {}
         self._skipped = 0
         self._first_skip = self._last_skip = 0
-        self._all_scaled = True
+        self._all_with_scale = True
         self._last_step = self._row = 0
         self._ending = ""
         self._detail = ""
-        self._line = 0
-        self._stop: _Heard | None = None
+        self._ending_line = 0
+        self._stop: _Stop | None = None
         self._forms: set[frozenset[str]] = set()
 
-    def value_came(self, step: int, row: int = 0) -> None:
-        """Training goes on, so nothing before was its end."""
-        self._went_on()
+    def note_step(self, step: int, row: int = 0) -> None:
+        """Note a step with values: training goes on, so nothing before was its end."""
+        self._continue()
         self._last_step, self._row = step, row
 
-    def line_without_step(self, names: Collection[str], row: int = 0) -> None:
-        """Values without a step: training goes on if such a line came before the end that the log spoke of."""
+    def note_values(self, names: Collection[str], row: int = 0) -> None:
+        """Note values without a step: training goes on if a line of this form came before the supposed end."""
         form = frozenset(names)
         if form in self._forms:
-            self._went_on()
-        elif len(self._forms) < MOST_FORMS and self._ending in _GOOD and self._stop is None:
+            self._continue()
+        elif len(self._forms) < MAX_FORMS and self._ending in _GOOD_ENDINGS and self._stop is None:
             self._forms.add(form)
         self._row = row
 
-    def hear(self, line: str, number: int = 0) -> None:
-        """Take note of a line without values; ``number``: which line of the log it is, where it has lines."""
-        if not _HINT.search(line) and not MAY_NAME_FINDING.search(line):
+    def read(self, line: str, number: int = 0) -> None:
+        """Read a line; `number`: which line of the log it is, 0 where it has no lines."""
+        if not _ANY_HINT.search(line) and not MAY_NAME_FINDING.search(line):
             return
-        stops = (_STOPS.search(line) and _NOT_FINITE.search(line)) or _INVALID_LOSS.search(line)
+        stops = (_STOPS.search(line) and _NOT_FINITE.search(line)) or _FATAL_LOSS.search(line)
         if says_skipped(line) and not stops:
-            self._skip(line, number)
+            self._note_skip(line, number)
         if self._row and not stops:  # before the first values a log shows its source or its settings
-            self._say(line, number)
+            self._note_findings(line, number)
         if stops:
             kind = "nan_detected" if _NAN.search(line) or not _NOT_FINITE.search(line) else "inf_detected"
-            self._stop = _Heard(kind, *self._facts(LogSays.STOPPED, line, number))
-        for outcome, words in _ENDINGS:
-            if words.search(line) and _STRONGER[outcome] > _STRONGER.get(self._ending, 0):
-                self._ending, self._detail, self._line = outcome, shown_text(line.strip()), number
+            self._stop = _Stop(kind, *self._facts(LogSays.STOPPED, line, number))
+        for outcome, pattern in _ENDINGS:
+            if pattern.search(line) and _ENDING_RANKS[outcome] > _ENDING_RANKS.get(self._ending, 0):
+                self._ending, self._detail, self._ending_line = outcome, printable(line.strip()), number
                 break
 
-    def _went_on(self) -> None:
-        """What the log took for the end was none: it is an event where it stands."""
-        if self._ending not in _GOOD:
-            line = self._line or None
+    def _continue(self) -> None:
+        """Turn the supposed end into an event, since training goes on."""
+        if self._ending not in _GOOD_ENDINGS:
+            line = self._ending_line or None
             facts = LogLineFacts(LogSays.ENDED, self._detail, self._last_step, line, went_on=True, outcome=self._ending)
-            self._keep(LogWords(_event(self._ending, self._last_step, facts), self._row))
+            self._keep(LogEvent(_event(self._ending, self._last_step, facts), self._row))
         if self._stop is not None:
             kind, step, facts = self._stop
-            self._keep(LogWords(_event(kind, step, replace(facts, went_on=True)), self._row))
+            self._keep(LogEvent(_event(kind, step, replace(facts, went_on=True)), self._row))
         self._ending = self._detail = ""
         self._stop = None
 
-    def _say(self, line: str, number: int) -> None:
-        """Note what a line says of findings, each once for a step: other processes say the same."""
+    def _note_findings(self, line: str, number: int) -> None:
+        """Note the findings that a line names, once for each step: other processes say the same."""
         for kind in kinds_in_line(line):
             step, facts = self._facts(LogSays.FINDING, line, number)
-            if step == self._said.get(kind):
+            if step == self._last_steps.get(kind):
                 continue
-            self._said[kind] = step
+            self._last_steps[kind] = step
             share = unique_share_in(line) if kind == "sdr_collapse" else None
             event = _event(kind, step, replace(facts, sdr_unique_ratio=share))
-            self._keep(LogWords(event, self._row, own_step=_OWN_STEP.search(line) is not None))
+            self._keep(LogEvent(event, self._row, own_step=_OWN_STEP.search(line) is not None))
 
-    def _skip(self, line: str, number: int) -> None:
+    def _note_skip(self, line: str, number: int) -> None:
         own = _OWN_STEP.search(line)
         step, facts = self._facts(LogSays.SKIPPED, line, number)
-        if own and step in self._steps:
-            return  # another process says the same
+        if own and step in self._skipped_steps:
+            return  # another process has the same message
         scale = _SCALE.search(line)
         event = _event(
             "step_skipped",
@@ -191,47 +190,47 @@ class LogWordReader:
         )
         self._first_skip = event.step if not self._skipped else min(self._first_skip, event.step)
         self._last_skip = max(self._last_skip, event.step)
-        self._all_scaled = self._all_scaled and scale is not None
+        self._all_with_scale = self._all_with_scale and scale is not None
         self._skipped += 1
-        self._steps.add(event.step)
-        self._keep(LogWords(event, self._row, own_step=own is not None))
+        self._skipped_steps.add(event.step)
+        self._keep(LogEvent(event, self._row, own_step=own is not None))
 
     def _facts(self, says: LogSays, line: str, number: int) -> tuple[int, LogLineFacts]:
-        """The step that a line is about, and what it says."""
+        """Return the step that a line is about, and its facts."""
         own = _OWN_STEP.search(line)
         step = int(own["step"]) if own and int(own["step"]) >= self._last_step else self._last_step
-        return step, LogLineFacts(says, shown_text(line.strip()), self._last_step, number or None)
+        return step, LogLineFacts(says, printable(line.strip()), self._last_step, number or None)
 
-    def _keep(self, heard: LogWords) -> None:
-        self._heard.append(heard)
-        if len(self._heard) > 2 * MOST_EVENTS:
-            del self._heard[:MOST_EVENTS]
+    def _keep(self, event: LogEvent) -> None:
+        self._events.append(event)
+        if len(self._events) > 2 * MAX_EVENTS:
+            del self._events[:MAX_EVENTS]
 
-    def _with_what_followed(self, heard: LogWords) -> LogWords:
-        """The same; of a finding also whether training went on after it."""
-        facts = heard.event.facts
+    def _with_outcome(self, event: LogEvent) -> LogEvent:
+        """Add to a finding whether training went on after it."""
+        facts = event.finding.facts
         if not isinstance(facts, LogLineFacts) or facts.says is not LogSays.FINDING:
-            return heard
-        went_on = heard.row < self._row or says_skipped(facts.text)
-        return replace(heard, event=replace(heard.event, facts=replace(facts, went_on=went_on)))
+            return event
+        went_on = event.row < self._row or says_skipped(facts.text)
+        return replace(event, finding=replace(event.finding, facts=replace(facts, went_on=went_on)))
 
-    def give(self, content: LogContent) -> None:
-        """Hand over what was heard."""
+    def add_to(self, content: LogContent) -> None:
+        """Add events, outcome and notes to the content of the log."""
         if self._stop is not None:
-            self._keep(LogWords(_event(*self._stop), self._row))
-        content.reported.extend(map(self._with_what_followed, self._heard[-MOST_EVENTS:]))
+            self._keep(LogEvent(_event(*self._stop), self._row))
+        content.reported.extend(map(self._with_outcome, self._events[-MAX_EVENTS:]))
         content.outcome, content.outcome_detail = self._ending, "" if self._ending == "finished" else self._detail
-        for each in self._heard:
-            facts = each.event.facts
+        for event in self._events:
+            facts = event.finding.facts
             if isinstance(facts, LogLineFacts) and facts.says in (LogSays.STOPPED, LogSays.ENDED):
-                content.notes.append(each.event.message)
+                content.notes.append(event.finding.message)
         if not self._skipped:
             return
         times = "once" if self._skipped == 1 else f"{self._skipped:,} times"
         first, last = self._first_skip, self._last_skip
         where = f"after step {first:,}" if first == last else f"between steps {first:,} and {last:,}"
         note = f"The log reports {times} that a step was skipped, {where}."
-        if last <= SEARCH and self._all_scaled:
+        if last <= CALIBRATION_STEPS and self._all_with_scale:
             note += " At the start of training this is normal: the loss scale is being calibrated."
         content.notes.append(note)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history, metric, steps
 
-from mlflow_stability.importers.files.csv_rows import LONGEST, MOST_LINES, rows_of
+from mlflow_stability.importers.csv_rows import MAX_QUOTED_CHARACTERS, MAX_QUOTED_LINES, rows_of
 
 SAMPLES = ["a line\n900,77\nend", 'he said "no"\n\n# and left', "5,0.1,7\n", "plain"]
 
@@ -48,7 +48,7 @@ def test_a_quote_that_is_never_closed_swallows_no_row(tmp_path: Path, remark: st
     assert steps(history(tmp_path, "step,loss,remark\n" + "\n".join(rows)), "loss") == list(range(1, 40))
 
 
-@pytest.mark.parametrize("rest", [["fine"] * (MOST_LINES + 5), ["x" * (LONGEST // 3)] * 9])
+@pytest.mark.parametrize("rest", [["fine"] * (MAX_QUOTED_LINES + 5), ["x" * (MAX_QUOTED_CHARACTERS // 3)] * 9])
 def test_a_quote_is_given_up_after_many_lines(rest: list[str]) -> None:
     found = list(rows_of(['1,"open', *rest, 'closed",2'], ","))
     assert [row for _, row in found] == ["1,open", *rest, "closed,2"]

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history, metric, steps
 
-from mlflow_stability.importers.decode.log_text import encoding_of, plain
-from mlflow_stability.importers.text.overwritten import all_states, last_states
+from mlflow_stability.importers.log_text import all_states, clean_line, encoding_of, last_states
 
 CHINESE = "".join(f"第{n}轮，训练损失：{9 / n:.4f}，验证损失：{10 / n:.4f}，准确率：{n}％\n" for n in range(1, 9))
 MIXED = "".join(f"[训练] epoch：{n}，loss：{9 / n:.4f}，val_loss：{10 / n:.4f}\n" for n in range(1, 9))
@@ -69,7 +68,7 @@ def test_of_a_line_written_over_with_backspaces_the_end_counts(tmp_path: Path) -
 @given(st.text(st.sampled_from(list("ab1\r\b\n \x1b[m")), max_size=60))
 def test_the_last_state_of_a_line_is_one_of_its_states(text: str) -> None:
     assert set(last_states(text)) <= {"", *all_states(text)}
-    assert "\b" not in plain(text)
+    assert "\b" not in clean_line(text)
 
 
 @given(st.binary(max_size=200))

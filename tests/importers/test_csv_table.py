@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history, metric, steps
 
-from mlflow_stability.importers.files import csv_table
+from mlflow_stability.importers import csv_table
 
 
 def test_a_blank_cell_was_not_logged_and_nan_was(tmp_path: Path) -> None:

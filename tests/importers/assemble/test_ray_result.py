@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from importers.reading import curve, history, metric
 
-from mlflow_stability.importers.files.ray_result import chosen
+from mlflow_stability.importers.assemble.field_names import metric_names
 
 N = range(1, 13)
 
@@ -111,7 +111,12 @@ def test_what_a_user_reports_to_tune_is_read_whatever_its_name(tmp_path: Path) -
 
 
 def test_names_that_are_not_ray_s_are_all_read() -> None:
-    assert chosen(("perf/speed", "timers/a", "loss", "config/lr")) == {"perf/speed", "timers/a", "loss", "config/lr"}
+    assert metric_names(("perf/speed", "timers/a", "loss", "config/lr")) == {
+        "perf/speed",
+        "timers/a",
+        "loss",
+        "config/lr",
+    }
 
 
 def test_the_validation_of_mmdetection_stands_at_the_end_of_its_epoch(tmp_path: Path) -> None:

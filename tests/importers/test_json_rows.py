@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history
 
-from mlflow_stability.importers.files.json_rows import closed
+from mlflow_stability.importers.json_rows import close_document
 
 ROWS = [{"epoch": n / 9, "loss": 1.5, "said": 'a "]" \\ }', "step": n * 10} for n in range(40)]
 STATE = {"best_metric": None, "log_history": ROWS, "max_steps": 400}
@@ -29,7 +29,7 @@ def test_lists_by_name_are_read_as_far_as_they_go(tmp_path: Path) -> None:
 
 @given(st.integers(0, len(json.dumps(STATE)) - 1))
 def test_wherever_it_is_cut_only_whole_rows_are_left(place: int) -> None:
-    text = closed(json.dumps(STATE)[:place])
+    text = close_document(json.dumps(STATE)[:place])
     if text is not None:
         rows = json.loads(text)["log_history"]
         assert rows == ROWS[: len(rows)]
@@ -37,8 +37,8 @@ def test_wherever_it_is_cut_only_whole_rows_are_left(place: int) -> None:
 
 @given(st.text('[]{},"\\1a: ', max_size=40))
 def test_any_text_is_closed_or_left(text: str) -> None:
-    assert closed(text) is None or closed(text)
+    assert close_document(text) is None or close_document(text)
 
 
-def test_a_whole_document_is_not_closed() -> None:
-    assert closed(json.dumps(STATE)) is None
+def test_a_whole_document_is_not_close_document() -> None:
+    assert close_document(json.dumps(STATE)) is None

@@ -1,7 +1,6 @@
-"""The binary forms that TensorBoard's and W&B's files are made of: records of TFRecord, fields of protocol buffers.
+"""Binary framing of TensorBoard's and W&B's files: TFRecord, and fields of protocol buffers.
 
-In: bytes. Out: records; of a message its fields by number. Guarantees: a file that ends in the middle of a record gives
-all records before it; nothing here trusts a length that it reads.
+A file that ends in the middle of a record gives all records before it; no length in a file is trusted.
 """
 
 from __future__ import annotations
@@ -9,24 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
-_HEADER, _FOOTER = 12, 4
-LONGEST_RECORD = 256 * 1024 * 1024
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4
+MAX_RECORD_BYTES = 256 * 1024 * 1024
 
 
-def records_of(file: BinaryIO) -> Iterator[bytes]:
-    """The records of a file, as long as they are whole."""
-    while len(header := file.read(_HEADER)) == _HEADER:
+def tf_records(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the records of a TFRecord file, as long as they are whole."""
+    while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
         length = int.from_bytes(header[:8], "little")
-        if length > LONGEST_RECORD:
+        if length > MAX_RECORD_BYTES:
             return
         record = file.read(length)
-        if len(record) < length or len(file.read(_FOOTER)) < _FOOTER:
+        if len(record) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
             return
         yield record
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """The fields of a message: number, wire type and value; a broken one ends it."""
+    """Yield number, wire type and value of each field of a message, up to the first broken one."""
     place, end = 0, len(message)
     while place < end:
         key, place = _varint(message, place)
@@ -47,20 +46,27 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         yield number, kind, value
 
 
+def submessages(message: bytes, number: int) -> Iterator[bytes]:
+    """Yield the fields of this number that hold bytes: texts and messages."""
+    for field, kind, value in fields_of(message):
+        if field == number and kind == 2 and isinstance(value, bytes):
+            yield value
+
+
 def signed(number: int) -> int:
-    """The whole number that a field of 64 bits holds, where it may be negative."""
+    """Return a field of 64 bits as an integer that may be negative."""
     number &= (1 << 64) - 1
     return number if number < 1 << 63 else number - (1 << 64)
 
 
 def zigzag(number: int) -> int:
-    """The whole number that a field of type `sint` holds."""
+    """Return a field of type `sint` as an integer."""
     number &= (1 << 64) - 1
     return (number >> 1) ^ -(number & 1)
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """A number of variable length, and the place behind it; behind the end where it is cut off."""
+    """Return a number of variable length and the place after it, which is behind the end where it is truncated."""
     value = shift = 0
     while place < len(message) and shift < 70:
         byte = message[place]

@@ -1,8 +1,6 @@
-"""Reads MLflow's file store without MLflow: the folder of one run.
+"""Read MLflow's file store without MLflow: the folder of one run, wherever it was moved to.
 
-In: a folder with `meta.yaml`, `metrics/`, `params/` and `tags/`, wherever it was moved to. Out: a `RunHistory` with
-the complete histories of all its metrics. Guarantees: a metric whose name has slashes, which is a folder of folders,
-keeps its name; values keep the order of their time; 100,000 lines take well under a second.
+A metric whose name has slashes, which is a folder of folders, keeps its name; values keep the order of their time.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.tracking.tag_names import process_end
 from mlflow_stability.vocabulary.run import RunHistory
 
-_LONGEST_TEXT = 5000
-_DEEPEST = 12
+_MAX_TEXT = 5000
+_MAX_DEPTH = 12
 _OUTCOMES = {
     "3": "finished",
     "4": "crashed",
@@ -33,8 +31,7 @@ _OUTCOMES = {
 
 def is_mlflow_run(folder: Path) -> bool:
     """Whether this is the folder of one run."""
-    meta = meta_of(folder)
-    if _names_a_run(meta):
+    if _names_a_run(meta_of(folder)):
         return True
     return (folder / "metrics").is_dir() and ((folder / "params").is_dir() or _holds_points(folder / "metrics"))
 
@@ -49,7 +46,7 @@ def _holds_points(folder: Path) -> bool:
     if file is None:
         return False
     with file.open("rb") as opened:
-        words = opened.readline(_LONGEST_TEXT).split()
+        words = opened.readline(_MAX_TEXT).split()
     return len(words) == 3 and words[0].isdigit() and len(words[0]) >= 12 and words[2].lstrip(b"-").isdigit()
 
 
@@ -59,37 +56,39 @@ def is_deleted(folder: Path) -> bool:
 
 
 def read_mlflow_run(folder: Path) -> RunHistory:
-    """The run in this folder."""
+    """Return the run in this folder with the complete histories of its metrics."""
     meta = meta_of(folder)
     content = LogContent(
         params=dict(_texts(folder / "params")),
         tags=dict(_texts(folder / "tags")),
-        outcome=_OUTCOMES.get(meta.get("status", ""), ""),  # one that is RUNNING for ever was left by its process
+        outcome=_OUTCOMES.get(meta.get("status", ""), ""),  # a process that was killed leaves RUNNING
     )
     if not _names_a_run(meta):
-        why = "cannot be understood" if (folder / "meta.yaml").exists() else "is missing"
-        content.notes.append(f"Its meta.yaml {why}: start time and status are unknown.")
+        problem = "cannot be understood" if (folder / "meta.yaml").exists() else "is missing"
+        content.notes.append(f"Its meta.yaml {problem}: start time and status are unknown.")
     elif meta.get("lifecycle_stage") == "deleted":
         content.notes.append("This run was deleted by its owner; its files are still there.")
     for name, file in _files(folder / "metrics"):
         times, values, steps = _points(file)
         content.add_column(name, times.astype(np.int64), values, steps, times=times / 1000)
     name = content.tags.get("mlflow.runName") or meta.get("run_name") or meta.get("name") or folder.name
-    history = history_of(content, folder, "mlflow_files", name=name, lone_values=True)
-    ours = any(metric.startswith("stability/") for metric in content.columns)
-    return _thinned(history) if ours else history
-
-
-def _thinned(history: RunHistory) -> RunHistory:
-    """A run that we recorded: MLflow's metrics hold some of its points, and tags say how it ended."""
+    history = history_of(content, folder, "mlflow_files", name=name, allow_single_values=True)
+    if not any(metric.startswith("stability/") for metric in content.columns):
+        return history
+    # A run of ours: MLflow's metrics hold some of its points, and tags say how it ended.
     outcome, detail = process_end(history.tags)
-    outcome = outcome or history.outcome
     note = "These are thinned points; the full record is among the artifacts of the run."
-    return replace(history, outcome=outcome, outcome_detail=detail, complete=False, notes=(*history.notes, note))
+    return replace(
+        history,
+        outcome=outcome or history.outcome,
+        outcome_detail=detail,
+        complete=False,
+        notes=(*history.notes, note),
+    )
 
 
 def meta_of(folder: Path) -> Mapping[str, str]:
-    """What `meta.yaml` says: MLflow writes it flat, a `key: value` a line."""
+    """Return the fields of `meta.yaml`, which MLflow writes flat, a `key: value` a line."""
     try:
         text = (folder / "meta.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -99,19 +98,19 @@ def meta_of(folder: Path) -> Mapping[str, str]:
 
 
 def name_in_tags(folder: Path) -> str:
-    """The name of a run as its tag holds it; empty where there is none.
+    """Return the name of a run from its tag; or an empty text.
 
     `meta.yaml` has it, too, but wrapped and escaped where it is long or not plain ASCII.
     """
     try:
         with (folder / "tags" / "mlflow.runName").open(encoding="utf-8", errors="replace") as opened:
-            return opened.read(_LONGEST_TEXT).rstrip("\n")
+            return opened.read(_MAX_TEXT).rstrip("\n")
     except OSError:
         return ""
 
 
 def _points(file: Path) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Times in milliseconds, values and steps, in the order of time."""
+    """Return times in milliseconds, values and steps, in the order of time."""
     content = file.read_bytes()
     lines = content.count(b"\n") + (not content.endswith(b"\n"))
     words = content.split()
@@ -142,15 +141,15 @@ def _number(word: bytes) -> float:
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     for name, file in _files(folder):
         with file.open(encoding="utf-8", errors="replace") as opened:
-            yield name, opened.read(_LONGEST_TEXT).rstrip("\n")
+            yield name, opened.read(_MAX_TEXT).rstrip("\n")
 
 
 def _files(folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
-    """All files below, each with the name that its path spells."""
-    if not folder.is_dir() or depth > _DEEPEST:
+    """Yield all files below, each with the name that its path spells."""
+    if not folder.is_dir() or depth > _MAX_DEPTH:
         return
-    for each in sorted(folder.iterdir()):
-        if each.is_dir():
-            yield from _files(each, f"{prefix}{each.name}/", depth + 1)
-        elif each.is_file():
-            yield f"{prefix}{each.name}", each
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir():
+            yield from _files(entry, f"{prefix}{entry.name}/", depth + 1)
+        elif entry.is_file():
+            yield f"{prefix}{entry.name}", entry

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history, metric, steps
 
-from mlflow_stability.importers.files.json_rows import json_line
+from mlflow_stability.importers.json_rows import json_line
 
 
 def lines(rows: list[dict[str, object]]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history
 
-from mlflow_stability.importers.files.json_rows import parsed
+from mlflow_stability.importers.json_rows import parse_value
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6),
@@ -37,7 +37,7 @@ values = st.recursive(
     ],
 )
 def test_what_python_prints_is_read(text: str, value: dict[str, object]) -> None:
-    found = parsed(text)
+    found = parse_value(text)
     assert isinstance(found, dict)
     assert {key: found[key] for key in value} == value
 
@@ -56,15 +56,15 @@ def test_rows_of_a_list_and_of_lines_are_read(tmp_path: Path) -> None:
 
 @given(values)
 def test_json_stays_what_it_is(value: object) -> None:
-    assert parsed(json.dumps(value)) == value
+    assert parse_value(json.dumps(value)) == value
 
 
 @given(st.dictionaries(st.text("abc_ /", min_size=1, max_size=6), st.lists(st.floats(allow_nan=False), max_size=4)))
 def test_a_printed_history_gives_the_history(value: dict[str, list[float]]) -> None:
-    assert parsed(str(value)) == value
+    assert parse_value(str(value)) == value
 
 
 @given(st.text("{}[]()'\",: \\nainf0123.tesorpl", max_size=200))
 def test_no_text_whatever_makes_it_fail(text: str) -> None:
-    parsed(text)
-    parsed("{'" + text)
+    parse_value(text)
+    parse_value("{'" + text)

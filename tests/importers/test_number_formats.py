@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from importers.reading import curve, history
 
-from mlflow_stability.importers.decode.number_formats import with_points
+from mlflow_stability.importers.log_text import with_points
 
 NAN = ["-nan(ind)", "nan(ind)", "-nan(snan)", "1.#QNAN", "1.#QNAN0", "-1.#IND", "-1.#IND00", "1.#R", "nan"]
 
