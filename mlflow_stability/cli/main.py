@@ -1,7 +1,8 @@
-"""`mlflow-stability`: the one place where a command becomes an exit code.
+"""`mlflow-stability`: the commands, and how each becomes an exit code.
 
-0: nothing is wrong. 1: something was found. 2: it could not be done, and one sentence on stderr says what to do. 130:
-stopped by Ctrl-C. The result alone goes to stdout.
+0: nothing is wrong. 1: something was found. 2: it could not be done, with a remedy on stderr. 130:
+stopped by Ctrl-C. The result alone goes to stdout. Listing the commands, or completing their names in a shell, loads
+none of their files.
 """
 
 from __future__ import annotations
@@ -11,80 +12,100 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import ClassVar, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 import mlflow_stability
-from mlflow_stability.cli.kit.on_demand import CommandsOnDemand, with_a_hint
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.reports.escape import plain, plain_lines
+from mlflow_stability.vocabulary.argument import did_you_mean, or_list
 
-COULD_NOT = 2
-COLLECT_AFTER = 50_000
-"""From so many new objects on garbage is looked for while a command works: what it loads are some hundred thousand that
-all stay, and to look through them as often as Python does took a sixth of the seconds of `diagnose`."""
-INTERRUPTED = 130
+FOUND, COULD_NOT, INTERRUPTED = 1, 2, 130
+GC_THRESHOLD = 50_000
+"""New objects between two garbage collections: a command loads some hundred thousand that all stay, and the default
+took a sixth of the time of `diagnose`."""
 TRACEBACK = "MLFLOW_STABILITY_TRACEBACK"
-"""The environment variable that shows where something unexpected happened."""
+"""The environment variable that shows the traceback of an unexpected error."""
+FORM, FILE = "--output-format", "--output"
+_ENDINGS = {"markdown": "md"}
+"""Formats whose files do not end in their name."""
+_FORM_SYNONYMS = {"md": "markdown", "text": "rich", "format": "", "out": "", "file": "", "o": "", "f": ""}
+"""What people also type; empty: something about the output, of no certain format."""
 
 
-class Commands(CommandsOnDemand):
-    """Every command there is."""
+class Commands(click.Group):
+    """Every command by name."""
 
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "run": ("mlflow_stability.cli.commands.run", "Run a training script with autolog(), without changing it."),
-        "watch": (
-            "mlflow_stability.cli.commands.watch",
-            "Watch a run while it trains: curves, findings, rollbacks, time left.",
-        ),
-        "open": ("mlflow_stability.cli.commands.open", "Open the report of a run in the browser."),
+        "run": (".commands.run", "Run a training script with autolog(), without changing it."),
+        "watch": (".watch.command", "Watch a run while it trains: curves, findings, rollbacks, time left."),
+        "open": (".commands.open", "Open the report of a run in the browser."),
         "diagnose": (
-            "mlflow_stability.cli.commands.diagnose",
+            ".commands.diagnose",
             "Diagnose runs and logs: what went wrong, the likely cause, what to change.",
         ),
         "compare": (
-            "mlflow_stability.cli.commands.compare",
+            ".commands.compare",
             "Compare runs: which are unstable, since which step, what they have in common.",
         ),
-        "explain": (
-            "mlflow_stability.cli.commands.explain",
-            "Explain a finding or a cause: what it means, what to do, when it is wrong.",
-        ),
-        "thresholds": (
-            "mlflow_stability.cli.commands.thresholds",
-            "Print every threshold with its default and its meaning.",
-        ),
-        "presets": ("mlflow_stability.cli.commands.presets", "Print what each preset sets, beside the defaults."),
+        "explain": (".commands.explain", "Explain a finding or a cause: what it means, what to do, when it is wrong."),
+        "thresholds": (".commands.explain:thresholds", "Print every threshold with its default and its meaning."),
+        "presets": (".commands.explain:presets", "Print what each preset sets, beside the defaults."),
         "checklist": (
-            "mlflow_stability.cli.commands.checklist",
+            ".commands.checklist",
             "List what to check, with what a run shows for each item, and what to decide.",
         ),
-        "import": ("mlflow_stability.cli.commands.import_logs", "Turn logs of other tools into MLflow runs."),
-        "check": (
-            "mlflow_stability.cli.commands.check",
-            "Check a model as it is now: values, settings, gradients of one batch.",
-        ),
-        "checkpoints": (
-            "mlflow_stability.cli.commands.checkpoints",
-            "List, verify and download the checkpoints of a run.",
-        ),
-        "demo": (
-            "mlflow_stability.cli.commands.demo",
-            "Train a tiny GPT that breaks, with and without the autopilot.",
-        ),
-        "simulate": (
-            "mlflow_stability.cli.commands.simulate",
-            "Train a failure beside its healthy twin, and diagnose it.",
-        ),
-        "doctor": (
-            "mlflow_stability.cli.commands.doctor",
-            "Check the installation, the tracking store and the journals.",
-        ),
-        "manual": ("mlflow_stability.cli.commands.manual", "Show a page of the manual; needs no network."),
-        "mcp": ("mlflow_stability.cli.commands.mcp", "Answer an assistant's questions about runs, over MCP."),
-        "sync": ("mlflow_stability.cli.commands.sync", "Send recorded data that has not reached the tracking server."),
+        "import": (".commands.import_logs", "Turn logs of other tools into MLflow runs."),
+        "check": (".commands.check", "Check a model as it is now: values, settings, gradients of one batch."),
+        "checkpoints": (".commands.checkpoints", "List, verify and download the checkpoints of a run."),
+        "demo": (".commands.demo", "Train a tiny GPT that breaks, with and without the autopilot."),
+        "simulate": (".commands.simulate", "Train a failure beside its healthy twin, and diagnose it."),
+        "doctor": (".commands.doctor", "Check the installation, the tracking store and the journals."),
+        "manual": (".commands.manual", "Show a page of the manual; needs no network."),
+        "mcp": (".commands.manual:mcp", "Answer an assistant's questions about runs, over MCP."),
+        "sync": (".commands.sync", "Send recorded data that has not reached the tracking server."),
     }
+    """Module and object of each command, which is `command` by default, and its summary."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(self.summaries)
+
+    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+        """Load a command."""
+        if name not in self.summaries:
+            return None
+        module, _, attribute = self.summaries[name][0].partition(":")
+        command = getattr(import_module(module, __package__), attribute or "command")
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that was typed; for an unknown one raise an error that names the nearest."""
+        name = arguments[0]
+        if not name.startswith("-") and name not in self.summaries:
+            hint = did_you_mean(name, self.summaries) or f" There are {or_list(self.summaries, last='and')}."
+            raise click.UsageError(f"No such command {name!r}.{hint}", context)
+        return super().resolve_command(context, arguments)
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list that `--help` shows."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in self.summaries.items()])
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the names that a shell may offer."""
+        names = [
+            CompletionItem(name, help=summary)
+            for name, (_, summary) in self.summaries.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, context, incomplete)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -94,28 +115,28 @@ def commands() -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Do what was typed; give the exit code."""
-    usual = gc.get_threshold()
-    gc.set_threshold(COLLECT_AFTER, *usual[1:])
+    """Run what was typed; return the exit code."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(GC_THRESHOLD, *thresholds[1:])
     try:
         code = commands.main(arguments, prog_name="mlflow-stability", standalone_mode=False)
     except click.ClickException as error:
-        with_a_hint(error).show()
+        _with_option_hint(error).show()
         return COULD_NOT
     except StabilityError as error:
         click.echo(f"mlflow-stability: {plain_lines(str(error))}", err=True)
         return COULD_NOT
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except Exception as error:  # a mistake of ours: exit code 1 would say that something was found
+    except Exception as error:  # a bug of ours: exit code 1 would mean a finding
         if os.environ.get(TRACEBACK, "") not in ("", "0"):
             traceback.print_exc()
-        said = plain(f"{type(error).__name__}: {error}", 300)
-        click.echo(f"mlflow-stability: unexpected {said}. Please report it, with what {TRACEBACK}=1 prints.", err=True)
+        text = plain(f"{type(error).__name__}: {error}", 300)
+        click.echo(f"mlflow-stability: unexpected {text}. Please report it, with what {TRACEBACK}=1 prints.", err=True)
         return COULD_NOT
     finally:
-        gc.set_threshold(*usual)
-    if callable(code):  # a script of the user's, which begins when nothing of the command line is left
+        gc.set_threshold(*thresholds)
+    if callable(code):  # a script of the user's, which runs without any frame of click
         code = code()
     return code if isinstance(code, int) else 0
 
@@ -123,3 +144,38 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def main() -> NoReturn:
     """The entry point."""
     sys.exit(run())
+
+
+def _with_option_hint(error: click.ClickException) -> click.ClickException:
+    """Add to an unknown option the one of the command that does it, if there is one."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return error
+    options = error.ctx.command.params
+    hint = _detectors_hint(error.option_name, options) or _output_hint(error.option_name, options)
+    return click.UsageError(f"No such option '{error.option_name}'. {hint}", error.ctx) if hint else error
+
+
+def _detectors_hint(typed: str, options: Sequence[click.Parameter]) -> str:
+    """Return how to set a threshold or a rule that was an option before."""
+    from mlflow_stability.vocabulary.settings import THRESHOLDS
+
+    name = typed.lstrip("-").replace("-", "_")
+    if not any("--detectors" in option.opts for option in options) or name not in ("rule", *THRESHOLDS):
+        return ""
+    detectors = "loss_spike:classic" if name == "rule" else f"'{THRESHOLDS[name].format('Z')}'"
+    return f"Write --detectors default --detectors {detectors}."
+
+
+def _output_hint(typed: str, options: Sequence[click.Parameter]) -> str:
+    """Return how to choose the output format that an unknown option is about."""
+    types = [option.type for option in options if FORM in option.opts]
+    forms = [str(choice) for kind in types if isinstance(kind, click.Choice) for choice in kind.choices]
+    name = typed.lstrip("-").lower()
+    form = _FORM_SYNONYMS.get(name, name)
+    if not forms or (form and form not in forms):
+        return ""
+    if not form:
+        return f"{FORM} takes {', '.join(forms)}; {FILE} FILE writes to a file, in the format of its extension."
+    if form == "rich":
+        return f"Write {FORM} rich, which is how it looks without it."
+    return f"Write {FORM} {form}, or {FILE} FILE.{_ENDINGS.get(form, form)}."

@@ -1,7 +1,7 @@
-"""Runs trainings side by side, each in a process of its own.
+"""Run trainings side by side, each in a process of its own.
 
-In: which trainings. Out: the losses of each, and the run it was recorded into. Guarantees: whatever a training prints
-besides is passed on at once; however this ends, with Ctrl-C too, no training is left behind.
+Guarantees: other output of a training is passed on at once; however this ends, with Ctrl-C too, no training is left
+behind.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.errors import StabilityError
 
-PATIENCE = 5.0
-"""So many seconds an interrupted training has for its last words."""
+INTERRUPT_SECONDS = 5.0
+"""Time for an interrupted training to end by itself."""
 
 
 @dataclass(slots=True)
 class Training:
-    """One of them, while it goes on and after it."""
+    """A training, during and after it."""
 
     title: str
     options: tuple[str, ...] = ()
@@ -34,31 +34,31 @@ class Training:
     parameters: int = 0
     run_id: str | None = None
     what: str = ""
-    """What goes wrong in it, or in its healthy twin does not."""
+    """What goes wrong, in one sentence."""
     causes: tuple[str, ...] = ()
-    """The causes that a diagnosis may name."""
+    """The causes that are right in a diagnosis."""
 
 
 def train(
     trainings: Sequence[Training],
-    stepped: Callable[[int], None] | None = None,
-    said: Callable[[int, str], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
+    on_line: Callable[[int, str], None] | None = None,
 ) -> None:
-    """Run them to their ends, delivery included; `stepped` and `said` get the number of a training."""
-    heard: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+    """Run trainings to their ends, delivery included; the callbacks get the number of a training."""
+    output: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
     with _started(trainings) as processes:
         for number, process in enumerate(processes):
-            threading.Thread(target=_listen, args=(number, process, heard), daemon=True).start()
-        going_on = len(processes)
-        while going_on:
-            number, line = heard.get()
+            threading.Thread(target=_read_output, args=(number, process, output), daemon=True).start()
+        running = len(processes)
+        while running:
+            number, line = output.get()
             if line is None:
-                going_on -= 1
-            elif not _understood(trainings[number], line):
-                if said is not None:
-                    said(number, line)
-            elif trainings[number].losses and stepped is not None:
-                stepped(number)
+                running -= 1
+            elif not _read_report(trainings[number], line):
+                if on_line is not None:
+                    on_line(number, line)
+            elif trainings[number].losses and on_step is not None:
+                on_step(number)
         codes = [process.wait() for process in processes]
     for training, code in zip(trainings, codes, strict=True):
         if code != 0:
@@ -67,26 +67,26 @@ def train(
             )
 
 
-def _understood(training: Training, line: str) -> bool:
-    """Take over what the script reports; False for anything else that it says."""
+def _read_report(training: Training, line: str) -> bool:
+    """Read a line of JSON of the script; return False for any other output."""
     if not line.startswith("{"):
         return False
     try:
-        told = json.loads(line)
+        report = json.loads(line)
     except ValueError:
         return False
-    if "loss" in told:
-        training.losses.append(float(told["loss"]))
-    training.parameters = told.get("parameters", training.parameters)
-    training.run_id = told.get("run_id", training.run_id)
-    training.what = told.get("what", training.what)
-    training.causes = tuple(told.get("causes", training.causes))
+    if "loss" in report:
+        training.losses.append(float(report["loss"]))
+    training.parameters = report.get("parameters", training.parameters)
+    training.run_id = report.get("run_id", training.run_id)
+    training.what = report.get("what", training.what)
+    training.causes = tuple(report.get("causes", training.causes))
     return True
 
 
 @contextlib.contextmanager
 def _started(trainings: Sequence[Training]) -> Iterator[list[subprocess.Popen[str]]]:
-    """The running scripts; none of them runs afterwards."""
+    """Start the scripts; end those that still run afterwards."""
     processes: list[subprocess.Popen[str]] = []
     script = [sys.executable, "-m", "mlflow_stability.demo.training"]
     try:
@@ -105,30 +105,32 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
         encoding="utf-8",
         errors="replace",
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        start_new_session=True,  # Ctrl-C reaches us alone, and each of them once, through us
+        start_new_session=True,  # Ctrl-C reaches only this process, which interrupts each of them once
     )
 
 
 def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Interrupt what still runs, so that a recording can say so; then make sure."""
-    running = [each for each in processes if each.poll() is None]
-    until = time.monotonic() + PATIENCE
+    """Interrupt what still runs, so that a recording can note it; then kill it."""
+    running = [process for process in processes if process.poll() is None]
+    deadline = time.monotonic() + INTERRUPT_SECONDS
     try:
-        for each in running:
-            each.send_signal(signal.SIGINT)
-        for each in running:
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        for process in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                each.wait(max(0.0, until - time.monotonic()))
-    finally:  # a second Ctrl-C is no reason to leave one behind
-        for each in running:
-            each.kill()
-            each.wait()
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:  # also after a second Ctrl-C
+        for process in running:
+            process.kill()
+            process.wait()
 
 
-def _listen(number: int, process: subprocess.Popen[str], heard: queue.SimpleQueue[tuple[int, str | None]]) -> None:
-    """Pass on what a training says; None when it has nothing more to say."""
+def _read_output(
+    number: int, process: subprocess.Popen[str], output: queue.SimpleQueue[tuple[int, str | None]]
+) -> None:
+    """Pass on the lines of a training, then None."""
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:
-            heard.put((number, line.rstrip()))
-    heard.put((number, None))
+            output.put((number, line.rstrip()))
+    output.put((number, None))

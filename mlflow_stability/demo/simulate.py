@@ -1,7 +1,6 @@
-"""`mlflow_stability.simulate`: trains a failure beside its healthy twin, records both, and compares them.
+"""`mlflow_stability.simulate`: train a failure beside its healthy twin, record both, and compare them.
 
-In: the name of a simulation. Out: the two runs, the diagnosis of the one that fails, and the comparison. Guarantees:
-both trainings have the same weights and batches up to the first step at which something goes wrong; each is a process
+Both trainings have the same weights and batches up to the first step at which something goes wrong; each is a process
 of its own, recorded as any other training.
 """
 
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.diagnose import diagnose
-from mlflow_stability.demo.failures.catalog import SIMULATIONS, known_simulation
+from mlflow_stability.demo.catalog import known_simulation
 from mlflow_stability.demo.processes import Training, train
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.figures.loss_pairs import LossPair, loss_pairs
@@ -103,17 +102,17 @@ def simulate(name: str, *, seed: int = 0, rollback: bool = False, steps: int | N
         Traceback (most recent call last):
         mlflow_stability.errors.SettingsError: There is no simulation 'bad-batches'. Did you mean bad-batch?
     """
-    return trained(known_simulation(name), seed, rollback, steps, train)
+    return run_simulation(known_simulation(name), seed, rollback, steps, train)
 
 
-def trained(
+def run_simulation(
     name: str, seed: int, rollback: bool, steps: int | None, run: Callable[[Sequence[Training]], None]
 ) -> Simulation:
-    """The simulation, with its two trainings run by `run`."""
-    given = (name, "--seed", str(seed), *(() if steps is None else ("--steps", str(steps))))
-    healthy = Training("healthy twin", (*given, "--record", "--title", f"{name}: healthy twin"))
+    """Return the simulation; `run` runs its two trainings."""
+    options = (name, "--seed", str(seed), *(() if steps is None else ("--steps", str(steps))))
+    healthy = Training("healthy twin", (*options, "--record", "--title", f"{name}: healthy twin"))
     recorded = "--autopilot" if rollback else "--record"
-    failure = Training("failure", (*given, "--ill", recorded, "--title", f"{name}: failure"))
+    failure = Training("failure", (*options, "--ill", recorded, "--title", f"{name}: failure"))
     run((healthy, failure))
     if healthy.run_id is None or failure.run_id is None:
         raise TrackingError(
@@ -131,8 +130,3 @@ def trained(
         diagnose(failure.run_id),
         compare([healthy.run_id, failure.run_id]),
     )
-
-
-def simulations() -> dict[str, str]:
-    """Every simulation with what it is, in one line."""
-    return {name: said for name, (_, said) in SIMULATIONS.items()}

@@ -1,9 +1,9 @@
-"""An ordinary training script; two lines of it are ours.
+"""An ordinary training script; two lines of it are about mlflow-stability.
 
     python -m mlflow_stability.demo.training [NAME] [--steps 400] [--seed 0] [--ill] [--record | --autopilot]
 
-NAME is a simulation; with `--ill`, what it is about goes wrong. Prints a line of JSON for each step, and at the end the
-run that it was recorded into; `mlflow-stability demo` and `mlflow-stability simulate` show them.
+NAME is a simulation; with `--ill`, its failure happens. Prints a line of JSON for each step, and at the end the run
+that it was recorded into; `mlflow-stability demo` and `mlflow-stability simulate` show them.
 """
 
 from __future__ import annotations
@@ -19,53 +19,51 @@ import torch
 
 import mlflow_stability
 from mlflow_stability import Options
-from mlflow_stability.demo.failure_steps import FEWEST_STEPS
-from mlflow_stability.demo.failures.catalog import SIMULATIONS
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Notes
+from mlflow_stability.demo.catalog import MIN_STEPS, SIMULATIONS
+from mlflow_stability.demo.training_loop import Failure, Notes
 
 RUN_ID_WAIT = 120.0
-OFTEN: dict[str, Any] = {
+SHORT_INTERVALS: dict[str, Any] = {
     "layers_every_n_steps": 20,
     "attention_every_n_steps": 40,
     "options": Options(sdr_check_interval=10),
 }
-"""What a short training asks of `autolog()`, so that it shows what a long one does."""
+"""Arguments of `autolog()` with which a short training shows what a long one does."""
 
 
 class PrintedLosses(list[float]):
-    """Losses that are printed as they come."""
+    """Losses that are printed as they are added."""
 
     def append(self, loss: float) -> None:
         """Add the loss of the next step."""
         super().append(loss)
-        say(step=len(self), loss=loss)
+        print_json(step=len(self), loss=loss)
 
 
 def failure_of(name: str, steps: int | None) -> Failure:
-    """The failure that a simulation is about."""
+    """Return the failure of a simulation."""
     module, _, attribute = SIMULATIONS[name][0].partition(":")
-    found: Any = getattr(importlib.import_module(f"mlflow_stability.demo.failures.{module}"), attribute)
-    return found if isinstance(found, Failure) else found(steps or FEWEST_STEPS)
+    failure: Any = getattr(importlib.import_module(f"mlflow_stability.demo.{module}"), attribute)
+    return failure if isinstance(failure, Failure) else failure(steps or MIN_STEPS)
 
 
 def run_id() -> str | None:
-    """The run; some seconds after the start it is there, or there is no store that could take it."""
+    """Return the run, which exists some seconds after the start; None where no store accepts it."""
     session = mlflow_stability.current_session()
-    until = time.monotonic() + RUN_ID_WAIT
-    while session is not None and session.run_id is None and time.monotonic() < until:
+    deadline = time.monotonic() + RUN_ID_WAIT
+    while session is not None and session.run_id is None and time.monotonic() < deadline:
         time.sleep(0.1)
     return session.run_id if session is not None else None
 
 
-def say(**what: Any) -> None:
-    """One line for whoever started this."""
-    sys.stdout.write(json.dumps(what) + "\n")
+def print_json(**fields: Any) -> None:
+    """Print a line for the process that started this one."""
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Train, and say where it was recorded."""
+    """Train, and print where it was recorded."""
     parser = argparse.ArgumentParser(description="Train a small model, with or without a failure.")
     parser.add_argument("name", nargs="?", default="demo", choices=SIMULATIONS)
     parser.add_argument("--steps", type=int, default=None)
@@ -77,15 +75,16 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # several of these run side by side
     failure = failure_of(options.name, options.steps)
-    say(what=failure.what, causes=failure.causes)
+    print_json(what=failure.what, causes=failure.causes)
     if options.autopilot or options.record:
-        often = {} if options.name == "demo" else OFTEN
-        mlflow_stability.autolog(rollback=options.autopilot, extra_tags={"mlflow.runName": options.title}, **often)
+        intervals = {} if options.name == "demo" else SHORT_INTERVALS
+        tags = {"mlflow.runName": options.title}
+        mlflow_stability.autolog(rollback=options.autopilot, extra_tags=tags, **intervals)
     task = failure.task(options.seed)
-    say(parameters=sum(each.numel() for each in task.model.parameters()))
+    print_json(parameters=sum(parameter.numel() for parameter in task.model.parameters()))
     failure.train_task(task, options.seed, ill=options.ill, notes=Notes(PrintedLosses()), steps=options.steps)
     if options.autopilot or options.record:
-        say(run_id=run_id())
+        print_json(run_id=run_id())
 
 
 if __name__ == "__main__":

@@ -1,20 +1,34 @@
-"""The pages of the manual, in the order in which to read them.
+"""The pages of the manual, in reading order.
 
-In: the name of a page. Out: its title, and its text as Markdown. Guarantees: a page needs no network, no torch and no
-MLflow; what is made from the code cannot differ from it.
+A page needs no network, no torch and no MLflow. Tables are made from the code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from mlflow_stability.manual import options, presets, python_api, references, signals
+from mlflow_stability.manual import python_api, references
+from mlflow_stability.vocabulary.measured import signal_types
+from mlflow_stability.vocabulary.presets import PRESETS
+from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.settings import Settings
+from mlflow_stability.vocabulary.text import MAIN, SECTIONS
 
 FOLDER = Path(__file__).parent
-MAP = FOLDER.parent / "README.md"
-"""The map of the code, which lies where those who read code look first."""
+_CODE_MAP = FOLDER.parent / "README.md"
+
+COLUMNS = ("default", *PRESETS)
+WITHOUT_ROLLBACK = "Arguments of autolog() and fields of its Options"
+WITH_ROLLBACK = "Fields of RollbackPolicy, where rollback or guard is on"
+PRECEDENCE = (
+    "An argument that you give comes first, even if it is the default. A RollbackPolicy that you give decides "
+    "everything about skipping, checkpoints and rollbacks; the preset sets the rest."
+)
+_SIGNAL_TABLE = re.compile(r"^<!-- signals: (?P<interval>.+) -->\n\n(?:\|.*\n)*", re.MULTILINE)
+_UNITS = {"1": "", "s": "seconds", "By": "bytes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +36,90 @@ class Page:
     """One page."""
 
     name: str
-    """What is typed behind `mlflow-stability manual`, and the name of the file."""
+    """What is typed after `mlflow-stability manual`, and the name of the file."""
     title: str
     make: Callable[[], str] | None = None
-    """Makes the text from the code; of other pages the text is a file beside this one."""
+    """Makes the text from the code; the text of other pages is a file beside this one."""
 
     def text(self) -> str:
-        """The page, as Markdown."""
-        return self.make() if self.make else (FOLDER / f"{self.name}.md").read_text(encoding="utf-8")
+        """Return the page as Markdown."""
+        return self.make() if self.make else _written(self.name)
+
+
+def _written(name: str) -> str:
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+
+
+def options_page() -> str:
+    """Return the page of options: a table replaces each `<!-- ... -->`."""
+    tables = {
+        "arguments of autolog": python_api.argument_rows("autolog"),
+        "fields of Options": python_api.field_rows("Options"),
+    }
+    text = _written("options")
+    for name, rows in tables.items():
+        text = text.replace(f"<!-- {name} -->", "\n".join(rows).strip())
+    return text
+
+
+def signals_page() -> str:
+    """Return the page of signals, with a row for each signal below each line `<!-- signals: INTERVAL -->`.
+
+    The file holds the tables, too, for those who read it beside the code.
+    """
+    return _SIGNAL_TABLE.sub(lambda match: "".join(_signal_rows(match["interval"])), _written("signals"))
+
+
+def _signal_rows(interval: str) -> Iterator[str]:
+    yield f"<!-- signals: {interval} -->\n\n| signal | section | unit | what it is |\n| --- | --- | --- | --- |\n"
+    for section in SECTIONS:
+        for signal in signal_types().values():
+            if (signal.section, signal.interval) == (section, interval):
+                place = "first" if signal.quantity in MAIN else section
+                unit = _UNITS.get(signal.unit, re.sub(r"[{}]", "", signal.unit))
+                meaning = signal.meaning + ("; by layer, too" if signal.by_layer else "")
+                yield f"| `{signal.quantity}` | {place} | {unit} | {meaning} |\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PresetRow:
+    """One option that presets set."""
+
+    group: str
+    name: str
+    values: tuple[str, ...]
+    """The default, then the value in each preset."""
+
+
+def preset_rows() -> Iterator[PresetRow]:
+    """Yield every option that a preset sets."""
+    presets = tuple(PRESETS.values())
+    defaults = Settings()
+    policy_defaults = {setting.name: setting.default for setting in fields(RollbackPolicy)}
+    for name in presets[0].settings:
+        values = [getattr(defaults, name), *(preset.settings[name] for preset in presets)]
+        off = "never" if name == "attention_every_n_steps" else "0"
+        yield PresetRow(WITHOUT_ROLLBACK, name, tuple(off if str(value) == "0" else str(value) for value in values))
+    intervals = ("every step" if preset.adam_rms_every_step else "with layers" for preset in presets)
+    yield PresetRow(WITHOUT_ROLLBACK, "RMS of AdamW", ("with layers", *intervals))
+    for name in presets[0].policy:
+        values = [policy_defaults[name], *(preset.policy[name] for preset in presets)]
+        yield PresetRow(WITH_ROLLBACK, name, tuple(map(str, values)))
+
+
+def presets_page() -> str:
+    """Return the page of presets."""
+    lines = ["# Presets", "", "`autolog(preset=NAME)` gives other defaults, with or without `rollback=True`:", ""]
+    lines += [f"- `{preset.name}`: {preset.meaning}" for preset in PRESETS.values()]
+    for group in (WITHOUT_ROLLBACK, WITH_ROLLBACK):
+        lines += ["", f"## {group}", "", f"| option | {' | '.join(COLUMNS)} |", "| --- " * (len(COLUMNS) + 1) + "|"]
+        for row in preset_rows():
+            if row.group == group:
+                name = f"`{row.name}`" if row.name.islower() else row.name
+                lines.append(f"| {name} | {' | '.join(row.values)} |")
+    lines += ["", PRECEDENCE, "", "`mlflow-stability presets` prints this table; the meaning of each option is in"]
+    lines += ["[Options](options.md)."]
+    return "\n".join(lines) + "\n"
 
 
 PAGES = (
@@ -44,11 +134,11 @@ PAGES = (
     Page("assistants", "Assistants"),
     Page("alerts", "Alerts and metrics elsewhere"),
     Page("attention", "Attention and representations"),
-    Page("signals", "Signals reference", signals.page),
+    Page("signals", "Signals reference", signals_page),
     Page("findings", "Findings reference", references.findings),
     Page("causes", "Causes reference", references.causes),
-    Page("options", "Options", options.page),
-    Page("presets", "Presets", presets.page),
+    Page("options", "Options", options_page),
+    Page("presets", "Presets", presets_page),
     Page("python_api", "Python API", python_api.page),
     Page("log_formats", "Log formats"),
     Page("frameworks", "Frameworks"),
@@ -56,8 +146,8 @@ PAGES = (
     Page("costs", "Costs and guarantees"),
     Page("troubleshooting", "Troubleshooting"),
     Page("limits", "Limits"),
-    Page("design", "Design and glossary", lambda: MAP.read_text(encoding="utf-8")),
+    Page("design", "Design and glossary", lambda: _CODE_MAP.read_text(encoding="utf-8")),
     Page("contributing", "Contributing"),
     Page("changes", "Changes"),
 )
-"""All of them but the page of the command line, which only the command line itself can make."""
+"""All pages but that of the command line, which only the command line can make."""

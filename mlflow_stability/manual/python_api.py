@@ -1,7 +1,6 @@
-"""The reference of the public Python names, read from their source without importing it.
+"""The reference of the public Python names, read from their source.
 
-In: the public names of the package and the modules that hold them. Out: a page with signature and docstring of each, as
-Markdown. Guarantees: nothing is imported for it, so that it can be read where there is no torch.
+Nothing is imported for it, so that it can be read where torch is not installed.
 """
 
 from __future__ import annotations
@@ -24,39 +23,35 @@ _ANNOTATED_DEFAULT = re.compile(r"^(\w+: [^=]+)=")
 """`name: type=default`, as `ast.unparse` writes it."""
 _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 """An argument and its sentences, in the `Args:` of a docstring."""
+_MAX_SIGNATURE_WIDTH = 80
 
 
 def page() -> str:
-    """Every public name."""
+    """Return a page with signature and docstring of every public name."""
     lines = ["# Python API", "", "Everything here is imported from `mlflow_stability`.", "", _DETECTORS]
     for name in sorted(mlflow_stability.PUBLIC, key=str.lower):
-        lines += ["", f"## {name}", "", *_described(_definition(name), name)]
+        lines += ["", f"## {name}", "", *_description(_definition(name), name)]
     return "\n".join(lines) + "\n"
 
 
 def argument_meanings(name: str) -> dict[str, str]:
-    """What the docstring of a public function says of each of its arguments."""
-    text = inspect.cleandoc(ast.get_docstring(_definition(name)) or "").partition("Args:\n")[2]
-    found = _ARGUMENT.findall(text)
-    return {argument: " ".join(said.split()) for argument, said in found}
+    """Return the docstring of each argument of a public function."""
+    text = _docstring(_definition(name)).partition("Args:\n")[2]
+    return {argument: " ".join(meaning.split()) for argument, meaning in _ARGUMENT.findall(text)}
 
 
 def field_meanings(name: str) -> dict[str, str]:
-    """What is written under each field of a public class."""
-    definition = _definition(name)
-    assert isinstance(definition, ast.ClassDef)
-    return {field: meaning for field, _, _, meaning in _fields(definition)}
+    """Return the text under each field of a public class."""
+    return {field: meaning for field, _, _, meaning in _fields(_class(name))}
 
 
 def field_rows(name: str) -> Iterator[str]:
-    """A table of the fields of a public class."""
-    definition = _definition(name)
-    assert isinstance(definition, ast.ClassDef)
-    yield from _table_of_fields(definition)
+    """Yield a table of the fields of a public class."""
+    yield from _field_table(_class(name))
 
 
 def argument_rows(name: str) -> Iterator[str]:
-    """A table of the arguments of a public function."""
+    """Yield a table of the arguments of a public function."""
     definition, meanings = _definition(name), argument_meanings(name)
     assert isinstance(definition, ast.FunctionDef)
     yield from ("", "| argument | default | meaning |", "| --- | --- | --- |")
@@ -72,52 +67,77 @@ def _definition(name: str) -> Definition:
     return next(node for node in tree.body if isinstance(node, Definition) and node.name == name)
 
 
-def _described(found: Definition, name: str) -> Iterator[str]:
-    if _is_called(found):
-        yield from ("```text", _signature(found, name), "```", "")
-    yield inspect.cleandoc(ast.get_docstring(found) or "")
-    if isinstance(found, ast.ClassDef):
-        yield from _table_of_fields(found)
-        for method in found.body:
+def _class(name: str) -> ast.ClassDef:
+    definition = _definition(name)
+    assert isinstance(definition, ast.ClassDef)
+    return definition
+
+
+def _docstring(definition: Definition) -> str:
+    return inspect.cleandoc(ast.get_docstring(definition) or "")
+
+
+def _description(definition: Definition, name: str) -> Iterator[str]:
+    if _is_called(definition):
+        yield from ("```text", _signature(definition, name), "```", "")
+    yield _docstring(definition)
+    if isinstance(definition, ast.ClassDef):
+        yield from _field_table(definition)
+        for method in definition.body:
             if isinstance(method, ast.FunctionDef) and not method.name.startswith("_") and ast.get_docstring(method):
-                yield ""
-                yield f"- `{_shown(method)}`: {_first_line(method)}"
+                summary = _docstring(method).split("\n\n")[0].replace("\n", " ")
+                yield from ("", f"- `{_method(method)}`: {summary}")
 
 
-def _is_called(found: Definition) -> bool:
-    """Whether users call it; other classes are of what they are given."""
-    if isinstance(found, ast.FunctionDef):
+def _is_called(definition: Definition) -> bool:
+    """Whether users call it; objects of other classes are results."""
+    if isinstance(definition, ast.FunctionDef):
         return True
-    if any(ast.unparse(base) == "Enum" for base in found.bases):
+    if any(ast.unparse(base) == "Enum" for base in definition.bases):
         return False
-    made = {ast.unparse(each) for each in found.decorator_list} | {getattr(each, "name", "") for each in found.body}
-    return bool(made & {"check_init_arguments", "__init__"})
+    decorators = {ast.unparse(decorator) for decorator in definition.decorator_list}
+    has_init = any(isinstance(node, ast.FunctionDef) and node.name == "__init__" for node in definition.body)
+    return has_init or "check_init_arguments" in decorators
 
 
-def _shown(method: ast.FunctionDef) -> str:
-    """A method as it is called, a property with its type."""
-    if any(isinstance(each, ast.Name) and each.id == "property" for each in method.decorator_list):
+def _method(method: ast.FunctionDef) -> str:
+    """Return the signature of a method, or a property with its type."""
+    if any(isinstance(decorator, ast.Name) and decorator.id == "property" for decorator in method.decorator_list):
         return f"{method.name}: {ast.unparse(method.returns)}" if method.returns is not None else method.name
     return _signature(method, method.name, bound=True, wide=True)
 
 
-def _signature(found: Definition, name: str, *, bound: bool = False, wide: bool = False) -> str:
-    """How it is called: in one line where that is short, else one argument a line."""
-    if isinstance(found, ast.ClassDef):
-        methods = (each for each in found.body if isinstance(each, ast.FunctionDef))
-        made = next((each for each in methods if each.name == "__init__"), None)
-        return _signature(made, name, bound=True) if made else f"{name}(...)"
-    arguments = _arguments(ast.unparse(found.args))[1 if bound else 0 :]
-    given = f" -> {ast.unparse(found.returns)}" if found.returns is not None and found.name != "__init__" else ""
-    line = f"{name}({', '.join(arguments)}){given}"
-    if len(line) <= 80 or wide:
+def _signature(definition: Definition, name: str, *, bound: bool = False, wide: bool = False) -> str:
+    """Return a signature in one line where that is short, or `wide`; else with one argument a line."""
+    if isinstance(definition, ast.ClassDef):
+        methods = (node for node in definition.body if isinstance(node, ast.FunctionDef))
+        init = next((method for method in methods if method.name == "__init__"), None)
+        return _signature(init, name, bound=True) if init else f"{name}(...)"
+    arguments = _arguments(ast.unparse(definition.args))[1 if bound else 0 :]
+    has_result = definition.returns is not None and definition.name != "__init__"
+    result = f" -> {ast.unparse(definition.returns)}" if has_result and definition.returns else ""
+    line = f"{name}({', '.join(arguments)}){result}"
+    if len(line) <= _MAX_SIGNATURE_WIDTH or wide:
         return line
-    return "\n".join([f"{name}(", *(f"    {each}," for each in arguments), f"){given}"])
+    return "\n".join([f"{name}(", *(f"    {argument}," for argument in arguments), f"){result}"])
 
 
-def _table_of_fields(found: ast.ClassDef) -> Iterator[str]:
-    """The fields of a dataclass, or the members of an enumeration: type, default, and what is written under each."""
-    rows = list(_fields(found))
+def _arguments(text: str) -> list[str]:
+    """Split arguments at the commas outside of brackets."""
+    arguments, depth, argument = [], 0, ""
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            arguments.append(argument)
+            argument = ""
+        else:
+            argument += letter
+    return [_ANNOTATED_DEFAULT.sub(r"\1 = ", part.strip()) for part in (*arguments, argument) if part.strip()]
+
+
+def _field_table(definition: ast.ClassDef) -> Iterator[str]:
+    """Yield a table of the fields of a dataclass, or of the members of an enumeration."""
+    rows = list(_fields(definition))
     if rows:
         yield from ("", "| field | type | default | meaning |", "| --- | --- | --- | --- |")
     for *code, meaning in rows:
@@ -125,45 +145,27 @@ def _table_of_fields(found: ast.ClassDef) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _fields(found: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
-    """Name, type, default and meaning of each."""
-    for field, under in pairwise([*found.body, ast.Pass()]):
-        said = under.value if isinstance(under, ast.Expr) else None
-        meaning = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else ""
+def _fields(definition: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, type, default and meaning."""
+    for field, below in pairwise([*definition.body, ast.Pass()]):
+        text = below.value if isinstance(below, ast.Expr) else None
+        meaning = " ".join(str(text.value).split()) if isinstance(text, ast.Constant) else ""
         if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
             yield ast.unparse(field.target), ast.unparse(field.annotation), _default(field.value), meaning
         elif isinstance(field, ast.Assign) and not ast.unparse(field.targets[0]).startswith("_"):
             name = ast.unparse(field.targets[0])
-            yield (name, "", _default(field.value), meaning) if meaning else (name, "", "", _sentence_of(field.value))
-
-
-def _sentence_of(member: ast.expr) -> str:
-    """The text of an enumeration's member, or the first of its values."""
-    value = member.elts[0] if isinstance(member, ast.Tuple) else member
-    return str(value.value) if isinstance(value, ast.Constant) else ""
+            if meaning:
+                yield name, "", _default(field.value), meaning
+            else:  # the text of an enumeration's member, or the first of its values
+                value = field.value.elts[0] if isinstance(field.value, ast.Tuple) else field.value
+                yield name, "", "", str(value.value) if isinstance(value, ast.Constant) else ""
 
 
 def _default(value: ast.expr | None) -> str:
-    if isinstance(value, ast.Call):
-        given = {each.arg: each.value for each in value.keywords}
-        made = given.get("default_factory")
-        is_a_field = ast.unparse(value.func) == "field"
-        value = given.get("default", ast.Call(made, [], []) if made is not None else None if is_a_field else value)
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
+        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
+        factory = keywords.get("default_factory")
+        value = keywords.get("default", ast.Call(factory, [], []) if factory is not None else None)
+    elif isinstance(value, ast.Call):  # `argument(default=..., ...)`
+        value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), value)
     return ast.unparse(value) if value is not None else ""
-
-
-def _arguments(parts: str) -> list[str]:
-    """The arguments one by one: commas within brackets part nothing."""
-    found, depth, begun = [], 0, ""
-    for letter in parts:
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            found.append(begun)
-            begun = ""
-        else:
-            begun += letter
-    return [_ANNOTATED_DEFAULT.sub(r"\1 = ", each.strip()) for each in (*found, begun) if each.strip()]
-
-
-def _first_line(method: ast.FunctionDef) -> str:
-    return inspect.cleandoc(ast.get_docstring(method) or "").split("\n\n")[0].replace("\n", " ")

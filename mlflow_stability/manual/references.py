@@ -1,21 +1,19 @@
-"""The references of findings and of causes, made from what stands beside the code that judges.
-
-In: the detectors, the rules of whole curves and the causes. Out: a page of each, as Markdown. Guarantees: every finding
-and every cause that can be named is on its page, with the thresholds that hold.
-"""
+"""The references of findings and causes, made from the code that judges."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from mlflow_stability.diagnosis.causes.catalog import causes as every_cause
+from mlflow_stability.diagnosis.causes.catalog import causes as cause_catalog
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, documentation, name_of
 from mlflow_stability.kinds.documentation import FindingDocumentation
 from mlflow_stability.kinds.rule import Rule
-from mlflow_stability.manual.false_alarms import false_alarms_of
 from mlflow_stability.vocabulary.result import Severity
 
 INTRODUCTION_TO_FINDINGS = (
@@ -26,15 +24,17 @@ INTRODUCTION_TO_CAUSES = (
     "A finding says what happened; a cause says why. A diagnosis names the likely cause of the finding that decides "
     "its verdict, the evidence for it, and what was ruled out."
 )
-
-_PICTURE = re.compile(r"^!\[.*\n+", re.MULTILINE)
-
 PICTURES = Path(__file__).with_name("findings")
 """Examples from recorded runs, drawn by `tests/manual/draw_findings.py`."""
+FALSE_ALARMS = Path(__file__).with_name("false_alarms.json")
+"""Written by `python -m tests.benchmarks false_alarms`."""
+_LOSS_QUANTITIES = frozenset({"loss", "val_loss", "score", "val_score"})
+"""Quantities of a log with losses alone; findings in other quantities were not tried on such logs."""
+_PICTURE = re.compile(r"^!\[.*\n+", re.MULTILINE)
 
 
 def findings() -> str:
-    """Every finding, with the rules that find it."""
+    """Return the page of findings, each with its rules."""
     lines = [
         "# Findings reference",
         "",
@@ -46,82 +46,111 @@ def findings() -> str:
         "| --- | --- | --- |",
     ]
     kinds = [documentation(kind) for kind in KINDS]
-    lines += [f"| [{each.name}](#{each.name}) | {_severity(each)} | {_cell(each.sentence)} |" for each in kinds]
-    for each in kinds:
-        lines += ["", f"## {each.name}", "", *_finding(each)]
+    lines += [f"| [{about.name}](#{about.name}) | {_severity(about)} | {_cell(about.sentence)} |" for about in kinds]
+    for about in kinds:
+        lines += ["", f"## {about.name}", "", *_finding(about)]
         for rule in (*DETECTORS, *ON_REQUEST):
-            if rule.kind == each.kind and rule.rule:
+            if rule.kind == about.kind and rule.rule:
                 lines += ["", f"### {name_of(rule)}", "", *_finding(documentation(name_of(rule)))]
     return "\n".join(lines) + "\n"
 
 
 def causes() -> str:
-    """Every cause."""
-    lines = [
-        "# Causes reference",
-        "",
-        INTRODUCTION_TO_CAUSES,
-    ]
-    for each in every_cause().values():
-        lines += ["", f"## {each.name}", "", each.meaning, ""]
-        lines += [f"**Evidence:** {each.evidence}", "", f"**When it is wrong:** {each.wrong}", ""]
-        lines += ["**What to do:**", "", *(f"{number}. {remedy}" for number, remedy in enumerate(each.remedies, 1))]
+    """Return the page of causes."""
+    lines = ["# Causes reference", "", INTRODUCTION_TO_CAUSES]
+    for cause in cause_catalog().values():
+        lines += ["", f"## {cause.name}", "", cause.meaning, ""]
+        lines += [f"**Evidence:** {cause.evidence}", "", f"**When it is wrong:** {cause.wrong}", ""]
+        lines += ["**What to do:**", "", *(f"{number}. {remedy}" for number, remedy in enumerate(cause.remedies, 1))]
     return "\n".join(lines) + "\n"
 
 
 def explained_names() -> tuple[str, ...]:
-    """Every finding and cause that `section` knows."""
-    return (*KINDS, *every_cause())
+    """Return every finding and cause that `section` knows."""
+    return (*KINDS, *cause_catalog())
 
 
 def section(name: str) -> str | None:
-    """What the references say of one finding or cause; None where there is none."""
-    page = findings() if name in KINDS else causes() if name in every_cause() else ""
-    found = re.search(rf"^## {re.escape(name)}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    return None if found is None else _PICTURE.sub("", found[0]).strip() + "\n"
+    """Return the section of one finding or cause; None for an unknown name."""
+    page = findings() if name in KINDS else causes() if name in cause_catalog() else ""
+    match = re.search(rf"^## {re.escape(name)}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return None if match is None else _PICTURE.sub("", match[0]).strip() + "\n"
 
 
 def _finding(about: FindingDocumentation) -> Iterator[str]:
-    yield about.sentence
-    yield ""
+    yield from (about.sentence, "")
     if not about.rule and (PICTURES / f"{about.kind}.png").is_file():
-        yield f"![A recorded run with {about.kind}](findings/{about.kind}.png)"
-        yield ""
-    facts = [("Severity", _severity(about)), ("Signals", ", ".join(f"`{each}`" for each in about.quantities))]
-    facts += [("What it sees", about.sees), ("Why it matters", about.why), ("What to do", about.try_)]
-    facts += [("When it is wrong", about.wrong)]
+        yield from (f"![A recorded run with {about.kind}](findings/{about.kind}.png)", "")
+    for title, text in _paragraphs(about):
+        if text:
+            yield from (f"**{title}:** {text}", "")
+    if about.thresholds:
+        yield from ("| threshold | default | meaning |", "| --- | --- | --- |")
+        for threshold in about.thresholds:
+            yield f"| `{threshold.name}` | {threshold.text} | {_cell(threshold.meaning)} |"
+        if about.own_thresholds:
+            yield from ("", f"Thresholds of your own: {about.own_thresholds}")
+
+
+def _paragraphs(about: FindingDocumentation) -> Iterator[tuple[str, str]]:
+    """Yield titles and texts, which may be empty."""
+    yield "Severity", _severity(about)
+    yield "Signals", ", ".join(f"`{quantity}`" for quantity in about.quantities)
+    yield "What it sees", about.sees
+    yield "Why it matters", about.why
+    yield "What to do", about.try_
+    yield "When it is wrong", about.wrong
     if not about.rule:
         for rule in RULES:
             if rule.kind == about.kind:
-                facts += [("In a whole curve, afterwards", _paragraph(rule, "What it sees"))]
-                facts += [("When that is wrong", _paragraph(rule, "When it is wrong"))]
+                yield "In a whole curve, afterwards", _paragraph(rule, "What it sees")
+                yield "When that is wrong", _paragraph(rule, "When it is wrong")
         if about.severities[-1] >= Severity.WARNING and about.quantities:
-            measured = false_alarms_of(about.kind, about.quantities) or "not measured"
-            facts += [("Measured false alarms", f"{measured}.")]
-    facts += [("Reference", about.reference)]
-    for title, text in facts:
-        if text:
-            yield f"**{title}:** {text}"
-            yield ""
-    if about.thresholds:
-        yield "| threshold | default | meaning |"
-        yield "| --- | --- | --- |"
-        for each in about.thresholds:
-            yield f"| `{each.name}` | {each.text} | {_cell(each.meaning)} |"
-        if about.own_thresholds:
-            yield ""
-            yield f"Thresholds of your own: {about.own_thresholds}"
+            yield "Measured false alarms", f"{false_alarms_of(about.kind, about.quantities) or 'not measured'}."
+    yield "Reference", about.reference
 
 
 def _severity(about: FindingDocumentation) -> str:
-    named = " or ".join(Severity(each).name for each in about.severities)
-    return f"{named}, experimental" if about.experimental else named
+    names = " or ".join(Severity(level).name for level in about.severities)
+    return f"{names}, experimental" if about.experimental else names
 
 
 def _paragraph(rule: type[Rule], title: str) -> str:
-    paragraphs = (" ".join(each.split()) for each in (inspect.getdoc(rule) or "").split("\n\n"))
-    return next((each.removeprefix(f"{title}: ") for each in paragraphs if each.startswith(f"{title}: ")), "")
+    """Return a paragraph of a rule's docstring."""
+    paragraphs = (" ".join(text.split()) for text in (inspect.getdoc(rule) or "").split("\n\n"))
+    return next((text.removeprefix(f"{title}: ") for text in paragraphs if text.startswith(f"{title}: ")), "")
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """False alarms in one set of healthy runs."""
+
+    what: str
+    runs: int
+    kinds: Collection[str]
+    """The kinds that were looked for."""
+    flagged: Mapping[str, int]
+    """Number of runs with each finding as a WARNING or worse; kinds without any are left out."""
+    loss_alone: bool
+    """Whether the runs had nothing but loss curves."""
+
+
+@cache
+def measured() -> tuple[Measured, ...]:
+    """Return all measurements of false alarms."""
+    return tuple(Measured(**entry) for entry in json.loads(FALSE_ALARMS.read_text(encoding="utf-8")))
+
+
+def false_alarms_of(kind: str, quantities: Collection[str]) -> str:
+    """Return `2 of 128 healthy trainings …; none of 1,600 drawn curves …` for a finding that judges these quantities.
+
+    Empty for a kind that is newer than the measurement. A finding that needs more than a loss curve is given no figure
+    from loss curves.
+    """
+    sets = [data for data in measured() if kind in data.kinds]
+    fitting = [data for data in sets if not data.loss_alone or _LOSS_QUANTITIES & set(quantities)]
+    return "; ".join(f"{data.flagged.get(kind, 0) or 'none'} of {data.runs:,} {data.what}" for data in fitting)

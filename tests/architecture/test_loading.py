@@ -59,7 +59,7 @@ def test_help_loads_no_command(arguments: list[str]) -> None:
         "from mlflow_stability import load_run",
         "from mlflow_stability.kinds.panel import replay",
         "import mlflow_stability.cli.commands.sync",
-        "import mlflow_stability.cli.commands.demo_view",
+        "import mlflow_stability.cli.commands.demo",
         "import mlflow_stability.courier.follow_training",
     ],
 )

@@ -17,10 +17,9 @@ from mlflow import MlflowClient
 from zoo.catalog import ZOO, failure_named
 
 from mlflow_stability import Diagnosis, diagnose, simulate
-from mlflow_stability.demo.failures.catalog import SIMULATIONS
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Notes
+from mlflow_stability.demo.catalog import SIMULATIONS
 from mlflow_stability.demo.training import failure_of
+from mlflow_stability.demo.training_loop import Failure, Notes
 
 MODES: dict[str, dict[str, Any]] = {"watch": {}, "rollback": {"rollback": True}}
 BATCH = frozenset({"bad_batch"})

@@ -18,7 +18,7 @@ from benchmarks.table import Cell, Table, table_of
 from zoo.catalog import ZOO
 from zoo.trial import Result, Trial, run
 
-from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.training_loop import Failure
 
 MAX_RATIO_SAVED = 1.05
 CLEARLY_WORSE = 0.2

@@ -7,6 +7,7 @@ import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,7 @@ from zoo.tutorials.catalog import TUTORIALS, tutorial_named
 from zoo.tutorials.trial import MODES, Mode, Trial, tried
 
 from mlflow_stability.kinds.catalog import DETECTORS, RULES
-from mlflow_stability.manual.false_alarms import FILE, Measured
+from mlflow_stability.manual.references import FALSE_ALARMS, Measured
 from mlflow_stability.vocabulary.result import Severity
 
 FAILURES = {failure.name: failure for failure in SLOW_FAILURES}
@@ -196,8 +197,8 @@ def false_alarms(
     ]
     yield table_of("", rows)
     if write:
-        text = json.dumps([each.as_json() for each in measured], indent=2, ensure_ascii=False)
-        FILE.write_text(text + "\n", encoding="utf-8")
+        text = json.dumps([asdict(each) for each in measured], indent=2, ensure_ascii=False)
+        FALSE_ALARMS.write_text(text + "\n", encoding="utf-8")
 
 
 def in_trainings(folder: Path) -> Measured:

@@ -10,8 +10,7 @@ import pytest
 
 from mlflow_stability import diagnose, simulate
 from mlflow_stability.cli.main import run
-from mlflow_stability.demo.failures.catalog import SIMULATIONS, known_simulation
-from mlflow_stability.demo.simulate import simulations
+from mlflow_stability.demo.catalog import SIMULATIONS, known_simulation
 from mlflow_stability.demo.training import failure_of
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.errors import SettingsError
@@ -61,7 +60,7 @@ def test_every_simulation_is_listed_in_one_line(
     monkeypatch.setenv("COLUMNS", "100")
     assert run(["simulate", "--list"]) == 0
     said = capsys.readouterr().out.splitlines()
-    for name, what in simulations().items():
+    for name, (_, what) in SIMULATIONS.items():
         assert [line for line in said if line.split()[:1] == [name] and what in line]
     assert run(["simulate"]) == 0
 
@@ -69,7 +68,7 @@ def test_every_simulation_is_listed_in_one_line(
 @pytest.mark.parametrize("name", SIMULATIONS)
 def test_a_simulation_has_a_task_and_causes_that_there_are(name: str) -> None:
     module, _, attribute = SIMULATIONS[name][0].partition(":")
-    assert hasattr(importlib.import_module(f"mlflow_stability.demo.failures.{module}"), attribute)
+    assert hasattr(importlib.import_module(f"mlflow_stability.demo.{module}"), attribute)
     failure = failure_of(name, None)
     assert failure.causes
     assert set(failure.causes) <= set(causes())

@@ -19,8 +19,8 @@ import numpy as np
 from architecture.repository import PACKAGE
 from rich.console import Console
 
-from mlflow_stability.cli.commands.demo_trainings import Trainings, train
-from mlflow_stability.demo.failure_steps import troubles_in
+from mlflow_stability.cli.commands.demo import Trainings, train_demo
+from mlflow_stability.demo.catalog import demo_faults
 from mlflow_stability.figures.style import BAD, FAINT, LINES, Picture, new_figure, our_style, png
 
 STEPS = 400
@@ -28,7 +28,7 @@ STEPS = 400
 
 def picture(trainings: Trainings) -> Picture:
     """Both curves, and what went wrong."""
-    troubles = troubles_in(STEPS)
+    troubles = demo_faults(STEPS)
     with our_style():
         figure = new_figure(3.2)
         axes = figure.subplots()
@@ -59,7 +59,7 @@ def main() -> None:
         mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        trainings = train(STEPS, Console(stderr=True))
+        trainings = train_demo(STEPS, Console(stderr=True))
         (PACKAGE / "manual" / "rescue.png").write_bytes(png(picture(trainings)))
 
 

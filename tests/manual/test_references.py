@@ -5,8 +5,7 @@ import re
 from manual.draw_findings import FOLDER, examples
 
 from mlflow_stability.kinds.catalog import KINDS, documentation
-from mlflow_stability.manual.false_alarms import false_alarms_of, measured
-from mlflow_stability.manual.references import findings
+from mlflow_stability.manual.references import false_alarms_of, findings, measured
 from mlflow_stability.vocabulary.result import Severity
 
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", findings(), re.MULTILINE | re.DOTALL))

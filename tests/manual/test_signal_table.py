@@ -12,12 +12,13 @@ if __name__ == "__main__":
 from architecture.repository import PACKAGE
 
 from mlflow_stability.alerts.metrics.run_metrics import EVENTS, EVERYTHING, STEP_DURATION
-from mlflow_stability.manual import signals
+from mlflow_stability.manual.pages import signals_page
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.write.thinning import LOGGED_BY_THE_SCRIPT
 from mlflow_stability.vocabulary.measured import Signal, signal_types
 
 PAGE = PACKAGE / "manual" / "alerts.md"
+SIGNALS = PACKAGE / "manual" / "signals.md"
 HEAD = "| in MLflow | Prometheus | OpenTelemetry | meaning |\n| --- | --- | --- | --- |\n"
 
 
@@ -44,11 +45,11 @@ def test_the_manual_has_every_name_of_the_table() -> None:
 
 
 def test_the_written_page_of_signals_has_every_signal_as_it_is_declared() -> None:
-    text = signals.FILE.read_text(encoding="utf-8")
-    assert signals.page() == text, "python tests/manual/test_signal_table.py brings it up to date"
+    text = SIGNALS.read_text(encoding="utf-8")
+    assert signals_page() == text, "python tests/manual/test_signal_table.py brings it up to date"
     assert all(f"| `{quantity}` |" in text for quantity in signal_types())
 
 
 if __name__ == "__main__":
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    signals.FILE.write_text(signals.page(), encoding="utf-8")
+    SIGNALS.write_text(signals_page(), encoding="utf-8")

@@ -11,7 +11,7 @@ from scenarios.flown_history import recorded
 from scenarios.flying import flying
 from scenarios.watching import batches, tiny_model
 
-from mlflow_stability.cli.commands.demo_view import final_of
+from mlflow_stability.cli.commands.demo import final_of
 from mlflow_stability.demo.processes import Training
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card import run_card_of

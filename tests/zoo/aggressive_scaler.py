@@ -5,11 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.language import STEPS, language_task, tiny_gpt
-from mlflow_stability.demo.tasks.loop import FailurePoints
-from mlflow_stability.demo.tasks.schedules import cosine
-from mlflow_stability.demo.tasks.task import Task
+from mlflow_stability.demo.language import STEPS, language_task, tiny_gpt
+from mlflow_stability.demo.training_loop import Failure, FailurePoints, Task, cosine
 
 
 class HalfPrecisionScores(nn.Module):

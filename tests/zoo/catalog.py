@@ -17,8 +17,8 @@ from zoo import (
     zero_variance,
 )
 
-from mlflow_stability.demo.failures import data, inside, learning_rates, scripts, weights
-from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo import learning_rates, model_failures, script_failures
+from mlflow_stability.demo.training_loop import Failure
 
 ZOO: tuple[Failure, ...] = (
     learning_rates.JUMP,
@@ -26,21 +26,21 @@ ZOO: tuple[Failure, ...] = (
     nan_inputs.FAILURE,
     huge_inputs.FAILURE,
     aggressive_scaler.FAILURE,
-    weights.BIT_FLIP,
+    model_failures.BIT_FLIP,
     nan_in_optimizer.FAILURE,
     zero_variance.FAILURE,
     learning_rates.NO_WARM_UP,
-    inside.ATTENTION_LOGITS,
+    model_failures.ATTENTION_LOGITS,
     exploding_rnn.FAILURE,
     heavy_tailed_reward.FAILURE,
     repeated_data.FAILURE,
-    scripts.NO_ZERO_GRAD,
-    weights.WEIGHT_DECAY,
+    script_failures.NO_ZERO_GRAD,
+    model_failures.WEIGHT_DECAY,
     log_of_zero.FAILURE,
     division_by_zero.FAILURE,
-    data.BAD_BATCH,
-    data.NAN_BATCH,
-    scripts.HALF_OVERFLOW,
+    script_failures.BAD_BATCH,
+    script_failures.NAN_BATCH,
+    script_failures.HALF_OVERFLOW,
     gpt_lr1_at_200.FAILURE,
     learning_rates.TOO_HIGH,
 )

@@ -7,11 +7,8 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import FailurePoints
-from mlflow_stability.demo.tasks.schedules import cosine
-from mlflow_stability.demo.tasks.tables import test_batches
-from mlflow_stability.demo.tasks.task import Batch, Task
+from mlflow_stability.demo.tables import test_batches
+from mlflow_stability.demo.training_loop import Batch, Failure, FailurePoints, Task, cosine
 
 STEPS, BATCH, WIDTH = 1000, 32, 32
 USUAL, LONG = 12, 300

@@ -6,11 +6,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Adam
 
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import FailurePoints
-from mlflow_stability.demo.tasks.schedules import cosine
-from mlflow_stability.demo.tasks.tables import BATCH, COLUMNS, STEPS, curve, test_batches
-from mlflow_stability.demo.tasks.task import Batch, Task
+from mlflow_stability.demo.tables import BATCH, COLUMNS, STEPS, curve, test_batches
+from mlflow_stability.demo.training_loop import Batch, Failure, FailurePoints, Task, cosine
 
 STEP = 431
 FEW = 8

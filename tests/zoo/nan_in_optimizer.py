@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.language import scheduled_gpt
-from mlflow_stability.demo.tasks.loop import FailurePoints
-from mlflow_stability.demo.tasks.task import Task
+from mlflow_stability.demo.language import scheduled_gpt
+from mlflow_stability.demo.training_loop import Failure, FailurePoints, Task
 
 STEP = 261
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import FailurePoints
-from mlflow_stability.demo.tasks.tables import classification
-from mlflow_stability.demo.tasks.task import Batch
+from mlflow_stability.demo.tables import classification
+from mlflow_stability.demo.training_loop import Batch, Failure, FailurePoints
 
 STEP = 431
 

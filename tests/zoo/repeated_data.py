@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.language import scheduled_gpt
-from mlflow_stability.demo.tasks.loop import FailurePoints
-from mlflow_stability.demo.tasks.task import Batch
+from mlflow_stability.demo.language import scheduled_gpt
+from mlflow_stability.demo.training_loop import Batch, Failure, FailurePoints
 
 FIRST = 261
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from zoo.healthy.data import Draw, dice_of, images, mlp, points
 
-from mlflow_stability.demo.tasks.language import lines, next_letter, tiny_gpt, written
+from mlflow_stability.demo.language import lines, next_letter, random_texts, tiny_gpt
 
 STEPS, ONSET = 1500, 500
 
@@ -73,7 +73,7 @@ def rate_creeps_up(seed: int) -> None:
 
 def rate_creeps_up_under_adam(seed: int) -> None:
     """The same with a GPT under AdamW."""
-    texts, dice, model = written(0), dice_of(seed), tiny_gpt()
+    texts, dice, model = random_texts(0), dice_of(seed), tiny_gpt()
     optimizer = AdamW(model.parameters(), lr=2e-3)
     before = growing(optimizer, 1.02)
     for step in range(1, 301):

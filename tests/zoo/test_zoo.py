@@ -7,8 +7,7 @@ import pytest
 import torch
 from zoo.catalog import ZOO
 
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Notes
+from mlflow_stability.demo.training_loop import Failure, Notes
 
 SEED = 0
 SLOW = {"scheduled_gpt", "plain_gpt", "half_precision_gpt", "gpt_in_half", "post_norm_transformer"}

@@ -17,7 +17,7 @@ import torch
 from zoo.catalog import failure_named
 
 import mlflow_stability
-from mlflow_stability.demo.tasks.loop import Notes
+from mlflow_stability.demo.training_loop import Notes
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layout import recording_folders, session_folders
 from mlflow_stability.journal.writer import JOURNAL as JOURNAL

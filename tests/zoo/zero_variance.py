@@ -7,11 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import FailurePoints
-from mlflow_stability.demo.tasks.schedules import cosine
-from mlflow_stability.demo.tasks.tables import CLASSES, COLUMNS, STEPS, classes, test_batches
-from mlflow_stability.demo.tasks.task import Batch, Task
+from mlflow_stability.demo.tables import CLASSES, COLUMNS, STEPS, classes, test_batches
+from mlflow_stability.demo.training_loop import Batch, Failure, FailurePoints, Task, cosine
 
 STEP = 431
 

@@ -1,4 +1,4 @@
-"""`check`: says what is wrong with a model now, without training it."""
+"""`check`: find what is wrong with a model now, without training it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any
 import click
 
 import mlflow_stability
-from mlflow_stability.cli.kit.output import present, put_out
+from mlflow_stability.cli.main import FOUND
+from mlflow_stability.cli.output import present, put_out
 from mlflow_stability.errors import TORCH_IS_MISSING, SettingsError, StabilityError
 from mlflow_stability.reports.model_check import as_json, show_model_check
-from mlflow_stability.vocabulary.result import ModelCheck, Severity
+from mlflow_stability.vocabulary.result import Severity
 
 ARGUMENTS = ("model", "batch", "loss", "optimizer")
 
@@ -37,47 +38,41 @@ def command(target: str, output_format: str, verbose: bool) -> int:
     """
     if find_spec("torch") is None:
         raise StabilityError(f"check {TORCH_IS_MISSING}")
-    checked = mlflow_stability.check(**_given(target))
+    result = mlflow_stability.check(**_check_arguments(target))
     if output_format == "json":
-        put_out(as_json(checked))
+        put_out(as_json(result))
     else:
-        present(lambda out: show_model_check(out, checked), verbose=verbose)
-    return exit_code(checked)
+        present(lambda out: show_model_check(out, result), verbose=verbose)
+    return FOUND if result.severity >= Severity.WARNING else 0
 
 
-def exit_code(checked: ModelCheck) -> int:
-    """1 where something is wrong."""
-    return int(checked.severity >= Severity.WARNING)
-
-
-def _given(target: str) -> Mapping[str, Any]:
-    """The arguments of `check`, as the factory gives them."""
+def _check_arguments(target: str) -> Mapping[str, Any]:
+    """Return the arguments of `check()` that the factory gives."""
     name, colon, attribute = target.rpartition(":")
     if not colon or not name or not attribute:
         raise SettingsError(f"Say MODULE:FACTORY, such as train:make_model or train.py:make_model; got {target!r}.")
-    made: Any = _module(name)
+    result: Any = _module(name)
     for part in attribute.split("."):
-        if not hasattr(made, part):
+        if not hasattr(result, part):
             raise SettingsError(f"{name} has no {attribute}.")
-        made = getattr(made, part)
-    if (callable(made) and not hasattr(made, "state_dict")) or isinstance(made, type):
-        made = made()
-    if isinstance(made, Mapping):
-        strange = [each for each in made if each not in ARGUMENTS]
-        if strange or "model" not in made:
+        result = getattr(result, part)
+    if (callable(result) and not hasattr(result, "state_dict")) or isinstance(result, type):
+        result = result()
+    if isinstance(result, Mapping):
+        if "model" not in result or not set(result) <= set(ARGUMENTS):
             raise SettingsError(
-                f"{target} must give a dict of {', '.join(ARGUMENTS)}; got {', '.join(map(str, made))}."
+                f"{target} must give a dict of {', '.join(ARGUMENTS)}; got {', '.join(map(str, result))}."
             )
-        return made
-    if isinstance(made, tuple):
-        if not 1 <= len(made) <= 2:
-            raise SettingsError(f"{target} must give the model, or the model and a batch; got {len(made)} values.")
-        return dict(zip(ARGUMENTS, made, strict=False))
-    return {"model": made}
+        return result
+    if isinstance(result, tuple):
+        if not 1 <= len(result) <= 2:
+            raise SettingsError(f"{target} must give the model, or the model and a batch; got {len(result)} values.")
+        return dict(zip(ARGUMENTS, result, strict=False))
+    return {"model": result}
 
 
 def _module(name: str) -> ModuleType:
-    """A module by its name, found from here, or a file."""
+    """Load a file, or a module by its name, found from the current directory."""
     path = Path(name)
     if path.suffix == ".py":
         if not path.is_file():

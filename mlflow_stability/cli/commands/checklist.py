@@ -1,4 +1,4 @@
-"""`checklist`: lists what to check when something is wrong, filled in with what a run shows."""
+"""`checklist`: what to check when something is wrong, with what a run shows."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from rich.text import Text
 
 from mlflow_stability.analysis.diagnose import asked_curves, concluded, history_of
 from mlflow_stability.analysis.thresholds import asked_detectors
-from mlflow_stability.cli.kit.finding_types import checked_kind, complete_kinds
-from mlflow_stability.cli.kit.options import (
+from mlflow_stability.cli.finding_types import checked_kind, complete_kinds
+from mlflow_stability.cli.options import (
     curve_options,
     last_option,
-    runs_asked_for,
     sensitivity_option,
     tracking_uri_option,
+    typed_runs,
 )
-from mlflow_stability.cli.kit.output import present
-from mlflow_stability.cli.kit.terminal import notes_console
+from mlflow_stability.cli.output import notes_console, present
 from mlflow_stability.diagnosis.checklist.checklist import Checklist, ChecklistItem, checklist_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.text import capitalised
@@ -58,7 +57,7 @@ def command(
         kind, run = None, kind
     kind = None if kind is None else checked_kind(kind)
     if last:
-        (run,) = runs_asked_for(() if run is None else (run,), last, tracking_uri)[-1:]
+        (run,) = typed_runs(() if run is None else (run,), last, tracking_uri)[-1:]
     if run is None:
         checklist = checklist_of(kind or "")
         title = f"What to check: {kind or 'a general list'}"
@@ -74,18 +73,14 @@ def command(
 def _show(out: TerminalWriter, title: str, checklist: Checklist) -> None:
     if checklist.note:
         out.console.print(out.text(checklist.note, "yellow"))
-    rows = ((_head(out, number, each), _body(out, each)) for number, each in enumerate(checklist.items, start=1))
+    rows = ((_head(out, number, item), _body(out, item)) for number, item in enumerate(checklist.items, start=1))
     out.section(title, rows, space=bool(checklist.note))
-    of_a_run = any(each.finding for each in checklist.items)
-    decisions = (
-        (out.text("-"), out.text(f"{_when(each.when, of_a_run)}: ").append_text(out.text(each.do, "bold")))
-        for each in checklist.decisions
-    )
+    has_run = any(item.finding for item in checklist.items)
+    decisions = []
+    for decision in checklist.decisions:
+        condition = capitalised(decision.when) if has_run else f"If {decision.when}"
+        decisions.append((out.text("-"), out.text(f"{condition}: ").append_text(out.text(decision.do, "bold"))))
     out.section("Decision", decisions)
-
-
-def _when(said: str, of_a_run: bool) -> str:
-    return capitalised(said) if of_a_run else f"If {said}"
 
 
 def _head(out: TerminalWriter, number: int, item: ChecklistItem) -> Text:

@@ -1,4 +1,4 @@
-"""`checkpoints`: lists, verifies and downloads what a run keeps to go back to."""
+"""`checkpoints`: list, verify and download the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from mlflow_stability.cli.kit.options import last_option, run_asked_for, tracking_uri_option
-from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
+from mlflow_stability.cli.main import FOUND
+from mlflow_stability.cli.options import last_option, tracking_uri_option, typed_run
+from mlflow_stability.cli.output import megabytes, notes_console, result_console
 from mlflow_stability.errors import RunNotFoundError, SettingsError
 from mlflow_stability.recovery.checkpoints import (
     CheckpointMeta,
@@ -27,19 +28,17 @@ from mlflow_stability.recovery.checkpoints import (
 from mlflow_stability.tracking.store.client import answering_client
 from mlflow_stability.tracking.write.run_files import RunCheckpoints
 
-DAMAGED = 1
-
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Checkpoint:
     """One checkpoint of the run."""
 
     name: str
     meta: CheckpointMeta | None
-    """None where its upload broke off."""
-    trouble: str = ""
+    """None where its upload was interrupted."""
+    problem: str = ""
     folder: Path | None = None
-    """Where it was downloaded to."""
+    """The folder of the download."""
 
 
 @click.command("checkpoints")
@@ -63,45 +62,45 @@ def command(
 
     Exit code 1: at least one checkpoint is damaged.
     """
-    run_id = run_asked_for(run, last, tracking_uri)
-    checkpoints = RunCheckpoints(answering_client(tracking_uri), run_id)
-    names = [each for each in checkpoints.names() if step_of_name(each) is not None]
+    run_id = typed_run(run, last, tracking_uri)
+    stored = RunCheckpoints(answering_client(tracking_uri), run_id)
+    names = [name for name in stored.names() if step_of_name(name) is not None]
     if not names:
         raise RunNotFoundError(
             f"Run {run_id} has no checkpoints among its artifacts. Was autolog(rollback=True) on, and did it train for "
             "longer than rollback_checkpoint_interval?"
         )
     if step is not None:
-        names = [each for each in names if step_of_name(each) == step]
+        names = [name for name in names if step_of_name(name) == step]
         if not names:
             raise SettingsError(f"Run {run_id} has no checkpoint of step {step}.")
-    kept = list(_looked_at(checkpoints, names, verify, download))
-    _show(kept, verify or download is not None, are_all=step is None)
-    return DAMAGED if any(each.trouble for each in kept) else 0
+    checkpoints = list(_read(stored, names, verify, download))
+    _show(checkpoints, verify or download is not None, are_all=step is None)
+    return FOUND if any(checkpoint.problem for checkpoint in checkpoints) else 0
 
 
-def _looked_at(checkpoints: RunCheckpoints, names: list[str], verify: bool, download: Path | None) -> Iterator[_Kept]:
+def _read(stored: RunCheckpoints, names: list[str], verify: bool, download: Path | None) -> Iterator[_Checkpoint]:
     notes = notes_console()
-    with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+    with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as temporary:
         for name in names:
-            file = checkpoints.meta(name, Path(room, "meta"))
+            file = stored.meta(name, Path(temporary, "meta"))
             meta = read_meta(file.read_bytes()) if file is not None else None
             if meta is None:
-                yield _Kept(name, None, "incomplete: the upload was interrupted")
+                yield _Checkpoint(name, None, "incomplete: the upload was interrupted")
             elif not verify and download is None:
-                yield _Kept(name, meta)
+                yield _Checkpoint(name, meta)
             else:
                 with notes.status(f"{name}: {megabytes(meta.size)}"):
-                    folder = checkpoints.download(name, download or Path(room))
-                trouble = damage_of(StoredCheckpoint(folder, meta.step, meta))
-                yield _Kept(name, meta, trouble, folder if download is not None else None)
+                    folder = stored.download(name, download or Path(temporary))
+                problem = damage_of(StoredCheckpoint(folder, meta.step, meta))
+                yield _Checkpoint(name, meta, problem, folder if download is not None else None)
 
 
-def _show(kept: list[_Kept], verified: bool, *, are_all: bool) -> None:
-    """The table; which is the best and the last good one can be said of all of them only."""
-    metas = [each.meta for each in kept if each.meta is not None and not each.trouble]
+def _show(checkpoints: list[_Checkpoint], verified: bool, *, are_all: bool) -> None:
+    """Show a table; only among all of them the best and the last good one can be marked."""
+    metas = [item.meta for item in checkpoints if item.meta is not None and not item.problem]
     best, last_good = (best_of(metas), last_good_of(metas)) if are_all else (None, None)
-    metric = next((each.best_by for each in metas if each.best_by), "")
+    metric = next((meta.best_by for meta in metas if meta.best_by), "")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title, side in (
         ("step", "right"),
@@ -112,17 +111,17 @@ def _show(kept: list[_Kept], verified: bool, *, are_all: bool) -> None:
         ("state", "left"),
     ):
         table.add_column(title, justify=side, no_wrap=title != "state")  # type: ignore[arg-type]
-    for each in kept:
-        meta = each.meta
+    for checkpoint in checkpoints:
+        meta = checkpoint.meta
         if meta is None:
             row = ["", "", ""] + [""] * bool(metric)
-            table.add_row(str(step_of_name(each.name)), *row, Text(each.trouble, "red"))
+            table.add_row(str(step_of_name(checkpoint.name)), *row, Text(checkpoint.problem, "red"))
             continue
         when = datetime.fromtimestamp(meta.time).strftime("%Y-%m-%d %H:%M:%S")
-        state = Text(each.trouble, "red") if each.trouble else _state(meta, verified)
-        if each.folder is not None and not each.trouble:
-            state.append(f", in {each.folder}")
-        marks = [name for name, one in (("best", best), ("last good", last_good)) if one is meta]
+        state = Text(checkpoint.problem, "red") if checkpoint.problem else _state(meta, verified)
+        if checkpoint.folder is not None and not checkpoint.problem:
+            state.append(f", in {checkpoint.folder}")
+        marks = [name for name, marked in (("best", best), ("last good", last_good)) if marked is meta]
         state.append(f" ({', '.join(marks)})" if marks else "", "bold")
         value = [("" if meta.value is None else f"{meta.value:.4g}")] if metric else []
         table.add_row(str(meta.step), f"{meta.loss:.4g}", *value, megabytes(meta.size), when, state)
@@ -130,5 +129,5 @@ def _show(kept: list[_Kept], verified: bool, *, are_all: bool) -> None:
 
 
 def _state(meta: CheckpointMeta, verified: bool) -> Text:
-    said = Text("good", "green") if meta.good else Text("not confirmed as good yet", "yellow")
-    return said.append(", verified" if verified else "")
+    state = Text("good", "green") if meta.good else Text("not confirmed as good yet", "yellow")
+    return state.append(", verified" if verified else "")

@@ -1,33 +1,30 @@
-"""`compare`: says which of many runs are unstable, since when, and what they have in common."""
+"""`compare`: which of many runs are unstable, since which step, and what they have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mlflow_stability.analysis.compare import MOST_RUNS, NoneReadError, compare
 from mlflow_stability.analysis.named_run import run_id_of
-from mlflow_stability.cli.kit.options import (
+from mlflow_stability.cli.main import COULD_NOT, FOUND, INTERRUPTED
+from mlflow_stability.cli.options import (
     curve_options,
     detectors_option,
     output_options,
-    runs_asked_for,
     sensitivity_option,
     tracking_uri_option,
+    typed_runs,
 )
-from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, present, put_out
-from mlflow_stability.cli.kit.reading_progress import ReadingProgress
-from mlflow_stability.cli.kit.terminal import notes_console
-from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
+from mlflow_stability.cli.output import form_for, must_not_overwrite, note, notes_console, present, put_out
 from mlflow_stability.reports.comparison import comparison_terminal
 from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report_format import FORMATS, render_comparison
 from mlflow_stability.vocabulary.result import Comparison, Severity
-
-FOUND = 1
 
 
 @click.command("compare")
@@ -86,11 +83,11 @@ def command(
         raise click.UsageError("Give run ids, run names, paths of logs, --last N or --experiment NAME.")
     form = form_for(file, form)
     if last is not None:
-        sources = runs_asked_for(sources, last, tracking_uri)
+        sources = typed_runs(sources, last, tracking_uri)
     if log_to_run is not None:
         log_to_run = run_id_of(log_to_run, tracking_uri)
     must_not_overwrite(file, sources)
-    with ReadingProgress(notes_console()) as progress:
+    with _reading_progress() as show_progress:
         try:
             comparison = compare(
                 sources,
@@ -105,15 +102,15 @@ def command(
                 detectors=detectors or None,
                 dask=dask,
                 remember=not no_cache,
-                progress=progress.show,
+                progress=show_progress,
             )
         except NoneReadError as error:
             comparison = error.comparison
     must_not_overwrite(file, (card.source for card in comparison.cards))
     _show(comparison, form, file, verbose)
     if file is not None:
-        _note(f"Written to {file}")
-    _remark(comparison, form)
+        note(f"Written to {file}")
+    _print_notes(comparison, form)
     _log(comparison, log_to_run, log_to_experiment, tracking_uri)
     return _exit_code(comparison)
 
@@ -136,16 +133,16 @@ def _show(comparison: Comparison, form: str, file: Path | None, verbose: bool) -
         present(lambda out: comparison_terminal.show(out, comparison), verbose=verbose)
 
 
-def _remark(comparison: Comparison, form: str) -> None:
-    """What belongs beside a result that does not say it to a person."""
+def _print_notes(comparison: Comparison, form: str) -> None:
+    """Print to stderr what a result in another format does not say to a person."""
     if form == "rich":
         return
     for card in comparison.unread:
         click.echo(f"mlflow-stability: {plain_lines(card.error)}", err=True)
     for verdict in comparison.gate.verdicts if comparison.gate else ():
         if not verdict.passed:
-            said = f"{verdict.name or verdict.source} is worse than the baseline: {' '.join(verdict.reasons)}"
-            click.echo(f"mlflow-stability: {plain(said)}", err=True)
+            text = f"{verdict.name or verdict.source} is worse than the baseline: {' '.join(verdict.reasons)}"
+            click.echo(f"mlflow-stability: {plain(text)}", err=True)
 
 
 def _log(comparison: Comparison, run_id: str | None, experiment: str | None, tracking_uri: str | None) -> None:
@@ -160,21 +157,29 @@ def _log(comparison: Comparison, run_id: str | None, experiment: str | None, tra
 
         with notes_console().status("Logging the comparison to the run ..."):
             log_report(run_id, tracking_uri, files)
-        _note(_added(run_id, files))
+        note(_logged(run_id, files))
     if experiment is not None:
         from mlflow_stability.tracking.write.run_files import log_comparison
 
         with notes_console().status("Logging the comparison to the experiment ..."):
-            made = log_comparison(experiment, tracking_uri, files, comparison.summary)
-        _note(_added(made, files))
+            new_run = log_comparison(experiment, tracking_uri, files, comparison.summary)
+        note(_logged(new_run, files))
 
 
-def _added(run_id: str, files: Iterable[str]) -> str:
+def _logged(run_id: str, files: Iterable[str]) -> str:
     return f"Logged to run {run_id}: {', '.join(f'stability/{name}' for name in files)}"
 
 
-def _note(said: str) -> None:
-    """Tell a person at a terminal; a script sees it from the exit code."""
-    notes = notes_console()
-    if notes.is_terminal:
-        notes.print(Text(plain(said)), soft_wrap=True)
+@contextmanager
+def _reading_progress() -> Iterator[Callable[[int, int, int], None]]:
+    """Show a bar on stderr while runs are read, with the time that is left, on a terminal only."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = notes_console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Reading runs", total=None, visible=False)
+
+        def show(done: int, total: int, failed: int) -> None:
+            text = f"Reading runs ({failed} failed)" if failed else "Reading runs"
+            bar.update(task, completed=done, total=total, description=text, visible=True)
+
+        yield show

@@ -1,4 +1,4 @@
-"""`diagnose`: says what went wrong in runs and logs, why, and what to change."""
+"""`diagnose`: what went wrong in runs and logs, why, and what to change."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from mlflow_stability.analysis.asked_for import asked_for, names_a_source
 from mlflow_stability.analysis.diagnose import diagnose_all
 from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.analysis.thresholds import asked_detectors
-from mlflow_stability.cli.kit.finding_types import checked_kinds, complete_kinds
-from mlflow_stability.cli.kit.options import (
+from mlflow_stability.cli.finding_types import checked_kinds, complete_kinds
+from mlflow_stability.cli.main import COULD_NOT, FOUND
+from mlflow_stability.cli.options import (
     curve_options,
     detectors_option,
     last_option,
     output_options,
-    runs_asked_for,
     sensitivity_option,
     tracking_uri_option,
+    typed_runs,
 )
-from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, present, put_out
-from mlflow_stability.cli.kit.terminal import WIDEST, notes_console
-from mlflow_stability.cli.main import COULD_NOT
+from mlflow_stability.cli.output import MAX_WIDTH, form_for, must_not_overwrite, note, notes_console, present, put_out
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report import Failure, Report, is_from_store
@@ -33,7 +32,6 @@ from mlflow_stability.reports.run import brief, terminal
 from mlflow_stability.reports.terminal_kit import TerminalWriter, written
 from mlflow_stability.vocabulary.result import Diagnosis, Severity
 
-FOUND = 1
 FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
 
 
@@ -91,7 +89,7 @@ def command(
     form = form_for(file, form)
     if briefly and (verbose or form not in ("rich", "json")):
         raise click.UsageError("--brief goes with --output-format rich or json, and not with --verbose.")
-    sources = runs_asked_for(sources, last, tracking_uri)
+    sources = typed_runs(sources, last, tracking_uri)
     must_not_overwrite(file, sources)
     if log_to_run:
         _must_be_runs(sources, tracking_uri)
@@ -100,20 +98,20 @@ def command(
     failures: list[Failure] = []
     for source in sources:
         with notes_console().status(Text(f"Reading {plain(source)} ...")):
-            for found in diagnose_all([source], tracking_uri, loss=loss, val_loss=val_loss, detectors=judges):
-                if isinstance(found, Failure):
-                    failures.append(found)
+            for result in diagnose_all([source], tracking_uri, loss=loss, val_loss=val_loss, detectors=judges):
+                if isinstance(result, Failure):
+                    failures.append(result)
                 else:
-                    diagnoses.append(found)
-    report = Report(tuple(only_kinds(each, kinds) for each in diagnoses), tuple(failures))
-    must_not_overwrite(file, (each.source for each in diagnoses))
+                    diagnoses.append(result)
+    report = Report(tuple(only_kinds(diagnosis, kinds) for diagnosis in diagnoses), tuple(failures))
+    must_not_overwrite(file, (diagnosis.source for diagnosis in diagnoses))
     if briefly:
         _show_brief(report, form, file)
     else:
         _show(report, form, file, verbose)
     if file is not None:
-        _note(f"Written to {file}")
-    _remark(sources, report, tracking_uri)
+        note(f"Written to {file}")
+    _print_notes(sources, report, tracking_uri)
     if log_to_run:
         _log(report, tracking_uri)
     if failures:
@@ -134,13 +132,13 @@ def _show_brief(report: Report, form: str, file: Path | None) -> None:
     if form == "json":
         put_out(brief.render(report), file)
     elif file is not None:
-        put_out(written(lambda console: terminal.show_brief(TerminalWriter(console), report), WIDEST), file)
+        put_out(written(lambda console: terminal.show_brief(TerminalWriter(console), report), MAX_WIDTH), file)
     elif report.diagnoses:
         present(lambda out: terminal.show_brief(out, report))
 
 
-def _remark(sources: Sequence[str], report: Report, tracking_uri: str | None) -> None:
-    """What belongs beside the result: what could not be read, and what was taken for a path."""
+def _print_notes(sources: Sequence[str], report: Report, tracking_uri: str | None) -> None:
+    """Print to stderr what could not be read, and what was taken for a path."""
     failed = {failure.source for failure in report.failures}
     for source in sources:
         remark = asked_for(source, tracking_uri).remark if source not in failed and names_a_source(source) else ""
@@ -155,7 +153,7 @@ def _must_be_runs(sources: Sequence[str], tracking_uri: str | None) -> None:
         try:
             asked = asked_for(source, tracking_uri)
         except StabilityError:
-            continue  # it is said where it is read
+            continue  # reading it raises the same error
         if asked.is_path:
             raise click.UsageError(f"--log-to-run needs a run, and {plain(source)} is a file or folder.")
 
@@ -169,11 +167,4 @@ def _log(report: Report, tracking_uri: str | None) -> None:
             files = {"report.html": render(alone, "html"), "report.json": render(alone, "json")}
             with notes_console().status("Logging the report to the run ..."):
                 log_report(diagnosis.source, tracking_uri, files)
-            _note(f"Logged to run {diagnosis.source}: {', '.join(f'stability/{name}' for name in files)}")
-
-
-def _note(said: str) -> None:
-    """Tell a person at a terminal; a script sees it from the exit code."""
-    notes = notes_console()
-    if notes.is_terminal:
-        notes.print(Text(plain(said)), soft_wrap=True)
+            note(f"Logged to run {diagnosis.source}: {', '.join(f'stability/{name}' for name in files)}")

@@ -1,8 +1,6 @@
-"""`doctor`: says whether recording would work here, and what to do where it would not.
+"""`doctor`: check whether recording works here, and say what to do where it does not.
 
-What `doctor` looks at, one function each.
-
-In: this machine, this environment, this directory. Out: findings. Nothing is changed and nothing is created.
+Changes nothing and creates nothing.
 """
 
 from __future__ import annotations
@@ -26,74 +24,74 @@ from mlflow_stability.alerts.alert import ALERTS_VARIABLE, alerts_from_environme
 from mlflow_stability.alerts.channels import ChannelError, console_file, open_channel
 from mlflow_stability.alerts.message import TEST_MESSAGE
 from mlflow_stability.cli.commands.sync import sessions_in
-from mlflow_stability.cli.kit.options import journal_root, tracking_uri_option
-from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
+from mlflow_stability.cli.options import journal_root, tracking_uri_option
+from mlflow_stability.cli.output import megabytes, notes_console, result_console
 from mlflow_stability.errors import TORCH_IS_MISSING
 from mlflow_stability.tracking.store.client import check_store, mlflow_version
 from mlflow_stability.vocabulary.result import Severity
 
-LITTLE_ROOM = 200e6  # bytes; a day of 20 signals at 10 steps a second is about 150 MB
+MIN_FREE_BYTES = 200e6  # a day of 20 signals at 10 steps a second is about 150 MB
 FINE = Severity.INFO
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the answer."""
+    """The result of one check."""
 
     subject: str
     severity: Severity
     """INFO: fine. WARNING: worth a look. CRITICAL: it will not work."""
-    said: str
+    state: str
     advice: str = ""
-    """What to do; empty while all is well."""
+    """What to do; empty for a good state."""
 
 
 def check_python() -> Iterator[Check]:
-    """The interpreter and the system."""
-    said = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    """Check the interpreter and the system."""
+    system = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.platform.startswith(("linux", "darwin")):
-        yield Check("python", FINE, said)
+        yield Check("python", FINE, system)
     else:
         advice = "Training can be recorded on Linux and macOS only; runs can be read anywhere."
-        yield Check("python", Severity.CRITICAL, said, advice)
+        yield Check("python", Severity.CRITICAL, system, advice)
     if os.environ.get("MLFLOW_STABILITY_DISABLE", "") not in ("", "0"):
         advice = "autolog() does nothing in this environment. Unset it to record."
         yield Check("switch", Severity.WARNING, "MLFLOW_STABILITY_DISABLE is set", advice)
 
 
 def check_torch() -> Iterator[Check]:
-    """PyTorch, and every place in it that watching needs."""
+    """Check PyTorch and every symbol in it that recording uses."""
     if find_spec("torch") is None:
         advice = f"Runs can be read without it. To train here, autolog() {TORCH_IS_MISSING}"
         yield Check("torch", Severity.WARNING, "not installed", advice)
         return
     try:
-        # By its name: of all commands this one alone loads torch itself, and what it says is whether that works.
+        # By its name, as no command may import torch: whether that works is the question here.
         torch_api = import_module("mlflow_stability.probes.hooks.torch_api")
-        version, lacking = torch_api.torch_version(), torch_api.missing(load=True)
+        version, missing = torch_api.torch_version(), torch_api.missing(load=True)
     except (ImportError, OSError) as error:
         yield Check("torch", Severity.CRITICAL, f"cannot be loaded: {error}", "Install it again.")
         return
-    if lacking:
-        unseen = "; ".join(dict.fromkeys(lacking.values()))
-        advice = f"Off without it: {unseen}. Needed: torch {torch_api.OLDEST_TORCH} or later."
-        yield Check("torch", Severity.CRITICAL, f"{version} lacks {', '.join(lacking)}", advice)
+    if missing:
+        features = "; ".join(dict.fromkeys(missing.values()))
+        advice = f"Off without it: {features}. Needed: torch {torch_api.OLDEST_TORCH} or later."
+        yield Check("torch", Severity.CRITICAL, f"{version} lacks {', '.join(missing)}", advice)
     else:
         yield Check("torch", FINE, f"{version}, all symbols that are used are present")
 
 
 def check_mlflow(uri: str | None) -> Iterator[Check]:
-    """MLflow, and the store that runs would go to."""
+    """Check MLflow, and the store that runs would go to."""
     yield Check("mlflow", FINE, mlflow_version())
     store = check_store(uri)
     if not store.answers:
-        said = f"{store.kind} {store.uri} {store.answered or f'does not answer: {store.trouble}'}"
+        state = f"{store.kind} {store.uri} {store.answered or f'does not answer: {store.trouble}'}"
         advice = (
             "Check the address and that the server is running. "
             "The address comes from --tracking-uri, else MLFLOW_TRACKING_URI. "
             "Training is recorded anyway: the journal keeps the data until the store answers."
         )
-        yield Check("store", Severity.CRITICAL, said, advice)
+        yield Check("store", Severity.CRITICAL, state, advice)
     elif not store.exists:
         yield Check("store", FINE, f"{store.kind} {store.uri}, made at the first run")
     else:
@@ -101,7 +99,7 @@ def check_mlflow(uri: str | None) -> Iterator[Check]:
 
 
 def check_journal_directory() -> Iterator[Check]:
-    """Whether a journal could be kept, and how much of one."""
+    """Check whether a journal can be written, and how much fits."""
     root = journal_root()
     folder = root
     while not folder.exists():
@@ -110,65 +108,51 @@ def check_journal_directory() -> Iterator[Check]:
         advice = "Choose another with autolog(options=Options(journal_dir=...)) or MLFLOW_STABILITY_JOURNAL_DIR."
         yield Check("journal", Severity.CRITICAL, f"{root} cannot be written to", advice)
         return
-    room = shutil.disk_usage(folder).free
-    said = f"{root}, {megabytes(room)} free"
-    if room < LITTLE_ROOM:
+    free = shutil.disk_usage(folder).free
+    state = f"{root}, {megabytes(free)} free"
+    if free < MIN_FREE_BYTES:
         advice = "Recording stops when the disk is full; training continues. Free some space or choose another folder."
-        yield Check("journal", Severity.WARNING, said, advice)
+        yield Check("journal", Severity.WARNING, state, advice)
     else:
-        yield Check("journal", FINE, said)
+        yield Check("journal", FINE, state)
 
 
 def check_sessions() -> Iterator[Check]:
-    """What lies in the journal directory: trainings in progress, and what was left behind."""
+    """Check the journal directory: trainings in progress, and sessions that were left behind."""
     sessions = sessions_in(journal_root())
     for session in sessions:
         if session.left_behind:
-            trouble = f"; its courier said last: {session.trouble}" if session.trouble else ""
-            said = f"{session.folder.name} was left behind with {megabytes(session.size)} of journal{trouble}"
-            yield Check("undelivered", Severity.WARNING, said, "mlflow-stability sync")
-        elif session.trouble:
-            said = f"{session.folder.name}: {session.trouble}"
-            yield Check("courier", Severity.WARNING, said, "It retries until the store answers.")
+            problem = f"; its courier said last: {session.problem}" if session.problem else ""
+            state = f"{session.folder.name} was left behind with {megabytes(session.size)} of journal{problem}"
+            yield Check("undelivered", Severity.WARNING, state, "mlflow-stability sync")
+        elif session.problem:
+            state = f"{session.folder.name}: {session.problem}"
+            yield Check("courier", Severity.WARNING, state, "It retries until the store answers.")
         else:
-            who = "training and courier run" if session.training_lives else "its courier is delivering the rest"
-            yield Check("courier", FINE, f"{session.folder.name}: {who}")
+            state = "training and courier run" if session.training_lives else "its courier is delivering the rest"
+            yield Check("courier", FINE, f"{session.folder.name}: {state}")
     if not sessions:
         yield Check("undelivered", FINE, "nothing")
 
 
 def check_alerts() -> Iterator[Check]:
-    """Whether alerts arrive: sends a test message."""
-    asked = alerts_from_environment()
-    if not asked:
+    """Check whether alerts arrive by sending a test message."""
+    alerts = alerts_from_environment()
+    if not alerts:
         advice = f"export {ALERTS_VARIABLE}='slack://... mailto://...': URLs of apprise, separated by blanks."
         yield Check("alerts", Severity.WARNING, f"{ALERTS_VARIABLE} is not set", advice)
-    for each in asked:
+    for alert in alerts:
         try:
-            channel = open_channel(str(each.to), console_file(), notes_console().print)
+            channel = open_channel(str(alert.to), console_file(), notes_console().print)
             channel.send(TEST_MESSAGE)
         except ChannelError as error:
             advice = "Compare the URL with apprise's documentation: https://appriseit.com/services/"
-            yield Check("alerts", Severity.CRITICAL, f"{each.service}: {error}", advice)
+            yield Check("alerts", Severity.CRITICAL, f"{alert.service}: {error}", advice)
         else:
             yield Check("alerts", FINE, f"{channel.name}: a test message was sent")
 
 
-def check_everything(uri: str | None) -> Iterator[Check]:
-    """All of it, the slow questions last."""
-    yield from check_python()
-    yield from check_journal_directory()
-    yield from check_sessions()
-    yield from check_torch()
-    yield from check_mlflow(uri)
-
-
-def worst(findings: list[Check]) -> Severity:
-    """The severity of the worst of them."""
-    return max((each.severity for each in findings), default=FINE)
-
-
-EXIT_CODES = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
+_EXIT_CODES = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 _MARKS = {
     Severity.INFO: ("ok", "green"),
     Severity.WARNING: ("look", "yellow"),
@@ -192,27 +176,26 @@ def command(tracking_uri: str | None, alerts: bool) -> int:
     Exit code 0: all is well. 1: a warning, such as a journal left behind. 2: something does not work, such as a
     store that does not answer.
     """
-    notes = notes_console()
-    out = result_console()
-    with notes.status("Finding ..."):
-        findings = list(check_everything(tracking_uri))
+    with notes_console().status("Finding ..."):
+        checks = [*check_python(), *check_journal_directory(), *check_sessions()]
+        checks += [*check_torch(), *check_mlflow(tracking_uri)]  # the slow ones
         if alerts:
-            findings += check_alerts()
-    show(out, findings)
-    return EXIT_CODES[worst(findings)]
+            checks += check_alerts()
+    _show(result_console(), checks)
+    return _EXIT_CODES[max(check.severity for check in checks)]
 
 
-def show(out: Console, findings: list[Check]) -> None:
-    """The findings as a table, what to do beneath each."""
+def _show(out: Console, checks: list[Check]) -> None:
+    """Show the checks as a table, what to do beneath each."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for each in findings:
-        mark, style = _MARKS[each.severity]
-        said = Text(each.said)
-        if each.advice:
-            said.append(f"\n-> {each.advice}", "bold")
-        table.add_row(Text(mark, style), each.subject, said)
+    for check in checks:
+        mark, style = _MARKS[check.severity]
+        state = Text(check.state)
+        if check.advice:
+            state.append(f"\n-> {check.advice}", "bold")
+        table.add_row(Text(mark, style), check.subject, state)
     out.print(table)
-    out.print(Padding(_ENDINGS[worst(findings)], (1, 0, 0, 0)))
+    out.print(Padding(_ENDINGS[max(check.severity for check in checks)], (1, 0, 0, 0)))

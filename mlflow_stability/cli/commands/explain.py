@@ -1,29 +1,35 @@
-"""`explain`: says what a judgement or a cause means, what is seen of it, what to try, and when it is wrong."""
+"""`explain`, `thresholds` and `presets`: what findings and causes mean, and the numbers that they depend on."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import click
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
-from mlflow_stability.cli.kit.finding_types import (
+from mlflow_stability.cli.finding_types import (
     RULES_BESIDE,
     RULES_ON_REQUEST,
+    checked_kind_if_any,
     checked_rule_if_any,
     complete_explained,
+    complete_kinds,
 )
-from mlflow_stability.cli.kit.output import present
+from mlflow_stability.cli.output import present
+from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, causes
-from mlflow_stability.kinds.catalog import KINDS, RULES, documentation
-from mlflow_stability.kinds.documentation import FindingDocumentation
+from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, documentation, name_of
+from mlflow_stability.kinds.documentation import FindingDocumentation, Threshold, documentation_of
 from mlflow_stability.kinds.rule import Rule
+from mlflow_stability.manual.pages import COLUMNS, PRECEDENCE, WITH_ROLLBACK, WITHOUT_ROLLBACK, preset_rows
+from mlflow_stability.manual.rule_constants import rule_constants
 from mlflow_stability.reports.terminal_kit import TerminalWriter
+from mlflow_stability.vocabulary.presets import PRESETS
 
 Rows = Iterator[tuple[Text, Text]]
-EXPLAINED_CAUSES_ALONE = frozenset(causes()) - frozenset(KINDS)
-"""Causes that are no kinds of findings as well."""
 
 
 @click.command("explain")
@@ -33,34 +39,33 @@ def command(kind: str | None) -> None:
 
     KIND is the name of a finding or a cause: loss_spike, divergence:start, bad_batch. Without it, all are listed.
     """
-    present(_list_all if kind is None else lambda out: _explain_name(out, kind))
+    present(_list_all if kind is None else lambda out: _explain(out, kind))
 
 
 def _list_all(out: TerminalWriter) -> None:
-    usual = [documentation(each) for each in KINDS if each not in RULES_ON_REQUEST]
+    usual = [kind for kind in KINDS if kind not in RULES_ON_REQUEST]
     out.section("Findings", _listed(out, usual), space=False)
-    out.section("Rules for whole curves", _listed(out, [documentation(each) for each in RULES_BESIDE]))
-    out.section("Rules on request (--issue-type)", _listed(out, [documentation(each) for each in RULES_ON_REQUEST]))
-    alone = [each for each in causes().values() if each.name not in KINDS]
-    out.section("Causes", ((out.text(each.name), out.text(each.meaning)) for each in alone))
-    also = [each.name for each in causes().values() if each.name in KINDS]
-    out.paragraph("Findings that are also causes", ", ".join(also))
+    out.section("Rules for whole curves", _listed(out, RULES_BESIDE))
+    out.section("Rules on request (--issue-type)", _listed(out, RULES_ON_REQUEST))
+    only_causes = [cause for cause in causes().values() if cause.name not in KINDS]
+    out.section("Causes", ((out.text(cause.name), out.text(cause.meaning)) for cause in only_causes))
+    out.paragraph("Findings that are also causes", ", ".join(name for name in causes() if name in KINDS))
     out.paragraph("More", "`mlflow-stability explain KIND` shows everything about one.")
 
 
-def _listed(out: TerminalWriter, found: list[FindingDocumentation]) -> Rows:
-    for each in found:
-        mark = "" if not each.experimental else " (experimental)"
-        yield out.text(each.name, out.style(each.severities[-1])), out.text(f"{each.sentence}{mark}")
+def _listed(out: TerminalWriter, names: Iterable[str]) -> Rows:
+    for about in map(documentation, names):
+        mark = " (experimental)" if about.experimental else ""
+        yield out.text(about.name, out.style(about.severities[-1])), out.text(f"{about.sentence}{mark}")
 
 
-def _explain_name(out: TerminalWriter, name: str) -> None:
-    """A kind or a rule, a cause, or both of one name."""
+def _explain(out: TerminalWriter, name: str) -> None:
+    """Explain a finding or a rule, a cause, or both of one name."""
     cause = causes().get(name)
-    if name not in EXPLAINED_CAUSES_ALONE:
-        _explain(out, documentation(name))
+    if cause is None or name in KINDS:
+        _explain_finding(out, documentation(name))
     if cause is not None:
-        _explain_cause(out, cause, heading=name in EXPLAINED_CAUSES_ALONE)
+        _explain_cause(out, cause, heading=name not in KINDS)
 
 
 def _explain_cause(out: TerminalWriter, cause: CauseDocumentation, *, heading: bool) -> None:
@@ -73,39 +78,92 @@ def _explain_cause(out: TerminalWriter, cause: CauseDocumentation, *, heading: b
     out.paragraph("When it is wrong", cause.wrong)
 
 
-def _explain(out: TerminalWriter, about: FindingDocumentation) -> None:
+def _explain_finding(out: TerminalWriter, about: FindingDocumentation) -> None:
     out.console.print(Text.assemble(out.text(about.name, "bold"), ": ", out.text(about.sentence)))
-    out.paragraph("Severity", _severity(about))
+    severity = " or ".join(level.name for level in about.severities)
+    unproven = "; experimental: it changes no verdict and no exit code" if about.experimental else ""
+    out.paragraph("Severity", severity + unproven)
     out.paragraph("Signals", ", ".join(about.quantities), names=True)
     out.paragraph("What it sees", about.sees)
     out.paragraph("Why it matters", about.why)
     out.paragraph("What to do", about.try_)
     out.paragraph("When it is wrong", about.wrong)
-    out.section("Thresholds", _thresholds(out, about), first_at_most=0.45)
+    out.section("Thresholds", _threshold_rows(out, about.thresholds), first_at_most=0.45)
     out.paragraph("Thresholds of your own", about.own_thresholds)
     if not about.rule:
         for rule in RULES:
             if rule.kind == about.kind:
-                out.paragraph("What it sees in whole curves, afterwards", _said_by(rule, "What it sees"))
-                out.paragraph("When that is wrong", _said_by(rule, "When it is wrong"))
-        rules = [each for each in (*RULES_BESIDE, *RULES_ON_REQUEST) if each.startswith(f"{about.kind}:")]
-        others = [documentation(each) for each in rules]
-        out.section("Other rules", ((out.text(each.name), out.text(each.sentence)) for each in others))
+                out.paragraph("What it sees in whole curves, afterwards", _paragraph(rule, "What it sees"))
+                out.paragraph("When that is wrong", _paragraph(rule, "When it is wrong"))
+        rules = [rule for rule in (*RULES_BESIDE, *RULES_ON_REQUEST) if rule.startswith(f"{about.kind}:")]
+        out.section("Other rules", ((out.text(rule), out.text(documentation(rule).sentence)) for rule in rules))
     show_reference = out.paragraph if " " in about.reference else out.link
     show_reference("Reference", about.reference)
 
 
-def _severity(about: FindingDocumentation) -> str:
-    named = " or ".join(each.name for each in about.severities)
-    return f"{named}; experimental: it changes no verdict and no exit code" if about.experimental else named
+def _threshold_rows(out: TerminalWriter, thresholds: Iterable[Threshold]) -> Rows:
+    for threshold in thresholds:
+        value = Text.assemble(out.text(threshold.name), " = ", out.text(threshold.text, "cyan"))
+        yield value, out.text(threshold.meaning)
 
 
-def _thresholds(out: TerminalWriter, about: FindingDocumentation) -> Rows:
-    for each in about.thresholds:
-        yield Text.assemble(out.text(each.name), " = ", out.text(each.text, "cyan")), out.text(each.meaning)
+def _paragraph(rule: type[Rule], title: str) -> str:
+    """Return a paragraph of a rule's docstring."""
+    paragraphs = (" ".join(text.split()) for text in (inspect.getdoc(rule) or "").split("\n\n"))
+    return next((text.removeprefix(f"{title}: ") for text in paragraphs if text.startswith(f"{title}: ")), "")
 
 
-def _said_by(rule: type[Rule], title: str) -> str:
-    """One paragraph of a rule's own description."""
-    paragraphs = (" ".join(each.split()) for each in (inspect.getdoc(rule) or "").split("\n\n"))
-    return next((each.removeprefix(f"{title}: ") for each in paragraphs if each.startswith(f"{title}: ")), "")
+@click.command("thresholds")
+@click.argument("kind", required=False, callback=checked_kind_if_any, shell_complete=complete_kinds)
+def thresholds(kind: str | None) -> None:
+    """Print every threshold with its default and its meaning.
+
+    KIND is the type of a finding, such as loss_spike; without it, the thresholds of all types are printed, and the
+    numbers by which curves are read, causes are told and rollbacks are decided. Detectors judge step by step; rules
+    judge whole curves afterwards.
+    """
+    present(lambda out: _show_thresholds(out, kind))
+
+
+def _show_thresholds(out: TerminalWriter, kind: str | None) -> None:
+    judges = [(title, documentation_of(judge).thresholds) for title, judge in _judges() if kind in (None, judge.kind)]
+    shown = 0
+    for title, numbers in [*judges, *(rule_constants() if kind is None else ())]:
+        out.section(title, _threshold_rows(out, numbers), space=shown > 0, first_at_most=0.45)
+        shown += bool(numbers)
+    if not shown:
+        out.paragraph("No thresholds", "This finding is reported as it happens, and decided by no number.")
+
+
+def _judges() -> Iterator[tuple[str, type[FindingType]]]:
+    """Yield the detectors of each kind, and after them its rules for whole curves."""
+    detectors = (*DETECTORS, *ON_REQUEST)
+    for kind in dict.fromkeys(judge.kind for judge in (*detectors, *RULES)):
+        yield from ((name_of(detector), detector) for detector in detectors if detector.kind == kind)
+        yield from ((f"{kind}, in whole curves ({rule.__name__})", rule) for rule in RULES if rule.kind == kind)
+
+
+@click.command("presets")
+def presets() -> None:
+    """Print what each preset sets, beside the defaults.
+
+    autolog(preset=NAME) gives these instead of the defaults, with or without rollback.
+    """
+    present(_show_presets)
+
+
+def _show_presets(out: TerminalWriter) -> None:
+    out.section("Presets", ((out.text(preset.name, "cyan"), out.text(preset.meaning)) for preset in PRESETS.values()))
+    for group in (WITHOUT_ROLLBACK, WITH_ROLLBACK):
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for title in ("", *COLUMNS):
+            table.add_column(title, no_wrap=True)
+        for row in preset_rows():
+            if row.group == group:
+                default, *values = row.values
+                cells = (out.text(value, "" if value == default else "cyan") for value in values)
+                table.add_row(out.text(row.name), out.text(default), *cells)
+        out.console.print()
+        out.console.print(out.text(group, "bold"))
+        out.console.print(Padding(table, (0, 0, 0, 2)))
+    out.paragraph("Precedence", PRECEDENCE)

@@ -1,4 +1,4 @@
-"""`import`: other people's logs become MLflow runs."""
+"""`import`: turn logs of other tools into MLflow runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mlflow_stability.cli.kit.options import tracking_uri_option
-from mlflow_stability.cli.kit.terminal import notes_console
+from mlflow_stability.cli.options import tracking_uri_option
+from mlflow_stability.cli.output import notes_console
 from mlflow_stability.errors import StabilityError, UnreadableLogError
 from mlflow_stability.importers.log_text import printable
 from mlflow_stability.importers.open_log import read
@@ -30,38 +30,38 @@ def command(paths: tuple[Path, ...], experiment: str, tracking_uri: str | None) 
     its run id is printed. A log is imported once, even if it was moved since.
     """
     notes = notes_console()
-    histories, trouble = _read_all(paths)
+    histories, errors = _read_all(paths)
     if histories:
         into = RunImport(experiment, tracking_uri)
         with _progress(notes, histories) as show:
             for history in histories:
                 artifacts = Path(history.source, "artifacts", "stability")  # of a run that we recorded
-                click.echo(into.bring(history, artifacts, show(history), _remark))
-    for error in trouble[1:]:
+                click.echo(into.bring(history, artifacts, show(history), _print_note))
+    for error in errors[1:]:
         click.echo(f"mlflow-stability: {error}", err=True)
-    if trouble:
-        raise trouble[0]
+    if errors:
+        raise errors[0]
 
 
-def _remark(said: str) -> None:
-    click.echo(f"mlflow-stability: {printable(said)}", err=True)
+def _print_note(text: str) -> None:
+    click.echo(f"mlflow-stability: {printable(text)}", err=True)
 
 
 def _read_all(paths: tuple[Path, ...]) -> tuple[list[RunHistory], list[StabilityError]]:
-    """All runs at these paths, and why others could not be read."""
+    """Return all runs at these paths, and the errors of others."""
     histories: list[RunHistory] = []
-    trouble: list[StabilityError] = []
+    errors: list[StabilityError] = []
     for path in paths:
         try:
             histories.extend(read(path))
         except UnreadableLogError as error:
-            trouble.append(error)
-    return histories, trouble
+            errors.append(error)
+    return histories, errors
 
 
 @contextmanager
 def _progress(console: Console, histories: list[RunHistory]) -> Iterator[Callable[[RunHistory], Callable[[int], None]]]:
-    """A bar that is there while values are sent, on a terminal only."""
+    """Show a bar while values are sent, on a terminal only."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(20),
@@ -69,7 +69,7 @@ def _progress(console: Console, histories: list[RunHistory]) -> Iterator[Callabl
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=max(1, sum(each.points for each in histories)))
+        task = bar.add_task("", total=max(1, sum(history.points for history in histories)))
         before = 0
 
         def show(history: RunHistory) -> Callable[[int], None]:

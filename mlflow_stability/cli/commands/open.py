@@ -1,4 +1,4 @@
-"""`open`: shows the report of a run in the browser."""
+"""`open`: show the report of a run in the browser."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from rich.text import Text
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.cards import cache_folder
 from mlflow_stability.analysis.diagnose import diagnose_all
-from mlflow_stability.cli.kit.options import last_option, runs_asked_for, tracking_uri_option
-from mlflow_stability.cli.kit.output import must_be_writable, must_not_overwrite, put_out
-from mlflow_stability.cli.kit.terminal import notes_console
+from mlflow_stability.cli.options import last_option, tracking_uri_option, typed_runs
+from mlflow_stability.cli.output import must_be_writable, must_not_overwrite, notes_console, put_out
 from mlflow_stability.errors import SettingsError, UnreadableLogError
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.report import Failure, Report
 from mlflow_stability.reports.report_format import render
 from mlflow_stability.vocabulary.result import Diagnosis
 
-_UNFIT = re.compile(r"[^\w.-]+")
+_NO_FILE_NAME = re.compile(r"[^\w.-]+")
 NO_BROWSER = "No browser here: copy the file to a machine that has one."
 
 
@@ -48,16 +47,16 @@ def command(source: str | None, last: bool, no_browser: bool, file: Path | None,
     """
     if (source is None) is not last:
         raise click.UsageError("Give a run id, a run's name, the path of a log, or --last.")
-    (source,) = runs_asked_for(() if source is None else (source,), int(last), tracking_uri)
+    (source,) = typed_runs(() if source is None else (source,), int(last), tracking_uri)
     must_not_overwrite(file, [source])
     with notes_console().status(Text(f"Reading {plain(source)} ...")):
-        found = list(diagnose_all([asked_for(source, tracking_uri).source], tracking_uri))
-        diagnoses = tuple(each for each in found if isinstance(each, Diagnosis))
-        failures = tuple(each for each in found if isinstance(each, Failure))
+        results = list(diagnose_all([asked_for(source, tracking_uri).source], tracking_uri))
+        diagnoses = tuple(result for result in results if isinstance(result, Diagnosis))
+        failures = tuple(result for result in results if isinstance(result, Failure))
         if not diagnoses:
             raise UnreadableLogError(failures[0].message)
         page = render(Report(diagnoses, failures), "html")
-    file = file or _place_for(diagnoses[0].source if len(diagnoses) == 1 else source)
+    file = file or _cached_page(diagnoses[0].source if len(diagnoses) == 1 else source)
     put_out(page, file)
     click.echo(str(file))
     if no_browser:
@@ -69,7 +68,7 @@ def command(source: str | None, last: bool, no_browser: bool, file: Path | None,
 
 
 def has_browser() -> bool:
-    """Whether a window can be opened here: a browser in the terminal would take it away from its user."""
+    """Whether a window can be opened here; a browser in the terminal is no use."""
     if os.environ.get("BROWSER"):
         return True
     if platform.system() == "Linux":
@@ -77,8 +76,8 @@ def has_browser() -> bool:
     return not os.environ.get("SSH_CONNECTION")
 
 
-def _place_for(name: str) -> Path:
-    """A file of this run's own, which the next report of it replaces."""
+def _cached_page(name: str) -> Path:
+    """Return the file of this run's report in the cache, which the next report replaces."""
     root = cache_folder()
     if root is None:
         raise SettingsError("There is no home folder to keep the page in. Give --output FILE.")
@@ -87,4 +86,4 @@ def _place_for(name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise SettingsError(f"No page can be kept in {folder}: {error.strerror}. Give --output FILE.") from None
-    return folder / f"{_UNFIT.sub('-', name).strip('-.')[-80:]}.html"
+    return folder / f"{_NO_FILE_NAME.sub('-', name).strip('-.')[-80:]}.html"

@@ -1,14 +1,12 @@
-"""`sync`: delivers what journals still hold after a kill, a reboot, or while the server was away.
+"""`sync`: deliver what journals still hold after a kill, a reboot, or while the server was away.
 
-Looks through a folder: which sessions are in the journals below it, who writes them, who delivers them; delivers
-several at once; removes what is no longer needed, where it is asked to.
-
-In: a folder with journals anywhere below it, or one session. Out: a line for each session. Finding them changes nothing
-and asks nobody but the files and this machine's list of processes.
+Looks for sessions in all journals below a folder, delivers several at once, and removes old journals on request. The
+search changes nothing, and uses only the files and this machine's list of processes.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -20,9 +18,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mlflow_stability.cli.kit.options import journal_argument, journal_root, tracking_uri_option
-from mlflow_stability.cli.kit.quantities import Duration, Size
-from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
+from mlflow_stability.cli.options import journal_root, tracking_uri_option
+from mlflow_stability.cli.output import megabytes, notes_console, result_console
 from mlflow_stability.courier.claim import holder_lives
 from mlflow_stability.courier.clean_up import clean_up, size_of
 from mlflow_stability.courier.deliver import (
@@ -51,71 +48,88 @@ from mlflow_stability.tracking.store.address import is_sqlite, same_store, strip
 from mlflow_stability.vocabulary.run import Opening
 from mlflow_stability.vocabulary.settings import JOURNAL_FOLDER
 
-JOBS = 4
+DEFAULT_JOBS = 4
 """Sessions that are delivered at once: most of the time each of them waits for the server."""
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_BYTES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """One training process, as its journal shows it."""
+    """State of one training process, from its journal."""
 
     folder: Path
     openings: tuple[Opening, ...]
-    """How its recordings began."""
+    """First records of its recordings."""
     size: int
     """Bytes of its journals."""
     training_lives: bool
     courier_lives: bool
-    trouble: str
-    """What the courier said last, if the store is away."""
+    problem: str
+    """The courier's last error; empty while the store answers."""
 
     @property
     def left_behind(self) -> bool:
-        """Nobody delivers it any more."""
+        """Whether neither training nor courier is running."""
         return not self.courier_lives and not self.training_lives
 
 
 def sessions_in(journal: Path) -> list[SessionState]:
-    """The sessions of all journal roots in a folder, or the one session that was named."""
+    """Return the sessions of all journals in a folder, or the session that is the folder."""
     if is_session(journal):
         return [_state(journal)]
-    folders = [each for root in journal_roots_below(journal) for each in session_folders(root) if is_session(each)]
-    if (
-        not folders
-        and journal.is_dir()
-        and any(journal.iterdir())
-        and not is_done(journal)
-        and not journal_roots_below(journal)
-    ):
+    roots = list(journal_roots_below(journal))
+    if not roots and journal.is_dir() and any(journal.iterdir()) and not is_done(journal):
         raise JournalError(
             f"{journal} has no journal of mlflow-stability. Journals are in .mlflow-stability/ where the training "
             "was started, or where MLFLOW_STABILITY_JOURNAL_DIR or autolog(options=Options(journal_dir=...)) says."
         )
-    return [_state(each) for each in folders]
+    return [_state(folder) for root in roots for folder in session_folders(root) if is_session(folder)]
 
 
 def _state(folder: Path) -> SessionState:
     recordings = recording_folders(folder)
-    openings = tuple(each for each in map(opening_if_readable, recordings) if each is not None)
+    openings = tuple(opening for opening in map(opening_if_readable, recordings) if opening is not None)
+    process = process_of(folder, next(iter(openings), None))
     return SessionState(
         folder,
         openings,
-        sum(map(_size, recordings)),
-        not (folder / RELEASED).exists() and process_of(folder, next(iter(openings), None)).alive(),
-        holder_lives(folder),
-        str(read_page(folder / STATUS).get("error") or ""),
+        size=sum(map(_journal_size, recordings)),
+        training_lives=not (folder / RELEASED).exists() and process.alive(),
+        courier_lives=holder_lives(folder),
+        problem=str(read_page(folder / STATUS).get("error") or ""),
     )
 
 
-def _size(recording: Path) -> int:
+def _journal_size(recording: Path) -> int:
     try:
         return (recording / JOURNAL).stat().st_size
     except FileNotFoundError:  # its courier has just delivered it
         return 0
 
 
+def _seconds(_context: click.Context, _option: click.Parameter, typed: str | None) -> float | None:
+    """Parse `30d`, `12h`, `90m` or `2w`."""
+    if typed is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", typed.strip().lower())
+    if match is None:
+        raise click.BadParameter(f"{typed!r} is not an age such as 30d, 12h or 90m.")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _bytes(_context: click.Context, _option: click.Parameter, typed: str | None) -> int | None:
+    """Parse `50GB`, `500MB` or `1.5TB`."""
+    if typed is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]b)", typed.strip().lower())
+    if match is None:
+        raise click.BadParameter(f"{typed!r} is not a size such as 50GB or 500MB.")
+    return int(float(match[1]) * _BYTES[match[2]])
+
+
 @click.command("sync")
-@journal_argument
+@click.argument("journal", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @tracking_uri_option
 @click.option(
     "--wait",
@@ -132,12 +146,14 @@ def _size(recording: Path) -> int:
 )
 @click.option(
     "--older-than",
-    type=Duration(),
+    metavar="AGE",
+    callback=_seconds,
     help="Afterwards, remove delivered journals, checkpoints and batches unchanged for so long: 30d, 12h.",
 )
 @click.option(
     "--max-size",
-    type=Size(),
+    metavar="SIZE",
+    callback=_bytes,
     help="Afterwards, remove such folders until all journals take at most so much, those that changed first: 50GB.",
 )
 @click.pass_context
@@ -167,28 +183,29 @@ def command(
         _must_be_the_same_store(sessions, tracking_uri)
     ask_for_short_requests()
     out = result_console()
-    names, known = _names(sessions, place), {each.folder: each for each in sessions}
+    names, by_folder = _names(sessions, place), {session.folder: session for session in sessions}
     reports: list[DeliveryReport] = []
-    waiting = [each for each in sessions if not waits_for_its_process(each.folder)]
-    began = time.monotonic()
+    waiting = [session for session in sessions if not waits_for_its_process(session.folder)]
+    jobs = jobs or _default_jobs(waiting, tracking_uri)
+    start = time.monotonic()
     try:
-        with closing(_reports(waiting, tracking_uri, wait, jobs or _usual_jobs(waiting, tracking_uri), out)) as told:
-            for report in told:
+        with closing(_reports(waiting, tracking_uri, wait, jobs, out)) as deliveries:
+            for report in deliveries:
                 reports.append(report)
-                for line in _report_lines(names[report.session], known[report.session], report):
+                for line in _report_lines(names[report.session], by_folder[report.session], report):
                     out.print(line, soft_wrap=True)
     except KeyboardInterrupt:
-        done = sum(not each.remaining and not each.busy for each in reports)
+        done = sum(not report.remaining and not report.busy for report in reports)
         out.print(
             f"Interrupted: delivered {done} of {len(waiting)}. The same command delivers the rest.", soft_wrap=True
         )
         raise
-    for line in _summary_lines(known, reports, len(sessions) - len(waiting), time.monotonic() - began):
+    for line in _summary_lines(by_folder, reports, len(sessions) - len(waiting), time.monotonic() - start):
         out.print(line, soft_wrap=True)
-    errors = [each.error for each in reports if each.error and each.remaining]
+    errors = [report.error for report in reports if report.error and report.remaining]
     if not sessions:
-        why = f"{place} keeps checkpoints and batches alone" if is_done(place) else f"there is no journal in {place}"
-        out.print(f"Nothing to deliver: {why}.", soft_wrap=True)
+        reason = f"{place} keeps checkpoints and batches alone" if is_done(place) else f"there is no journal in {place}"
+        out.print(f"Nothing to deliver: {reason}.", soft_wrap=True)
     if older_than is not None or max_size is not None:
         for removed in clean_up(place, older_than, max_size):
             out.print(f"Removed {removed.folder} ({megabytes(removed.size)}).", soft_wrap=True)
@@ -205,54 +222,56 @@ def command(
         )
 
 
-def _usual_jobs(sessions: list[SessionState], tracking_uri: str | None) -> int:
-    """Writers of a SQLite file wait for each other; a server takes several at once."""
-    stores = [tracking_uri, *(opening.tracking_uri for each in sessions for opening in each.openings)]
-    return 1 if any(is_sqlite(uri) for uri in stores if uri) else JOBS
+def _default_jobs(sessions: list[SessionState], tracking_uri: str | None) -> int:
+    # Writers of a SQLite file wait for each other; a server takes several at once.
+    stores = [tracking_uri, *(opening.tracking_uri for session in sessions for opening in session.openings)]
+    return 1 if any(is_sqlite(uri) for uri in stores if uri) else DEFAULT_JOBS
 
 
 def _reports(
     sessions: list[SessionState], tracking_uri: str | None, wait: float, jobs: int, out: Console
 ) -> Generator[DeliveryReport, None, None]:
-    """The outcome of each session: one after another in this process, or several at once."""
-    left = {each.folder: each.size for each in sessions}
+    """Yield the outcome of each session, delivered one after another in this process, or several at once."""
+    left = {session.folder: session.size for session in sessions}
     # Where the results go to a terminal, the bar stays below them.
     with _progress(out if out.is_terminal else notes_console(), sum(left.values())) as show:
 
-        def shown() -> None:
+        def show_progress() -> None:
             done = len(sessions) - len(left)
             name = sessions[0].folder.name if len(sessions) == 1 else f"{done} of {len(sessions)} sessions"
             show(name, sum(min(size, waiting_bytes(folder, size)) for folder, size in left.items()))
 
         if min(jobs, len(sessions)) <= 1:
             for session in sessions:
-                report = deliver_session(session.folder, tracking_uri, wait, lambda _: shown())
+                report = deliver_session(session.folder, tracking_uri, wait, lambda _: show_progress())
                 left.pop(report.session)
                 yield report
         else:
-            with closing(deliver_many([each.folder for each in sessions], tracking_uri, wait, jobs)) as several:
-                for each in several:
-                    if each is not None:
-                        left.pop(each.session)
-                        yield each
-                    shown()
+            with closing(
+                deliver_many([session.folder for session in sessions], tracking_uri, wait, jobs)
+            ) as deliveries:
+                for delivery in deliveries:
+                    if delivery is not None:
+                        left.pop(delivery.session)
+                        yield delivery
+                    show_progress()
 
 
 def _names(sessions: list[SessionState], place: Path) -> dict[Path, str]:
-    """What each session is called: where its journal is, if there are several journals."""
-    roots = Counter(each.folder.parent for each in sessions)
+    """Return the name of each session: the place of its journal, if there are several journals."""
+    roots = Counter(session.folder.parent for session in sessions)
     if len(roots) < 2:
-        return {each.folder: each.folder.name for each in sessions}
+        return {session.folder: session.folder.name for session in sessions}
     names = {}
     for session in sessions:
         root = session.folder.parent
-        named = (root.parent if root.name == JOURNAL_FOLDER else root).relative_to(place)
-        names[session.folder] = str(named if roots[root] == 1 else named / session.folder.name)
+        name = (root.parent if root.name == JOURNAL_FOLDER else root).relative_to(place)
+        names[session.folder] = str(name if roots[root] == 1 else name / session.folder.name)
     return names
 
 
 def _report_lines(name: str, session: SessionState, report: DeliveryReport) -> Iterator[str]:
-    """The result of one session's delivery, a line for each fact."""
+    """Yield the result of one session's delivery, a line for each fact."""
     if report.busy:
         yield f"{name}: skipped: its courier is delivering it."
         return
@@ -261,32 +280,29 @@ def _report_lines(name: str, session: SessionState, report: DeliveryReport) -> I
         count = f"{report.delivered} recording{'' if report.delivered == 1 else 's'}"
         yield f"{name}: delivered {count} ({megabytes(session.size)}) to {runs}."
     if report.remaining:
-        why = (
-            "the training is still running"
-            if session.training_lives and not report.error
-            else report.error or "not all sent"
-        )
-        yield f"{name}: {megabytes(report.waiting_bytes)} not delivered ({why})."
+        running = session.training_lives and not report.error
+        reason = "the training is still running" if running else report.error or "not all sent"
+        yield f"{name}: {megabytes(report.waiting_bytes)} not delivered ({reason})."
     if report.refused:
         yield f"{name}: the store refused {', '.join(report.refused)}; the full record has them."
 
 
 def _summary_lines(
-    known: Mapping[Path, SessionState], reports: Sequence[DeliveryReport], kept_before: int, seconds: float
+    sessions: Mapping[Path, SessionState], reports: Sequence[DeliveryReport], kept_before: int, seconds: float
 ) -> Iterator[str]:
-    """Sums up the delivery of all journals."""
-    done = [each for each in reports if not each.busy and not each.remaining]
-    kept = [each.kept_for for each in reports if each.kept_for]
-    if len(known) > 1:
-        size = megabytes(sum(known[each.session].size for each in done))
+    """Sum up the delivery of all journals."""
+    done = [report for report in reports if not report.busy and not report.remaining]
+    kept = [report.kept_for for report in reports if report.kept_for]
+    if len(sessions) > 1:
+        size = megabytes(sum(sessions[report.session].size for report in done))
         others = {
             "delivered before": kept_before,
-            "not delivered": sum(each.remaining > 0 for each in reports),
-            "skipped, for their couriers deliver them": sum(each.busy for each in reports),
+            "not delivered": sum(report.remaining > 0 for report in reports),
+            "skipped, for their couriers deliver them": sum(report.busy for report in reports),
         }
-        said = "".join(f"; {count} {what}" for what, count in others.items() if count)
-        yield f"Delivered {len(done)} of {len(known)} sessions ({size}) in {seconds:.0f} s{said}."
-    if len(kept) == len(known) == 1:
+        rest = "".join(f"; {count} {result}" for result, count in others.items() if count)
+        yield f"Delivered {len(done)} of {len(sessions)} sessions ({size}) in {seconds:.0f} s{rest}."
+    if len(kept) == len(sessions) == 1:
         yield (
             f"Its journal is kept: {kept[0]} cannot be asked from here whether it has ended. Run `mlflow-stability "
             "sync` there, delete the folder when it has, or use --older-than."
@@ -310,13 +326,13 @@ def _must_be_the_same_store(sessions: list[SessionState], uri: str) -> None:
 
 @contextmanager
 def _progress(console: Console, size: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar that is there while something is sent, on a terminal only: what is sent, and how many bytes are left."""
+    """Show a bar with the bytes that are left while something is sent, on a terminal only."""
     columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[left]} left"))
     hidden = not console.is_terminal
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("", total=max(1, size), left=megabytes(size))
 
-        def show(what: str, left: int) -> None:
-            bar.update(task, description=what, completed=max(0, size - left), left=megabytes(left))
+        def show(name: str, left: int) -> None:
+            bar.update(task, description=name, completed=max(0, size - left), left=megabytes(left))
 
         yield show

@@ -1,7 +1,6 @@
-"""Draws a run that is watched: two curves with their findings, signals, findings, rollbacks; or one line.
+"""Draw a run that is watched: two curves with their findings, signals, findings, rollbacks; or one line.
 
-In: a `WatchedRun`. Out: something that rich draws, or a line of plain text. Guarantees: it fits into the window;
-what colour says is said in words too.
+It fits into the window; colours repeat what is in words.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.text import counted
 
 LOSS_ROWS, NORM_ROWS = 5, 3
-QUIET = 60.0
-"""Seconds without a step after which that is said."""
+MAX_SILENCE = 60.0
+"""Seconds without a step before the time of the last one is shown."""
 ZONE_STYLES = {"danger": "bold red", "healthy": "green", "vanishing": "magenta"}
-FEWEST_FINDINGS = 2
+MIN_FINDINGS = 2
 
 
 def view(out: TerminalWriter, run: WatchedRun, height: int) -> RenderableType:
-    """The whole window, `height` lines of it."""
+    """Return the whole window, `height` lines of it."""
     lines = [_head(out, run), out.text(""), *_loss(out, run), *_norm(out, run), out.text(""), _signals(out, run)]
     if run.rollbacks:
-        lines += _rollbacks(out, run)
-    lines += _findings(out, run, max(FEWEST_FINDINGS, height - len(lines) - 2))
+        lines += [out.text("Last rollback", "bold"), out.text(f"  {run.rollbacks[-1].message}")]
+    lines += _findings(out, run, max(MIN_FINDINGS, height - len(lines) - 2))
     lines = lines[:height]
     for line in lines:
         line.truncate(out.console.width, overflow="ellipsis" if out.unicode else "crop")
@@ -39,7 +38,7 @@ def view(out: TerminalWriter, run: WatchedRun, height: int) -> RenderableType:
 
 
 def status_line(run: WatchedRun) -> str:
-    """``step 4,200  loss 0.553  grad norm 1.24 (healthy)  12 steps/s  8 min left``."""
+    """Return `step 4,200  loss 0.553  grad norm 1.24 (healthy)  12 steps/s  8 min left`."""
     parts = [f"step {run.last_step:,}"]
     for quantity, words in (("loss", "loss"), ("grad_norm", "gradient norm")):
         value = run.value(quantity)
@@ -49,16 +48,16 @@ def status_line(run: WatchedRun) -> str:
     return "  ".join([*parts, *_pace(run)])
 
 
-def finding_line(episode: Finding) -> str:
-    """``WARNING loss_spike at step 400: ...``."""
-    return f"{episode.severity.name} {episode.kind} at step {episode.start:,}: {episode.message}"
+def finding_line(finding: Finding) -> str:
+    """Return `WARNING loss_spike at step 400: ...`."""
+    return f"{finding.severity.name} {finding.kind} at step {finding.start:,}: {finding.message}"
 
 
 def _head(out: TerminalWriter, run: WatchedRun) -> Text:
     state = run.ended or "training"
     style = "bold green" if state in ("training", "finished", "stopped") else "bold red"
-    said = [f"step {run.last_step:,}", *([f"attempt {run.attempt + 1}"] if run.attempt else []), *_pace(run)]
-    head = Text.assemble(out.text(run.name, "bold"), "  ", out.text(state, style), "  ", out.text("  ".join(said)))
+    facts = [f"step {run.last_step:,}", *([f"attempt {run.attempt + 1}"] if run.attempt else []), *_pace(run)]
+    head = Text.assemble(out.text(run.name, "bold"), "  ", out.text(state, style), "  ", out.text("  ".join(facts)))
     head.no_wrap = True
     return head
 
@@ -70,7 +69,7 @@ def _pace(run: WatchedRun) -> Iterator[str]:
     if run.ended:
         return
     silent = time.time() - run.last_time
-    if run.last_time and silent > QUIET:
+    if run.last_time and silent > MAX_SILENCE:
         yield f"last step {duration(silent)} ago"
         return
     left = run.seconds_left()
@@ -79,7 +78,7 @@ def _pace(run: WatchedRun) -> Iterator[str]:
 
 
 def duration(seconds: float) -> str:
-    """``42 s``, ``8 min``, ``3 h 05 min``, ``2 d 4 h``."""
+    """Format a time: `42 s`, `8 min`, `3 h 05 min`, `2 d 4 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -98,9 +97,9 @@ def _loss(out: TerminalWriter, run: WatchedRun) -> Iterator[Text]:
         return
     first, last = int(curve.steps.min()), run.last_step
     yield from _drawn(out, curve, LOSS_ROWS, (first, last))
-    shown = [(number, each) for number, each in _numbered(run) if each.end >= first]
-    if shown:
-        yield mark_line(shown, first, last, out.console.width - 2, unicode=out.unicode)
+    marks = [(number, finding) for number, finding in _warnings(run) if finding.end >= first]
+    if marks:
+        yield mark_line(marks, first, last, out.console.width - 2, unicode=out.unicode)
     yield Text(axis(first, last, out.console.width - 2), "dim", no_wrap=True)
 
 
@@ -110,17 +109,17 @@ def _norm(out: TerminalWriter, run: WatchedRun) -> Iterator[Text]:
         return
     value = run.value("grad_norm")
     zone = None if value is None else zone_of(value, GRADIENT_NORM)
-    said = Text(_now(run, "grad_norm"))
+    state = Text(_now(run, "grad_norm"))
     if zone is not None:
-        said.append(f", {zone.name} ({zone.limits})", ZONE_STYLES[zone.name])
-    yield _title(out, "gradient norm", said)
-    loss = run.curve("loss")  # under whose curve the axis of both stands
+        state.append(f", {zone.name} ({zone.limits})", ZONE_STYLES[zone.name])
+    yield _title(out, "gradient norm", state)
+    loss = run.curve("loss")  # the axis of both is below its curve
     first = int((loss if len(loss) else curve).steps.min())
     yield from _drawn(out, curve, NORM_ROWS, (first, run.last_step), zones=True)
 
 
-def _title(out: TerminalWriter, name: str, said: str | Text) -> Text:
-    right = said if isinstance(said, Text) else out.text(said)
+def _title(out: TerminalWriter, name: str, state: str | Text) -> Text:
+    right = state if isinstance(state, Text) else out.text(state)
     room = max(1, out.console.width - 2 - len(name) - right.cell_len)
     return Text.assemble(out.text(name, "bold cyan"), " " * room, right, no_wrap=True)
 
@@ -133,10 +132,7 @@ def _now(run: WatchedRun, quantity: str) -> str:
 def _drawn(
     out: TerminalWriter, curve: Curve, rows: int, reach: tuple[int, int], *, zones: bool = False
 ) -> Iterator[Text]:
-    """The curve from the first of two steps to the last; it may end earlier, where it was not measured any more.
-
-    Of a quantity that has zones each row is in the colour of the zone that its middle lies in.
-    """
+    """Draw a curve over a range of steps; with `zones` each row has the colour of the zone at its middle."""
     width = out.console.width - 2
     if not curve.counts.any():
         yield out.text(" " * GUTTER + "no finite value", "dim")
@@ -164,22 +160,17 @@ def _signals(out: TerminalWriter, run: WatchedRun) -> Text:
     return out.text("  ".join(parts), "dim")
 
 
-def _rollbacks(out: TerminalWriter, run: WatchedRun) -> Iterator[Text]:
-    yield out.text("Last rollback", "bold")
-    yield out.text(f"  {run.rollbacks[-1].message}")
-
-
-def _numbered(run: WatchedRun) -> list[tuple[int, Finding]]:
-    """Those above INFO, numbered in the order of their steps."""
-    return list(enumerate((each for each in run.findings if each.severity > Severity.INFO), start=1))
+def _warnings(run: WatchedRun) -> list[tuple[int, Finding]]:
+    """Return the findings above INFO, numbered in the order of their steps."""
+    return list(enumerate((finding for finding in run.findings if finding.severity > Severity.INFO), start=1))
 
 
 def _findings(out: TerminalWriter, run: WatchedRun, most: int) -> Iterator[Text]:
-    found = _numbered(run)
-    yield out.text("Findings" if found else "No warnings so far.", "bold" if found else "green")
-    for number, episode in found[: -most - 1 : -1]:
-        span = f"step {episode.start:,}" if episode.end == episode.start else f"steps {episode.start:,}-{episode.end:,}"
-        head = out.text(f"{number:>3} {episode.severity.name} {episode.kind}", out.style(episode.severity))
-        yield Text.assemble(head, out.text(f"  {span}  ", "dim"), out.text(episode.message), no_wrap=True)
-    if len(found) > most:
-        yield out.text(f"    {len(found) - most} earlier", "dim")
+    findings = _warnings(run)
+    yield out.text("Findings" if findings else "No warnings so far.", "bold" if findings else "green")
+    for number, finding in findings[: -most - 1 : -1]:
+        span = f"step {finding.start:,}" if finding.end == finding.start else f"steps {finding.start:,}-{finding.end:,}"
+        head = out.text(f"{number:>3} {finding.severity.name} {finding.kind}", out.style(finding.severity))
+        yield Text.assemble(head, out.text(f"  {span}  ", "dim"), out.text(finding.message), no_wrap=True)
+    if len(findings) > most:
+        yield out.text(f"    {len(findings) - most} earlier", "dim")

@@ -1,7 +1,4 @@
-"""What is known of a run at the moment: its curves, its findings, its rollbacks, its pace.
-
-In: the records of a recording, in order. Out: what a view shows. Guarantees: memory is bounded for a run of any length.
-"""
+"""State of a run that is being watched: its curves, findings, rollbacks and pace, in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,70 +15,70 @@ from mlflow_stability.vocabulary.run import Closing, Reset, Returned
 
 CURVES = ("loss", "grad_norm")
 QUANTITIES = (*CURVES, "learning_rate", "update_ratio", "eta_seconds", "skipped_steps")
-"""What is shown of a run, all of the whole model."""
-NEIGHBOURS = 16
-"""Steps between two events of one kind that are told as one."""
-MOST_EPISODES = 200
-PACE_OF = 100
-"""Readings that the pace is taken from: the newest."""
+"""Quantities of the whole model that are shown."""
+MERGE_STEPS = 16
+"""Steps between two events of one kind that are merged."""
+MAX_FINDINGS = 200
+PACE_READINGS = 100
+"""The newest readings give the pace."""
 
 
 class WatchedRun:
-    """One run as far as it has come."""
+    """The state of one run."""
 
     def __init__(self, name: str = "", run_id: str | None = None) -> None:
         self.name = name
         self.run_id = run_id
         self.ended = ""
-        """How it ended; empty while it trains."""
+        """Its outcome; empty while it trains."""
         self.last_step = 0
         self.last_time = 0.0
         self.attempt = 0
         self.latest: dict[str, tuple[float, float]] = {}
         """The newest value of each quantity, and when it was measured."""
         self.best_loss: tuple[float, int] | None = None
-        self.findings: deque[Finding] = deque(maxlen=MOST_EPISODES)
+        self.findings: deque[Finding] = deque(maxlen=MAX_FINDINGS)
         self.rollbacks: list[Finding] = []
         self._curves = {quantity: CurveSketch(Signal(quantity)) for quantity in CURVES}
-        self._pace: deque[tuple[float, int]] = deque(maxlen=PACE_OF)
+        self._pace: deque[tuple[float, int]] = deque(maxlen=PACE_READINGS)
 
-    def hear(self, record: Record, offset: int = 0) -> None:
-        """Take a record in; `offset`: what the run adds to its steps."""
+    def add(self, record: Record, offset: int = 0) -> None:
+        """Add a record, the next in order; `offset`: what the run adds to its steps."""
         if isinstance(record, StepReading):
-            self._hear_step(record, record.step + offset)
+            self._add_step(record, record.step + offset)
         elif isinstance(record, Finding):
-            self._hear_event(record, offset)
+            self._add_event(record, offset)
         elif isinstance(record, Reset):
             self.attempt = record.attempt
         elif isinstance(record, Closing | Returned):
             self.ended = record.outcome.replace("_", " ")
 
     def curve(self, quantity: str) -> Curve:
-        """A quantity over the steps."""
+        """Return a quantity over the steps."""
         return self._curves[quantity].curve()
 
     def value(self, quantity: str) -> float | None:
-        """The newest value of a quantity; None where it is not measured."""
-        found = self.latest.get(quantity)
-        return None if found is None else found[0]
+        """Return the newest value of a quantity; None where it is not measured."""
+        latest = self.latest.get(quantity)
+        return None if latest is None else latest[0]
 
     @property
     def steps_per_second(self) -> float | None:
-        """How fast it trains, by its newest steps; None where that cannot be told yet."""
+        """Pace of its newest steps; None while it has too few."""
         if len(self._pace) < 2:
             return None
-        (began, first), (ended, last) = self._pace[0], self._pace[-1]
-        return (last - first) / (ended - began) if ended > began and last > first else None
+        (start, first), (end, last) = self._pace[0], self._pace[-1]
+        return (last - first) / (end - start) if end > start and last > first else None
 
     def seconds_left(self, now: float | None = None) -> float | None:
-        """How long it still takes, where the training knows how many steps it makes."""
-        found = self.latest.get("eta_seconds")
-        if found is None:
+        """Return the time that is left, where the training knows its number of steps."""
+        latest = self.latest.get("eta_seconds")
+        if latest is None:
             return None
-        seconds, measured = found
+        seconds, measured = latest
         return max(0.0, seconds - ((time.time() if now is None else now) - measured))
 
-    def _hear_step(self, reading: StepReading, step: int) -> None:
+    def _add_step(self, reading: StepReading, step: int) -> None:
         self.ended = ""
         self.last_step = max(step, self.last_step)
         self.last_time = max(reading.time, self.last_time)
@@ -97,20 +94,20 @@ class WatchedRun:
             if signal.quantity == "loss" and value < (math.inf if self.best_loss is None else self.best_loss[0]):
                 self.best_loss = value, step
 
-    def _hear_event(self, event: Finding, offset: int) -> None:
+    def _add_event(self, event: Finding, offset: int) -> None:
         if event.kind == "rollback":
             self.rollbacks.append(event)
         step = event.step + offset
         for number in range(len(self.findings) - 1, -1, -1):
-            known = self.findings[number]
-            if (known.kind, known.place) == (event.kind, event.place) and step - known.end <= NEIGHBOURS:
-                worse = event.severity > known.severity
+            earlier = self.findings[number]
+            if (earlier.kind, earlier.place) == (event.kind, event.place) and step - earlier.end <= MERGE_STEPS:
+                worse = event.severity > earlier.severity
                 self.findings[number] = replace(
-                    event.shifted(offset) if worse else known,
-                    severity=max(known.severity, event.severity),
-                    span=Span(known.start, step if worse else known.peak, max(step, known.end)),
-                    count=known.count + 1,
-                    statements=event.stated if worse else known.stated,
+                    event.shifted(offset) if worse else earlier,
+                    severity=max(earlier.severity, event.severity),
+                    span=Span(earlier.start, step if worse else earlier.peak, max(step, earlier.end)),
+                    count=earlier.count + 1,
+                    statements=event.stated if worse else earlier.stated,
                 )
                 return
         self.findings.append(replace(event.shifted(offset), statements=event.stated))

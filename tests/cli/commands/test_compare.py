@@ -119,13 +119,18 @@ def test_ctrl_c_shows_what_is_done(sqlite_uri: str) -> None:
     runs = [store_run(sqlite_uri, falling(number)) for number in range(3)]
     code = (
         "import os, signal, sys\n"
-        "from mlflow_stability.cli.kit import reading_progress\n"
+        "from contextlib import contextmanager\n"
+        "from mlflow_stability.cli.commands import compare\n"
         "from mlflow_stability.cli.main import run\n"
-        "shown = reading_progress.ReadingProgress.show\n"
-        "def show(self, done, total, failed):\n"
-        "    shown(self, done, total, failed)\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "reading_progress.ReadingProgress.show = show\n"
+        "reading_progress = compare._reading_progress\n"
+        "@contextmanager\n"
+        "def interrupted():\n"
+        "    with reading_progress() as show:\n"
+        "        def show_and_interrupt(*counts):\n"
+        "            show(*counts)\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        yield show_and_interrupt\n"
+        "compare._reading_progress = interrupted\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
     done = subprocess.run(

@@ -14,8 +14,8 @@ from waiting import wait_until
 
 import mlflow_stability
 from mlflow_stability import load_run
-from mlflow_stability.demo.failure_steps import troubles_in
-from mlflow_stability.demo.text import ALPHABET, encoded, text
+from mlflow_stability.demo.catalog import demo_faults
+from mlflow_stability.demo.demo_failure import ALPHABET, encoded, text
 from mlflow_stability.vocabulary.rollback_policy import RollbackPolicy
 
 PACKAGE_ROOT = str(Path(mlflow_stability.__file__).parents[1])
@@ -126,7 +126,7 @@ def test_a_training_that_fails_is_named_and_ends_the_demo(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("steps", [400, 700, 5_000, 100_000])
 def test_there_is_a_state_to_go_back_to_before_anything_goes_wrong(steps: int) -> None:
-    policy, troubles = RollbackPolicy(), troubles_in(steps)
+    policy, troubles = RollbackPolicy(), demo_faults(steps)
     kept = (troubles.first - policy.rewind) // policy.snapshot_every * policy.snapshot_every
     assert kept + policy.healthy_after < troubles.first
     assert troubles.last < troubles.empty < steps

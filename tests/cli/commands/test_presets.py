@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mlflow_stability.cli.main import run
-from mlflow_stability.manual.presets import page, preset_rows
+from mlflow_stability.manual.pages import preset_rows, presets_page
 from mlflow_stability.vocabulary.presets import PRESETS
 
 
@@ -22,5 +22,7 @@ def test_the_table_has_every_option_of_every_preset_in_80_columns(
 
 
 def test_the_page_of_the_manual_has_the_same_rows() -> None:
-    rows = [line.replace("`", "").strip("| ").split(" | ") for line in page().splitlines() if line.startswith("| ")]
+    rows = [
+        line.replace("`", "").strip("| ").split(" | ") for line in presets_page().splitlines() if line.startswith("| ")
+    ]
     assert all([each.name, *each.values] in rows for each in preset_rows())

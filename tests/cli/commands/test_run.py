@@ -198,4 +198,5 @@ def test_the_help_has_an_option_for_each_setting(capsys: pytest.CaptureFixture[s
     assert run(["run", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "--rollback Restore a good state inside your loop when the training diverges" in said
+    assert "True, or" not in said
     assert "--stop-on TEXT" in said

@@ -22,13 +22,11 @@ def watched(steps: int = 400, findings: int = 3, norm: float = 1.5) -> WatchedRu
     began = time.time() - steps / 10
     for step in range(1, steps + 1):
         loss = math.nan if step == steps // 2 else 2.0 + 1 / step
-        run.hear(StepReading(step, SIGNALS, (loss, norm, 3e-4, 2.0, 480.0), 1, began + step / 10))
+        run.add(StepReading(step, SIGNALS, (loss, norm, 3e-4, 2.0, 480.0), 1, began + step / 10))
     for number in range(findings):
         step = 20 + 40 * number
-        run.hear(at_step(step, "loss_spike", Severity.WARNING, f"loss 7.47 at step {step}, " + "far above " * 20))
-    run.hear(
-        at_step(390, "rollback", Severity.INFO, "Rolled back from step 390 to step 350.", evidence={"target": 350})
-    )
+        run.add(at_step(step, "loss_spike", Severity.WARNING, f"loss 7.47 at step {step}, " + "far above " * 20))
+    run.add(at_step(390, "rollback", Severity.INFO, "Rolled back from step 390 to step 350.", evidence={"target": 350}))
     return run
 
 
@@ -72,16 +70,16 @@ def test_the_gradient_norm_is_told_with_its_zone(norm: float, zone: str) -> None
 
 def test_a_training_that_is_silent_is_said_to_be() -> None:
     run = WatchedRun("a")
-    run.hear(StepReading(1, SIGNALS, (1.0,) * 5, 0, time.time() - 600))
+    run.add(StepReading(1, SIGNALS, (1.0,) * 5, 0, time.time() - 600))
     assert status_line(run) == "step 1  loss 1  gradient norm 1 (healthy)  last step 10 min ago"
-    run.hear(Closing("finished"))
+    run.add(Closing("finished"))
     assert status_line(run) == "step 1  loss 1  gradient norm 1 (healthy)"
 
 
 def test_a_run_without_a_step_and_one_of_nan_alone_can_be_shown() -> None:
     assert "no step yet" in "\n".join(drawn(WatchedRun("a")))
     run = WatchedRun("a")
-    run.hear(StepReading(1, SIGNALS[:2], (math.nan, math.inf), 0, time.time()))
+    run.add(StepReading(1, SIGNALS[:2], (math.nan, math.inf), 0, time.time()))
     assert "no finite value" in "\n".join(drawn(run))
 
 
@@ -99,7 +97,7 @@ def test_durations_are_told_as_people_say_them(seconds: float, said: str) -> Non
 def test_a_curve_that_ended_earlier_is_not_stretched_to_the_end_of_the_axis() -> None:
     run = watched(100, findings=0)
     for step in range(101, 401):
-        run.hear(StepReading(step, SIGNALS[2:3], (3e-4,), 1, time.time()))
+        run.add(StepReading(step, SIGNALS[2:3], (3e-4,), 1, time.time()))
     rows = [line.partition("┤")[2] for line in drawn(run) if "┤" in line]
     assert max(len(row.rstrip()) for row in rows) <= 20
     assert "400" in "\n".join(drawn(run))

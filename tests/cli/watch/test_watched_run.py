@@ -4,7 +4,7 @@ from math import nan
 
 from findings import at_step
 
-from mlflow_stability.cli.watch.watched_run import MOST_EPISODES, WatchedRun
+from mlflow_stability.cli.watch.watched_run import MAX_FINDINGS, WatchedRun
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing
@@ -23,7 +23,7 @@ def spike(step: int, severity: Severity = Severity.WARNING) -> Finding:
 def test_curves_are_those_of_the_whole_model_with_the_steps_of_the_run() -> None:
     run = WatchedRun()
     for step in range(1, 51):
-        run.hear(reading(step, 5.0 - step / 50, 1000 + step / 4), offset=100)
+        run.add(reading(step, 5.0 - step / 50, 1000 + step / 4), offset=100)
     assert (run.last_step, run.value("grad_norm"), run.best_loss) == (150, 1.5, (4.0, 150))
     assert run.curve("loss").steps[[0, -1]].tolist() == [101, 150]
     assert run.steps_per_second == 4.0
@@ -33,14 +33,14 @@ def test_curves_are_those_of_the_whole_model_with_the_steps_of_the_run() -> None
 def test_a_loss_that_is_nan_is_never_the_best() -> None:
     run = WatchedRun()
     for step, loss in enumerate((nan, 2.0, nan), start=1):
-        run.hear(reading(step, loss))
+        run.add(reading(step, loss))
     assert run.best_loss == (2.0, 2)
 
 
 def test_events_that_are_near_are_one_finding_with_the_worst_of_them() -> None:
     run = WatchedRun()
     for event in (spike(10), spike(12, Severity.CRITICAL), spike(14), spike(500)):
-        run.hear(event, offset=1)
+        run.add(event, offset=1)
     first, second = run.findings
     assert (first.start, first.peak, first.end, first.count, first.severity) == (11, 13, 15, 3, Severity.CRITICAL)
     assert first.message == "loss spiked at step 12."
@@ -50,17 +50,17 @@ def test_events_that_are_near_are_one_finding_with_the_worst_of_them() -> None:
 def test_what_is_kept_of_a_long_run_is_bounded() -> None:
     run = WatchedRun()
     for step in range(20_000):
-        run.hear(reading(step, 1.0))
+        run.add(reading(step, 1.0))
         if step % 50 == 0:
-            run.hear(spike(step))
+            run.add(spike(step))
     assert len(run.curve("loss")) <= 4096
-    assert len(run.findings) == MOST_EPISODES
+    assert len(run.findings) == MAX_FINDINGS
 
 
 def test_it_has_ended_until_another_step_comes() -> None:
     run = WatchedRun()
-    run.hear(reading(1, 1.0))
-    run.hear(Closing("out_of_memory"))
+    run.add(reading(1, 1.0))
+    run.add(Closing("out_of_memory"))
     assert run.ended == "out of memory"
-    run.hear(reading(2, 1.0))
+    run.add(reading(2, 1.0))
     assert run.ended == ""

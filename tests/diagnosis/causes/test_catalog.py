@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mlflow_stability
-from mlflow_stability.cli.kit.finding_types import EXPLAINED
+from mlflow_stability.cli.finding_types import EXPLAINED
 from mlflow_stability.cli.main import run
 from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.inside import SIGNS

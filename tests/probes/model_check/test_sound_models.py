@@ -12,8 +12,7 @@ from torch import nn
 from zoo.catalog import ZOO
 
 from mlflow_stability import check
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import FailurePoints, Notes, loop
+from mlflow_stability.demo.training_loop import Failure, FailurePoints, Notes, loop
 from mlflow_stability.vocabulary.result import Severity
 
 TWINS = list({each.twin: each for each in ZOO}.values())

@@ -9,13 +9,13 @@ from torch.optim import LBFGS, Adam, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from zoo.healthy.data import accuracy, classify, dice_of, images, learnt, points
 
-from mlflow_stability.demo.tasks.language import LETTERS, lines, next_letter, tiny_gpt, written
-from mlflow_stability.demo.tasks.schedules import cosine
+from mlflow_stability.demo.language import LETTERS, lines, next_letter, random_texts, tiny_gpt
+from mlflow_stability.demo.training_loop import cosine
 
 
 def gpt(seed: int) -> None:
     """Warm-up, a cosine, clipping, and a look at unseen text every fifty steps."""
-    texts, unseen, dice = written(0), written(1), dice_of(seed)
+    texts, unseen, dice = random_texts(0), random_texts(1), dice_of(seed)
     model = tiny_gpt()
     optimizer = AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
     share = cosine(400)
@@ -46,7 +46,7 @@ class Reader(nn.Module):
 
 
 def lstm(seed: int) -> None:
-    texts, dice, model = written(0), dice_of(seed), Reader(nn.LSTM, 2)
+    texts, dice, model = random_texts(0), dice_of(seed), Reader(nn.LSTM, 2)
     optimizer = Adam(model.parameters(), lr=3e-3)
     for _ in range(600):
         loss = next_letter(model, lines(texts, dice, 16))

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, logsigmoid, 
 from torch.optim import SGD, Adam, AdamW, SparseAdam
 from zoo.healthy.data import accuracy, classify, cnn, dice_of, images, learnt, mlp, points, pretrained
 
-from mlflow_stability.demo.tasks.schedules import cosine
+from mlflow_stability.demo.training_loop import cosine
 
 
 def contrastive(seed: int) -> None:

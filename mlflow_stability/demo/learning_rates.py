@@ -6,12 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.language import LENGTH, LETTERS, language_task, plain_gpt, scheduled_gpt
-from mlflow_stability.demo.tasks.loop import FailurePoints
-from mlflow_stability.demo.tasks.schedules import cosine
-from mlflow_stability.demo.tasks.tables import classification
-from mlflow_stability.demo.tasks.task import Task
+from mlflow_stability.demo.language import LENGTH, LETTERS, language_task, plain_gpt, scheduled_gpt
+from mlflow_stability.demo.tables import classification
+from mlflow_stability.demo.training_loop import Failure, FailurePoints, Task, cosine
 
 FIRST, LAST = 261, 280
 
@@ -20,7 +17,6 @@ class TooHighForAWhile(FailurePoints):
     """Multiplies the learning rate by 30 for 20 steps."""
 
     def share_of_lr(self, step: int, share: float) -> float:
-        """The share of the learning rate at a step."""
         return 30 * share if FIRST <= step <= LAST else share
 
 
@@ -31,7 +27,6 @@ class SetAtTheBeginning(FailurePoints):
         self._rate = rate
 
     def before(self, step: int, task: Task) -> None:
-        """Runs before the step."""
         if step == 1:
             for group in task.optimizer.param_groups:
                 group["lr"] = self._rate
@@ -41,7 +36,6 @@ class MuchLower(FailurePoints):
     """Multiplies the learning rate by a ten-millionth."""
 
     def share_of_lr(self, _step: int, share: float) -> float:
-        """The share of the learning rate at a step."""
         return 1e-7 * share
 
 
@@ -60,15 +54,15 @@ class PostNormTransformer(nn.Module):
         self.head = nn.Linear(WIDTH, LETTERS)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
 
-    def forward(self, given: Tensor) -> Tensor:
-        """The scores of every letter."""
-        x = self.characters(given) + self.places(torch.arange(given.shape[1]))
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the scores of the next letter."""
+        x = self.characters(inputs) + self.places(torch.arange(inputs.shape[1]))
         scores: Tensor = self.head(self.layers(x, mask=self.mask, is_causal=True))
         return scores
 
 
 def post_norm_transformer(seed: int) -> Task:
-    """Trained with a warm-up of half of the training."""
+    """Train with a warm-up of half of the training."""
     return language_task(
         seed,
         PostNormTransformer,
@@ -82,7 +76,6 @@ class NoWarmUp(FailurePoints):
     """Begins with the full learning rate."""
 
     def share_of_lr(self, step: int, share: float) -> float:
-        """The share of the learning rate at a step."""
         return max(share, 1.0) if step <= WARM_UP else share
 
 

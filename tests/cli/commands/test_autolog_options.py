@@ -5,8 +5,7 @@ from dataclasses import fields
 import click
 import pytest
 
-from mlflow_stability.cli.commands.run import command
-from mlflow_stability.cli.kit.autolog_options import settings_typed
+from mlflow_stability.cli.commands.run import autolog_arguments, command
 from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.result import Severity
@@ -17,7 +16,7 @@ from mlflow_stability.vocabulary.settings import Options, Settings
 def typed(*words: str) -> dict[str, object]:
     context = command.make_context("run", [*words, "script.py"])
     names = {each.name for each in (*fields(Settings), *fields(RollbackPolicy))}
-    return settings_typed({name: value for name, value in context.params.items() if name in names})
+    return autolog_arguments({name: value for name, value in context.params.items() if name in names})
 
 
 def test_every_setting_that_can_be_typed_is_an_option_with_a_sentence() -> None:

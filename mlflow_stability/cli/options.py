@@ -1,4 +1,4 @@
-"""The options that commands share, each written once."""
+"""The options that commands share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from mlflow_stability.analysis.named_run import last_runs, run_id_of
-from mlflow_stability.cli.kit.output import must_be_writable
+from mlflow_stability.cli.output import must_be_writable
 from mlflow_stability.vocabulary.judging import SENSITIVITIES
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -17,7 +17,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def tracking_uri_option(command: _F) -> _F:
-    """`--tracking-uri`, or the environment's."""
+    """Add `--tracking-uri`."""
     return click.option(
         "--tracking-uri",
         metavar="URI",
@@ -27,32 +27,32 @@ def tracking_uri_option(command: _F) -> _F:
 
 
 def last_option(command: _F) -> _F:
-    """`--last`, wherever a run id goes."""
+    """Add `--last`, wherever a run id goes."""
     return click.option("--last", is_flag=True, help="The run that was started last.")(command)
 
 
-def runs_asked_for(sources: tuple[str, ...], last: int, tracking_uri: str | None) -> tuple[str, ...]:
-    """What was typed, and so many of the newest runs."""
+def typed_runs(sources: tuple[str, ...], last: int, tracking_uri: str | None) -> tuple[str, ...]:
+    """Return what was typed, and this many of the newest runs."""
     if not sources and not last:
         raise click.UsageError("Give run ids, run names or paths of logs, or --last.")
     return (*sources, *(last_runs(last, tracking_uri) if last else ()))
 
 
-def run_asked_for(run: str | None, last: bool, tracking_uri: str | None) -> str:
-    """The whole id of the one run that was meant."""
+def typed_run(run: str | None, last: bool, tracking_uri: str | None) -> str:
+    """Return the whole id of one run."""
     if (run is None) is not last:
         raise click.UsageError("Give a run id, its beginning or a run's name, or --last.")
     return last_runs(1, tracking_uri)[0] if run is None else run_id_of(run, tracking_uri)
 
 
 def curve_options(command: _F) -> _F:
-    """`--loss` and `--val-loss`: the curves to judge."""
+    """Add `--loss` and `--val-loss`: the curves to judge."""
     validation = click.option("--val-loss", metavar="NAME", help="Metric to use as the validation loss.  [auto]")
     return click.option("--loss", metavar="NAME", help="Metric to use as the loss.  [auto]")(validation(command))
 
 
 def sensitivity_option(command: _F) -> _F:
-    """`--sensitivity`, for detectors and rules alike."""
+    """Add `--sensitivity`."""
     return click.option(
         "--sensitivity",
         type=click.Choice(list(SENSITIVITIES)),
@@ -63,7 +63,7 @@ def sensitivity_option(command: _F) -> _F:
 
 
 def detectors_option(command: _F) -> _F:
-    """`--detectors`, as `detectors=` of the functions takes them."""
+    """Add `--detectors`, as `detectors=` of the functions takes them."""
     return click.option(
         "--detectors",
         multiple=True,
@@ -73,9 +73,9 @@ def detectors_option(command: _F) -> _F:
 
 
 def output_options(formats: Iterable[str]) -> Callable[[_F], _F]:
-    """`--output-format` and `--output`, which says the format by its ending."""
+    """Add `--output-format` and `--output`."""
 
-    def both(command: _F) -> _F:
+    def add_both(command: _F) -> _F:
         to_file = click.option(
             "--output",
             "file",
@@ -92,18 +92,9 @@ def output_options(formats: Iterable[str]) -> Callable[[_F], _F]:
         )
         return form(to_file(command))
 
-    return both
-
-
-def journal_argument(command: _F) -> _F:
-    """A journal directory, or one session in it."""
-    return click.argument(
-        "journal",
-        required=False,
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-    )(command)
+    return add_both
 
 
 def journal_root() -> Path:
-    """Where `autolog()` would keep journals if it were called here."""
+    """Return where `autolog()` keeps journals if it is called here."""
     return Settings().journal_root()

@@ -10,25 +10,24 @@ from torch import Generator, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD, Adam, Optimizer
 
-from mlflow_stability.demo.tasks.schedules import cosine
-from mlflow_stability.demo.tasks.task import Batch, Task
+from mlflow_stability.demo.training_loop import Batch, Task, cosine
 
 COLUMNS, CLASSES = 16, 8
 STEPS, BATCH = 800, 64
 NOISE = 0.3
 DEPTH = 8
-WORLD = 7
-"""What is to be learned is the same for every seed; seeds differ in weights and batches."""
+DATA_SEED = 7
+"""The data are the same for every seed of a training; those differ in weights and batches."""
 
 
 def curve() -> nn.Module:
-    """What the numbers in the last column of the table depend on: a fixed random network."""
-    torch.manual_seed(WORLD)
+    """Return the true function of the regression: a fixed random network."""
+    torch.manual_seed(DATA_SEED)
     return nn.Sequential(nn.Linear(COLUMNS, 8), nn.Tanh(), nn.Linear(8, 1)).requires_grad_(requires_grad=False)
 
 
 def regression(seed: int, activation: type[nn.Module], optimizer: type[Optimizer], **settings: Any) -> Task:
-    """A noisy number to be told from sixteen others."""
+    """Predict a noisy number from sixteen others."""
     truth = curve()
 
     def draw(generator: Generator) -> Batch:
@@ -49,24 +48,24 @@ def regression(seed: int, activation: type[nn.Module], optimizer: type[Optimizer
 
 
 def regression_with_momentum(seed: int) -> Task:
-    """By SGD."""
+    """Regression by SGD."""
     return regression(seed, nn.Tanh, SGD, lr=0.03, momentum=0.9)
 
 
 def regression_with_adam(seed: int) -> Task:
-    """By Adam."""
+    """Regression by Adam."""
     return regression(seed, nn.ReLU, Adam, lr=3e-3)
 
 
 def classes(generator: Generator) -> Batch:
-    """Points around eight centres, with the number of their centre."""
-    centres = torch.randn(CLASSES, COLUMNS, generator=torch.Generator().manual_seed(WORLD))
+    """Return points around eight centres, with the number of their centre."""
+    centres = torch.randn(CLASSES, COLUMNS, generator=torch.Generator().manual_seed(DATA_SEED))
     labels = torch.randint(CLASSES, (BATCH,), generator=generator)
     return centres[labels] + 1.2 * torch.randn(BATCH, COLUMNS, generator=generator), labels
 
 
 def classification(seed: int) -> Task:
-    """With batch norm and momentum."""
+    """Classification with batch norm and momentum."""
     torch.manual_seed(seed)
     model = nn.Sequential(
         nn.Linear(COLUMNS, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES)
@@ -83,12 +82,12 @@ def classification(seed: int) -> Task:
 
 
 def deep_classification(seed: int) -> Task:
-    """Ten layers without normalisation, which need the right initialisation."""
+    """Classification by ten layers without normalisation, which need the right initialisation."""
     torch.manual_seed(seed)
     hidden = [nn.Linear(COLUMNS, 64), *(nn.Linear(64, 64) for _ in range(DEPTH))]
     for layer in hidden:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    model = nn.Sequential(*(each for layer in hidden for each in (layer, nn.ReLU())), nn.Linear(64, CLASSES))
+    model = nn.Sequential(*(module for layer in hidden for module in (layer, nn.ReLU())), nn.Linear(64, CLASSES))
     return Task(
         model,
         SGD(model.parameters(), lr=0.02, momentum=0.9),
@@ -101,6 +100,6 @@ def deep_classification(seed: int) -> Task:
 
 
 def test_batches(draw: Callable[[Generator], Batch]) -> tuple[Batch, ...]:
-    """Batches that a model is judged by, the same for every seed."""
+    """Return test batches, the same for every seed."""
     generator = torch.Generator().manual_seed(0)
     return tuple(draw(generator) for _ in range(8))

@@ -1,12 +1,7 @@
-"""Puts a result where it was asked for: on a terminal, into a pipe, or into a file.
+"""Write results to a terminal, a pipe or a file, and notes to stderr.
 
-In: text, or what draws on a console. Out: colours and the like for a terminal; else bytes in UTF-8, whatever the
-environment's own encoding. A reader that has enough, such as `head`, is no error, and no reader at all is none.
-
-Looks at the file that a report is to go to, before anything is read: may it be written, and in which form?
-
-In: what was typed for `--output` and `--output-format`. Out: the form, or a sentence that says why not. Guarantees: no
-log that was asked about is written over, whatever name it is given by.
+With colours on a terminal; else bytes in UTF-8, whatever the encoding of the environment. A reader that has enough,
+such as `head`, and a closed stdout are no errors.
 """
 
 from __future__ import annotations
@@ -18,16 +13,54 @@ from pathlib import Path
 from typing import TextIO
 
 import click
+from rich.console import Console
+from rich.text import Text
 
-from mlflow_stability.cli.kit.terminal import result_console, speaks_unicode
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.report_format import ENDINGS, form_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter, written
 
+MAX_WIDTH = 100
+DEFAULT_FORM = "rich"
+
+
+def result_console() -> Console:
+    """Return a console on stdout for the result."""
+    return _limited(Console(highlight=False))
+
+
+def notes_console() -> Console:
+    """Return a console on stderr for progress and notes."""
+    return _limited(Console(stderr=True, highlight=False))
+
+
+def _limited(console: Console) -> Console:
+    console.width = min(console.width, MAX_WIDTH)
+    return console
+
+
+def note(text: str) -> None:
+    """Show a note to a person at a terminal; a script has the exit code."""
+    notes = notes_console()
+    if notes.is_terminal:
+        notes.print(Text(plain(text)), soft_wrap=True)
+
+
+def speaks_unicode(console: Console) -> bool:
+    """Whether lines and dots of Unicode can be written there."""
+    return console.encoding.lower().startswith("utf")
+
+
+def megabytes(size: float) -> str:
+    """Format a size: `12.3 MB`, `18 kB`."""
+    if size < 1e5:
+        return f"{size / 1e3:.0f} kB"
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
+
 
 def present(draw: Callable[[TerminalWriter], None], *, verbose: bool = False) -> None:
-    """Show a person the result: with colours on a terminal, as plain text of its width in a pipe."""
+    """Show the result with colours on a terminal, as plain text of its width in a pipe."""
     out = result_console()
     unicode = speaks_unicode(out)
     if out.is_terminal:
@@ -37,7 +70,7 @@ def present(draw: Callable[[TerminalWriter], None], *, verbose: bool = False) ->
 
 
 def put_out(text: str, file: Path | None = None) -> None:
-    """Write the result."""
+    """Write the result to a file, else to stdout."""
     data = text.encode("utf-8")
     if file is not None:
         try:
@@ -47,7 +80,7 @@ def put_out(text: str, file: Path | None = None) -> None:
         return
     out: TextIO | None = sys.stdout
     if out is None:
-        return  # it was closed before we began, as by `>&-`: only the exit code is wanted
+        return  # closed, as by `>&-`: only the exit code is wanted
     try:
         out.flush()
         out.buffer.write(data)
@@ -59,32 +92,28 @@ def put_out(text: str, file: Path | None = None) -> None:
             raise SettingsError(f"The result could not be written: {error.strerror}.") from error
 
 
-USUAL = "rich"
-"""The form where nothing says another."""
-
-
 def must_be_writable(_context: click.Context, _option: click.Parameter, file: Path | None) -> Path | None:
-    """Refuse a file in a folder that is not there, before anything is read."""
+    """Refuse a file in a folder that does not exist, before anything is read."""
     if file is not None and not file.absolute().parent.is_dir():
         raise click.BadParameter(f"no such folder: {file.absolute().parent}.")
     return file
 
 
-def form_for(file: Path | None, asked: str | None) -> str:
-    """The form that was asked for, else the one that the file's ending says."""
-    if asked is not None or file is None:
-        return asked or USUAL
-    form = form_of(file)
-    if form is None and file.suffix:
+def form_for(file: Path | None, form: str | None) -> str:
+    """Return the output format that was typed, else that of the file's ending."""
+    if form is not None or file is None:
+        return form or DEFAULT_FORM
+    by_ending = form_of(file)
+    if by_ending is None and file.suffix:
         raise click.UsageError(
             f"--output: unknown output format: {plain(file.suffix)} files. Known endings: {', '.join(ENDINGS)}; "
             "or say --output-format."
         )
-    return form or USUAL
+    return by_ending or DEFAULT_FORM
 
 
 def must_not_overwrite(file: Path | None, sources: Iterable[str]) -> None:
-    """Refuse a file that is one of these."""
+    """Refuse a file that is one of the input logs, by whatever name."""
     if file is None or not file.is_file():
         return
     for source in sources:

@@ -1,1 +1,0 @@
-"""Small trainings to practise with: their tasks, their loop, and what can go wrong in it."""
