@@ -110,19 +110,12 @@ def read_csv(
     with open_text(path, encoding) as text:
         rows = rows_of(lines_of(text), separator)
         header = column_names(cells_of(next(rows, (0, ""))[1], separator)) if names is None else names
-        first_row, all_read = 1, True
+        content.rows_are_lines = True
         while block := list(islice(rows, PART)):
             for header, body in _bodies(block, header, separator):  # noqa: B020 a new header holds from here on
                 lines = [line for _, line in body]
                 part = _Part(header, lines, separator, decimal_mark(lines, separator))
-                count = _add(content, part, first_row, clocks)
-                all_read = all_read and count == len(body)
-                if all_read:
-                    numbers = np.arange(first_row, first_row + count, dtype=np.int64)
-                    content.at_lines(numbers, np.array([line for line, _ in body], np.int64))
-                first_row += count
-    if not all_read:
-        content.forget_lines()
+                _add(content, part, np.array([line for line, _ in body], np.int64), clocks)
     if header == _TENSORBOARD_HEADER and "Value" in content.columns:
         content.columns = {path.stem.rpartition("tag-")[2]: content.columns["Value"]}
     if made_up:
@@ -148,14 +141,18 @@ def _bodies(
     yield header, body
 
 
-def _add(content: LogContent, part: _Part, first_row: int, clocks: dict[tuple[str, ...], _ClockColumns]) -> int:
-    """Add the values of a part; return the number of its rows."""
+def _add(
+    content: LogContent, part: _Part, rows: NDArray[np.int64], clocks: dict[tuple[str, ...], _ClockColumns]
+) -> None:
+    """Add the values of a part whose lines have these numbers."""
     if not part.lines:
-        return 0
+        return
     table = part.table()
     wanted = metric_names(tuple(part.header))
     numbers = {name: part.numbers(table[name]) for name in table.columns if name in wanted}
-    rows = np.arange(first_row, first_row + len(table), dtype=np.int64)
+    if len(table) < len(rows):  # pandas has skipped rows that are too long, and does not say which
+        content.rows_are_lines = False
+        rows = rows[: len(table)]
     step, epoch, time = clocks.setdefault(tuple(part.header), _clock_columns(numbers))
     unknown = np.full(len(table), np.nan)
     steps, epochs = (numbers[name][0] if name else unknown for name in (step, epoch))
@@ -172,7 +169,6 @@ def _add(content: LogContent, part: _Part, first_row: int, clocks: dict[tuple[st
                 content.add_column(
                     with_split(split, metric), rows[own], values[own], counted[own], epochs[own], times[own]
                 )
-    return len(table)
 
 
 def _clock_columns(numbers: dict[str, _Column]) -> _ClockColumns:

@@ -112,39 +112,17 @@ class LogContent:
     tags: dict[str, str] = field(default_factory=dict)
     size: int = 0
     """Number of values."""
-    line_rows: array[int] = field(default_factory=lambda: array("q"))
-    """Rows at which the distance between rows and lines changes …"""
-    line_numbers: array[int] = field(default_factory=lambda: array("q"))
-    """… and the line of each of them, counted from 1."""
+    rows_are_lines: bool = False
+    """Whether the number of a row is its line in the log, counted from 1."""
+    row_lines: NDArray[np.int64] | None = None
+    """The line of each row, counted from 0, of a log whose rows are in another order than its lines."""
     _totals: Counter[int] = field(default_factory=Counter)
-
-    def at_line(self, row: int, line: int) -> None:
-        """Note the line of a row. Rows come in their order; the rows up to the next one noted follow line by line.
-
-        Where every other line holds values, this takes as much memory as two values a row.
-        """
-        if not self.line_rows or line - row != self.line_numbers[-1] - self.line_rows[-1]:
-            self.line_rows.append(row)
-            self.line_numbers.append(line)
-
-    def at_lines(self, rows: NDArray[np.int64], lines: NDArray[np.int64]) -> None:
-        """Note the lines of many rows, in their order."""
-        apart = lines - rows
-        moved = np.append(True, apart[1:] != apart[:-1]) if len(rows) else np.zeros(0, bool)
-        for row, line in zip(rows[moved].tolist(), lines[moved].tolist(), strict=True):
-            self.at_line(row, line)
-
-    def forget_lines(self) -> None:
-        """Give up line numbers: those of a notebook's output mean nothing, and rows may have been skipped."""
-        self.line_rows, self.line_numbers = array("q"), array("q")
 
     def lines_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the lines of these rows; None where the log has no lines."""
-        if not self.line_rows:
-            return None
-        noted, numbers = np.frombuffer(self.line_rows, np.int64), np.frombuffer(self.line_numbers, np.int64)
-        at = np.maximum(np.searchsorted(noted, rows, "right") - 1, 0)
-        return rows - noted[at] + numbers[at]
+        if self.row_lines is not None:
+            return self.row_lines[rows]
+        return rows if self.rows_are_lines else None
 
     def count_total(self, total: float) -> None:
         """Count the number behind a step's slash: 2983 of `200/2983 batches`."""

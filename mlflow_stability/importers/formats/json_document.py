@@ -172,8 +172,7 @@ def _add_parts(
     reads = [[log_row(row) for row in rows] for _, rows in parts]
     order = _measured_order(reads, [bool(split) for split, _ in parts])
     if lines:
-        numbers = np.array([lines[part][place] for part, place in order], np.int64)
-        content.at_lines(np.arange(len(order), dtype=np.int64), numbers)
+        content.row_lines = np.array([lines[part][place] for part, place in order], np.int64)
     for number, (part, place) in enumerate(order):
         (split, rows), read = parts[part], reads[part][place]
         if not summary_fields & set(rows[place]):

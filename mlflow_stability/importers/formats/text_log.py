@@ -42,15 +42,14 @@ class TextLog:
     """Reads a log line by line; `of_a_file`: line numbers are those of a file."""
 
     def __init__(self, *, of_a_file: bool = True) -> None:
-        self._content = LogContent()
-        self._of_a_file = of_a_file
+        self._content = LogContent(rows_are_lines=of_a_file)
         self._loose = LooseLines()
         self._forms: Counter[str] = Counter()
         self._key_values, self._columns = KeyValueTable(), ColumnTable()
         self._patterns, self._messages = LinePatterns(), MessageReader()
         self._lists, self._bars = PrintedLists(), LogContent()
         self._step = self._epoch = _UNKNOWN
-        self._row = self._line_number = 0
+        self._line_number = 0
         self._heading = ""
         """Word for held-out data in the heading above: `Test Error:`."""
 
@@ -62,9 +61,7 @@ class TextLog:
         if is_sentence and read is not None and _belongs_to_sentence(line, read):
             read = None  # numbers of a guard that speaks of broken steps alone are no curve
         if read is not None and is_unfinished_bar(line):
-            self._row += 1
-            self._content.at_line(self._row, self._line_number)
-            self._bars.add_row(self._row, read.values, read.step, self._epoch)
+            self._bars.add_row(self._line_number, read.values, read.step, self._epoch)
         elif read is not None:
             self._keep(read)
         elif line.rstrip().endswith(":"):
@@ -97,6 +94,7 @@ class TextLog:
         """Return everything in the log, and the form of most of its lines."""
         last = self._key_values.complete()
         if last is not None:
+            self._line_number += 1  # the last line may have completed another row
             self._keep(last)
         self._loose.join(self._content)
         self._lists.join(self._content)
@@ -107,8 +105,6 @@ class TextLog:
         for name in [name for name, column in columns.items() if len(column) == 1 and column.rows[0] < begin]:
             del columns[name]  # of a banner: `batch: 16384 seq=2048`
         self._messages.add_to(self._content)
-        if not self._of_a_file:
-            self._content.forget_lines()
         return self._content, self._forms.most_common(1)[0][0] if self._forms else "text"
 
     def _keep(self, read: LogLine) -> None:
@@ -122,16 +118,14 @@ class TextLog:
             read.values = {name_split(name, self._heading): value for name, value in read.values.items()}
         self._heading = ""
         self._forms[read.form] += 1
-        self._row += 1
-        self._content.at_line(self._row, self._line_number)
         if read.has_step:
             if read.total == read.total:
                 self._content.count_total(read.total)
-            self._messages.note_step(_integer(read.step), self._row)
-            self._content.add_row(self._row, read.values, read.step, self._epoch, read.time)
+            self._messages.note_step(_integer(read.step), self._line_number)
+            self._content.add_row(self._line_number, read.values, read.step, self._epoch, read.time)
         else:
-            self._messages.note_values(read.values, self._row)
-            self._loose.keep(self._row, read, self._step, self._epoch)
+            self._messages.note_values(read.values, self._line_number)
+            self._loose.keep(self._line_number, read, self._step, self._epoch)
 
 
 def _is_sentence(line: str) -> bool:

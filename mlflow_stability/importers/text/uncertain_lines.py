@@ -92,6 +92,7 @@ class PrintedLists:
         for name, values in self._longest.items():
             numbers = np.array([number_in(value) for value in values], np.float64)
             log.add_column(name, np.arange(len(values), dtype=np.int64), numbers)
+        log.rows_are_lines = False
 
 
 def _number_lists(values: Mapping[str, object]) -> Iterable[tuple[str, list[object]]]:
