@@ -103,8 +103,8 @@ def _paragraphs(about: FindingDocumentation) -> Iterator[tuple[str, str]]:
     if not about.rule:
         for rule in RULES:
             if rule.kind == about.kind:
-                yield "In a whole curve, afterwards", _paragraph(rule, "What it sees")
-                yield "When that is wrong", _paragraph(rule, "When it is wrong")
+                yield "In a whole curve, afterwards", rule_paragraph(rule, "What it sees")
+                yield "When that is wrong", rule_paragraph(rule, "When it is wrong")
         if about.severities[-1] >= Severity.WARNING and about.quantities:
             yield "Measured false alarms", f"{false_alarms_of(about.kind, about.quantities) or 'not measured'}."
     yield "Reference", about.reference
@@ -115,7 +115,7 @@ def _severity(about: FindingDocumentation) -> str:
     return f"{names}, experimental" if about.experimental else names
 
 
-def _paragraph(rule: type[Rule], title: str) -> str:
+def rule_paragraph(rule: type[Rule], title: str) -> str:
     """Return a paragraph of a rule's docstring."""
     paragraphs = (" ".join(text.split()) for text in (inspect.getdoc(rule) or "").split("\n\n"))
     return next((text.removeprefix(f"{title}: ") for text in paragraphs if text.startswith(f"{title}: ")), "")

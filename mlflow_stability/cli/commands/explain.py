@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 
 import click
@@ -23,8 +22,8 @@ from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.diagnosis.causes.catalog import CauseDocumentation, causes
 from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, documentation, name_of
 from mlflow_stability.kinds.documentation import FindingDocumentation, Threshold, documentation_of
-from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.manual.pages import COLUMNS, PRECEDENCE, WITH_ROLLBACK, WITHOUT_ROLLBACK, preset_rows
+from mlflow_stability.manual.references import rule_paragraph
 from mlflow_stability.manual.rule_constants import rule_constants
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.presets import PRESETS
@@ -93,8 +92,8 @@ def _explain_finding(out: TerminalWriter, about: FindingDocumentation) -> None:
     if not about.rule:
         for rule in RULES:
             if rule.kind == about.kind:
-                out.paragraph("What it sees in whole curves, afterwards", _paragraph(rule, "What it sees"))
-                out.paragraph("When that is wrong", _paragraph(rule, "When it is wrong"))
+                out.paragraph("What it sees in whole curves, afterwards", rule_paragraph(rule, "What it sees"))
+                out.paragraph("When that is wrong", rule_paragraph(rule, "When it is wrong"))
         rules = [rule for rule in (*RULES_BESIDE, *RULES_ON_REQUEST) if rule.startswith(f"{about.kind}:")]
         out.section("Other rules", ((out.text(rule), out.text(documentation(rule).sentence)) for rule in rules))
     show_reference = out.paragraph if " " in about.reference else out.link
@@ -105,12 +104,6 @@ def _threshold_rows(out: TerminalWriter, thresholds: Iterable[Threshold]) -> Row
     for threshold in thresholds:
         value = Text.assemble(out.text(threshold.name), " = ", out.text(threshold.text, "cyan"))
         yield value, out.text(threshold.meaning)
-
-
-def _paragraph(rule: type[Rule], title: str) -> str:
-    """Return a paragraph of a rule's docstring."""
-    paragraphs = (" ".join(text.split()) for text in (inspect.getdoc(rule) or "").split("\n\n"))
-    return next((text.removeprefix(f"{title}: ") for text in paragraphs if text.startswith(f"{title}: ")), "")
 
 
 @click.command("thresholds")
