@@ -18,9 +18,9 @@ from mlflow_stability.detectors.micro_batches import UsualCount, losses_with_cou
 from mlflow_stability.detectors.progress import Losses, Progress
 from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, LossLevel, NoLevel
-from mlflow_stability.vocabulary.measured import StepReading
-from mlflow_stability.vocabulary.measured.signal import Observation, Signal, is_whole_model
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.measured import Signal, StepReading, is_whole_model
+from mlflow_stability.vocabulary.measured.signal import Observation
+from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Reset
 
 BY_LAYER = frozenset({"adam_rms", "grad_norm", "param_norm", "update_ratio"})

@@ -15,8 +15,7 @@ from mlflow_stability.detectors.layer_values import LayerRound, and_others
 from mlflow_stability.detectors.progress import JudgedByProgress, Progress
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts
 from mlflow_stability.vocabulary.measured import is_whole_model
-from mlflow_stability.vocabulary.result import Action, Remedy
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy
 
 RECENT_LOSSES = 10
 """Number of last losses whose median is the present loss."""

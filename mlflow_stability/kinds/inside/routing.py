@@ -11,8 +11,7 @@ from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.layer_values import LayerRound, and_others
 from mlflow_stability.detectors.streak import Streak, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts, times_beyond
-from mlflow_stability.vocabulary.result import Action, Remedy, Severity
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from mlflow_stability.detectors.episodes import EpisodeFilter
 from mlflow_stability.detectors.finding_type import Symptom
 from mlflow_stability.detectors.streak import Streak, StreakDetector
 from mlflow_stability.vocabulary.facts import Facts, LimitFacts
-from mlflow_stability.vocabulary.result import RAISE_TEMPERATURE_2_TO_3, Action, Remedy, Severity
-from mlflow_stability.vocabulary.result.finding import Finding
+from mlflow_stability.vocabulary.result import RAISE_TEMPERATURE_2_TO_3, Action, Finding, Remedy, Severity
 
 QUANTITIES = ("sdr_rows", "sdr_width", "sdr_active_bits", "sdr_input_ratio", "sdr_unique_ratio")
 """The share of unique patterns, after what it is judged by."""

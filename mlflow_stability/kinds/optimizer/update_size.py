@@ -24,7 +24,7 @@ from mlflow_stability.detectors.streak import (
 )
 from mlflow_stability.kinds.rule import Rule
 from mlflow_stability.vocabulary.facts import Facts, FollowedFacts, LimitFacts, RiseFacts, TextEnum
-from mlflow_stability.vocabulary.measured.signal import is_whole_model
+from mlflow_stability.vocabulary.measured import is_whole_model
 from mlflow_stability.vocabulary.result import (
     CLIP_AT_1,
     LOWER_BETA2,

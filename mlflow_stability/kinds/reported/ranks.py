@@ -9,7 +9,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.finding_type import FindingType
 from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import CLIP_AT_1, Action, Remedy, Severity
-from mlflow_stability.vocabulary.text.phrases import sigmas
+from mlflow_stability.vocabulary.text import sigmas
 
 MAX_NAMED = 8
 """Number of ranks that a sentence names."""
