@@ -1,8 +1,7 @@
-"""Tells whether somebody asked for a path or for a run.
+"""Tell whether a path or a run was asked for.
 
-In: what was typed or passed. Out: the path, or the run id. Guarantees: something that exists here is taken as a path,
-even where its name looks like a run id, and that is said. A run's name and the beginning of its id are as good as its
-id; only for those a store is searched.
+What exists as a path is taken as one, even where its name looks like a run id, and a remark says so. A run may
+be named by its id, the beginning of its id, or its name; only the last two need a search of the store.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from mlflow_stability.errors import TrackingError, UnreadableLogError
 from mlflow_stability.vocabulary.argument import Accepts
 
 
-def _named(given: object) -> str:
-    if given == "" or not isinstance(given, str | os.PathLike):
+def _source_name(source: object) -> str:
+    if source == "" or not isinstance(source, str | os.PathLike):
         raise TypeError
-    text = os.fspath(given)
+    text = os.fspath(source)
     if not isinstance(text, str):
         raise TypeError
     return text
 
 
-_SURELY_PATHS = (os.sep, f".{os.sep}", f"..{os.sep}", f"~{os.sep}")
-"""What begins so names no run: no store is asked for it."""
-_SOURCE = Accepts("the id of an MLflow run or the path of a log", _named)
+_PATH_PREFIXES = (os.sep, f".{os.sep}", f"..{os.sep}", f"~{os.sep}")
+"""What begins so is never the name of a run."""
+_SOURCE = Accepts("the id of an MLflow run or the path of a log", _source_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,11 @@ class AskedFor:
     """One thing to diagnose."""
 
     source: str
-    """As it was given; the whole id, where a run was given by its name or by the beginning of its id."""
+    """As it was passed; the whole id of a run that was named by less."""
     path: Path | None
     """Where to read; None: `source` is the id of a run."""
     remark: str = ""
-    """What to tell the person who asked: it could have meant something else."""
+    """What to show the user, if it could have meant something else."""
 
     @property
     def is_path(self) -> bool:
@@ -48,35 +47,38 @@ class AskedFor:
         return self.path is not None
 
 
-def source_text(given: object, argument: str = "run_id_or_path") -> str:
-    """What was given for an argument that names a run; ``SettingsError`` for what can name none."""
-    text: str = _SOURCE.check(argument, given)
+def source_text(source: object, argument: str = "run_id_or_path") -> str:
+    """Return the text of an argument that names a run; raise ``SettingsError`` for what can name none."""
+    text: str = _SOURCE.check(argument, source)
     return text
 
 
-def source_texts(given: object, argument: str) -> Iterator[str]:
-    """What was given for an argument that names one run or several."""
-    several = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else (given,)
-    for each in several:
-        yield source_text(each, argument)
+def source_texts(sources: object, argument: str) -> Iterator[str]:
+    """Yield the texts of an argument that names one run or several."""
+    several = sources if isinstance(sources, Iterable) and not isinstance(sources, str | bytes) else (sources,)
+    return (source_text(source, argument) for source in several)
 
 
 def asked_for(
     source: str | os.PathLike[str], tracking_uri: str | None = None, argument: str = "run_id_or_path"
 ) -> AskedFor:
-    """What this is; ``UnreadableLogError`` for what is neither, ``RunNotFoundError`` for what may be several runs."""
+    """Return what this is.
+
+    Raises ``UnreadableLogError`` for a text that is neither, ``RunNotFoundError`` for an ambiguous name.
+    """
     text = source_text(source, argument)
     looks_like_a_run = isinstance(source, str) and is_run_id(text)
     if os.path.lexists(text):
         remark = f"{text} exists as a path, so it was not read as a run id." if looks_like_a_run else ""
         return AskedFor(text, Path(text), remark)
-    if os.path.isfile(os.path.dirname(text)):  # noqa: PTH113, PTH120 one of the runs in a file: `train.ipynb/cell 19`
+    if _is_run_in_file(text):
         return AskedFor(text, Path(text))
     if looks_like_a_run:
         return AskedFor(text, None)
-    if not isinstance(source, str) or text.startswith(_SURELY_PATHS):
+    if not isinstance(source, str) or text.startswith(_PATH_PREFIXES):
         raise UnreadableLogError(f"No such file or folder: {text!r}.")
-    is_like_a_path = _looks_like_a_path(text)
+    # A run can be called `facebook/opt-125m`, too.
+    is_like_a_path = "/" in text or os.sep in text or Path(text).suffix[1:].isalpha()
     try:
         run_id = run_called(text, tracking_uri)
         if run_id is None:
@@ -90,10 +92,10 @@ def asked_for(
 
 
 def names_a_source(text: str) -> bool:
-    """Whether it is a path that is here, or a whole run id: no store needs to be asked what it is."""
-    return os.path.lexists(text) or os.path.isfile(os.path.dirname(text)) or is_run_id(text)  # noqa: PTH113, PTH120
+    """Whether it is an existing path, or a whole run id: no store needs to be searched."""
+    return os.path.lexists(text) or _is_run_in_file(text) or is_run_id(text)
 
 
-def _looks_like_a_path(text: str) -> bool:
-    """Whether it was most likely meant as a file or folder; a run can be called `facebook/opt-125m`, too."""
-    return any(each in text for each in ("/", os.sep)) or Path(text).suffix[1:].isalpha()
+def _is_run_in_file(text: str) -> bool:
+    """Whether it is one of the runs in a file: `train.ipynb/cell 19`."""
+    return os.path.isfile(os.path.dirname(text))  # noqa: PTH113, PTH120

@@ -1,7 +1,8 @@
-"""Draws where attention looks, and how its entropy went, wherever a run was recorded.
+"""Draw where attention looks and how its entropy went, of recorded runs, maps, or tensors of weights.
 
-In: a run id, a path, maps, or tensors of weights. Out: a matplotlib figure. Guarantees: a path needs no server and
-loads neither MLflow nor torch; where a step or a layer is not there, the sentence says which are.
+A path needs no server and loads neither MLflow nor torch. The entropy of given weights is that of a recording: over the
+whole batch, 1 where a query attends equally to all keys that it may attend to; the drawn weights are of the first
+sample.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.analysis.asked_for import asked_for
-from mlflow_stability.analysis.attention_weights import entropy_by_position, maps_of_weights
 from mlflow_stability.analysis.diagnose import history_of
-from mlflow_stability.analysis.run_folder import run_folder
+from mlflow_stability.analysis.named_run import run_folder
 from mlflow_stability.errors import RunNotFoundError, SettingsError
 from mlflow_stability.figures.attention import LayerEntropy, attention_comparison, attention_entropy
 from mlflow_stability.figures.attention import attention_heatmap as draw
@@ -25,12 +28,12 @@ from mlflow_stability.figures.run_page import Curve, curve_of, curve_of_values
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.artifacts import MAPS_FOLDERS
 from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
-from mlflow_stability.vocabulary.argument import check_arguments
-from mlflow_stability.vocabulary.measured import AttentionMap, Signal
+from mlflow_stability.vocabulary.argument import check_arguments, short_repr
+from mlflow_stability.vocabulary.measured import UNNAMED_LAYER, AttentionMap, Signal
 from mlflow_stability.vocabulary.run import RunHistory
 
 _HEAD = re.compile(r"(?:(?P<layer>.*)\.)?head_(?P<head>\d+)")
-_MOST_NAMED = 12
+_MAX_NAMED = 12
 _ENTROPY = "Entropy of attention heads"
 
 Source = str | os.PathLike[str]
@@ -69,11 +72,11 @@ def attention_heatmap(
 
         >>> figure = attention_heatmap("mlruns_fixtures/0/attention_collapse", save_path="attention.png")
     """
-    stored, maps = _given("run_id_or_path_or_map", run_id_or_path_or_map, step, layer, tracking_uri)
+    stored, maps = _read("run_id_or_path_or_map", run_id_or_path_or_map, step, layer, tracking_uri)
     if stored is not None:
         maps = stored.maps(_step(step, stored.steps, stored.name))
-    found = maps[0] if _is_one(run_id_or_path_or_map) else _layer(layer, maps)
-    return _saved(draw(found, name=stored.name if stored else "", title=title), save_path)
+    chosen = maps[0] if _is_single_layer(run_id_or_path_or_map) else _layer(layer, maps)
+    return _save(draw(chosen, name=stored.name if stored else "", title=title), save_path)
 
 
 @check_arguments
@@ -115,25 +118,25 @@ def compare_attention(
         >>> run = "mlruns_fixtures/0/attention_collapse"
         >>> figure = compare_attention(run, run, title_a="once", title_b="again", save_path="both.png")
     """
-    given = [_given(name, each, step, layer, tracking_uri) for name, each in (("run_a", run_a), ("run_b", run_b))]
-    stored = [one for one, _ in given]
-    known = [each for each in stored if each is not None]
-    shared = sorted(set.intersection(*(set(each.steps) for each in known))) if known else []
+    sources = [_read(name, run, step, layer, tracking_uri) for name, run in (("run_a", run_a), ("run_b", run_b))]
+    runs = [stored for stored, _ in sources if stored is not None]
+    shared = sorted(set.intersection(*(set(stored.steps) for stored in runs))) if runs else []
     if step is None and shared:
         step = shared[-1]
-    elif step is not None and len(known) == 2 and step not in shared:
-        raise SettingsError(_not_shared(step, known[0], known[1], shared))
-    there: list[Sequence[AttentionMap]] = []
-    for source, (one, found) in zip((run_a, run_b), given, strict=True):
-        maps = found if one is None else one.maps(_step(step, one.steps, one.name))
-        chosen = layer is None or _is_one(source)
-        there.append(maps if chosen else [_layer(layer, maps, one.name if one else "")])
-    pair = _alike(there[0], there[1])
-    names = [one.name if one else f"{word} map" for one, word in zip(stored, ("first", "second"), strict=True)]
+    elif step is not None and len(runs) == 2 and step not in shared:
+        raise SettingsError(_not_shared(step, runs[0], runs[1], shared))
+    choices: list[Sequence[AttentionMap]] = []
+    for run, (stored, given_maps) in zip((run_a, run_b), sources, strict=True):
+        maps = given_maps if stored is None else stored.maps(_step(step, stored.steps, stored.name))
+        keeps_all = layer is None or _is_single_layer(run)
+        choices.append(maps if keeps_all else [_layer(layer, maps, stored.name if stored else "")])
+    first, second = _same_layer(choices[0], choices[1])
+    words = ("first map", "second map")
+    names = [stored.name if stored else word for (stored, _), word in zip(sources, words, strict=True)]
     if names[0] == names[1]:
-        names = [each[:8] if isinstance(each, str) else names[0] for each in (run_a, run_b)]
-    named = title_a or names[0], title_b or names[1]
-    return _saved(attention_comparison(pair[0], pair[1], named, title, of_runs=bool(known)), save_path)
+        names = [run[:8] if isinstance(run, str) else names[0] for run in (run_a, run_b)]
+    titles = title_a or names[0], title_b or names[1]
+    return _save(attention_comparison(first, second, titles, title, of_runs=bool(runs)), save_path)
 
 
 @check_arguments
@@ -175,83 +178,74 @@ def attention_entropy_plot(
                 "for models with attention."
             )
     elif isinstance(given, Mapping) and given:
-        maps = [each for step, one in given.items() for each in maps_of_weights(one, step, argument="run_id_or_path")]
+        maps = [m for step, weights in given.items() for m in maps_of_weights(weights, step, argument="run_id_or_path")]
         layers, name = _entropies_of_maps(maps), ""
     else:
         layers, name, axis = _entropies_by_position(given), "", "query position"
     subtitle = " · ".join(filter(None, [_ENTROPY if title else "", name]))
-    return _saved(attention_entropy(layers, title or _ENTROPY, subtitle, axis), save_path)
+    return _save(attention_entropy(layers, title or _ENTROPY, subtitle, axis), save_path)
 
 
-def _given(
+def _read(
     argument: str, source: Any, step: int | None, layer: str | int | None, tracking_uri: str | None
 ) -> tuple[StoredAttention | None, Sequence[AttentionMap]]:
-    """The run that was asked for, or the maps that were given."""
+    """Return a stored run, or maps of the given weights."""
     if isinstance(source, str | os.PathLike):
         return _stored(source, tracking_uri), ()
     return None, maps_of_weights(source, step or 0, str(layer or "attention"), argument)
 
 
-def _is_one(source: Any) -> bool:
-    """Whether one layer was given, of which `layer` is the name at most."""
+def _is_single_layer(source: Any) -> bool:
     return not isinstance(source, str | os.PathLike | list | tuple)
 
 
-def _saved(picture: Picture, save_path: str | os.PathLike[str] | None) -> Picture:
+def _save(picture: Picture, save_path: str | os.PathLike[str] | None) -> Picture:
     if save_path is not None:
         picture.savefig(save_path, dpi=150)
     return picture
 
 
 def _entropies_of_maps(maps: Sequence[AttentionMap]) -> list[LayerEntropy]:
-    """The same curves of maps."""
+    """Return entropy over steps."""
     layers: dict[str, list[AttentionMap]] = {}
-    for each in sorted(maps, key=lambda one: one.step):
-        layers.setdefault(each.layer, []).append(each)
-    found = []
-    for layer, there in layers.items():
-        heads = tuple(range(min(len(each.entropy) for each in there)))
-        steps = np.array([each.step for each in there], np.int64)
-        curves = [
-            curve_of_values(
-                Signal("attention_entropy", f"{layer}.head_{head}"),
-                steps,
-                np.array([each.entropy[head] for each in there], np.float64),
-                np.zeros(len(there), np.int64),
-            )
-            for head in heads
-        ]
-        found.append(LayerEntropy(layer, heads, tuple(curves)))
-    return found
+    for attention in sorted(maps, key=lambda attention: attention.step):
+        layers.setdefault(attention.layer, []).append(attention)
+    entropies = []
+    for layer, of_layer in layers.items():
+        heads = min(len(attention.entropy) for attention in of_layer)
+        steps = np.array([attention.step for attention in of_layer], np.int64)
+        entropies.append(
+            _layer_entropy(layer, steps, [np.array([m.entropy[h] for m in of_layer]) for h in range(heads)])
+        )
+    return entropies
 
 
-def _entropies_by_position(given: Any) -> list[LayerEntropy]:
-    layers = []
-    for layer in entropy_by_position(given, "run_id_or_path"):
-        heads = tuple(range(len(layer.entropy)))
-        attempts = np.zeros(len(layer.positions), np.int64)
-        curves = [
-            curve_of_values(
-                Signal("attention_entropy", f"{layer.layer}.head_{head}"),
-                layer.positions,
-                layer.entropy[head].astype(np.float64),
-                attempts,
-            )
-            for head in heads
-        ]
-        layers.append(LayerEntropy(layer.layer, heads, tuple(curves)))
-    return layers
+def _entropies_by_position(weights: Any) -> list[LayerEntropy]:
+    """Return entropy over the positions of the queries."""
+    return [
+        _layer_entropy(layer.layer, layer.positions, list(layer.entropy))
+        for layer in entropy_by_position(weights, "run_id_or_path")
+    ]
+
+
+def _layer_entropy(layer: str, x: NDArray[np.int64], heads: Sequence[NDArray[np.float32]]) -> LayerEntropy:
+    attempts = np.zeros(len(x), np.int64)
+    curves = (
+        curve_of_values(Signal("attention_entropy", f"{layer}.head_{head}"), x, values.astype(np.float64), attempts)
+        for head, values in enumerate(heads)
+    )
+    return LayerEntropy(layer, tuple(range(len(heads))), tuple(curves))
 
 
 def _entropies(history: RunHistory) -> list[LayerEntropy]:
-    """The curves of all heads, layers in the order in which they were first measured."""
+    """Return the recorded entropy, layers in order of their first measurement."""
     layers: dict[str, dict[int, Curve]] = {}
     for metric in history.of("attention_entropy"):
         name = _HEAD.fullmatch(metric.meaning.place)
         if name is not None:
             layers.setdefault(name["layer"] or "", {})[int(name["head"])] = curve_of(metric.series)
     return [
-        LayerEntropy(layer, tuple(sorted(heads)), tuple(heads[each] for each in sorted(heads)))
+        LayerEntropy(layer, tuple(sorted(heads)), tuple(heads[head] for head in sorted(heads)))
         for layer, heads in layers.items()
     ]
 
@@ -262,62 +256,171 @@ def _stored(source: Source, tracking_uri: str | None) -> StoredAttention:
     if path is None:
         return attention_of_run(asked.source, tracking_uri)
     places = [*(path / root / folder for folder in reversed(MAPS_FOLDERS) for root in ("artifacts", "")), path]
-    return attention_of_folder(path, next((each for each in places if each.is_dir()), Path(path)))
+    return attention_of_folder(path, next((place for place in places if place.is_dir()), Path(path)))
 
 
-def _step(asked: int | None, there: Sequence[int], name: str) -> int:
+def _step(asked: int | None, steps: Sequence[int], name: str) -> int:
     if asked is None:
-        return there[-1]
-    if asked in there:
+        return steps[-1]
+    if asked in steps:
         return asked
-    nearest = min(there, key=lambda each: abs(each - asked))
+    nearest = min(steps, key=lambda step: abs(step - asked))
     raise SettingsError(
         f"{name} has no attention maps of step {asked:,}; the nearest are of step {nearest:,}. There are maps of "
-        f"{_listed([f'{each:,}' for each in there], 'steps')}."
+        f"{_listed([f'{step:,}' for step in steps], 'steps')}."
     )
 
 
-def _not_shared(step: int, one: StoredAttention, other: StoredAttention, shared: Sequence[int]) -> str:
-    """Which of two runs lacks a step, and what can be compared instead."""
-    without = [each.name for each in (one, other) if step not in each.steps]
+def _not_shared(step: int, first: StoredAttention, second: StoredAttention, shared: Sequence[int]) -> str:
+    """Return which of two runs lacks a step, and what can be compared instead."""
+    without = [run.name for run in (first, second) if step not in run.steps]
     if len(without) == 2:
-        said = f"Neither {one.name} nor {other.name} has attention maps of step {step:,}."
+        missing = f"Neither {first.name} nor {second.name} has attention maps of step {step:,}."
     else:
-        having = other.name if without[0] == one.name and step in other.steps else one.name
-        said = f"{without[0]} has no attention maps of step {step:,}, while {having} has."
+        having = second.name if step in second.steps else first.name
+        missing = f"{without[0]} has no attention maps of step {step:,}, while {having} has."
     if not shared:
-        return f"{said} They share no step; without `step` the last of each are compared."
-    nearest = min(shared, key=lambda each: abs(each - step))
-    both = _listed([f"{each:,}" for each in shared], "steps")
-    return f"{said} The nearest step that both have is {nearest:,}. Both have maps of {both}."
+        return f"{missing} They share no step; without `step` the last of each are compared."
+    nearest = min(shared, key=lambda other: abs(other - step))
+    both = _listed([f"{step:,}" for step in shared], "steps")
+    return f"{missing} The nearest step that both have is {nearest:,}. Both have maps of {both}."
 
 
-def _alike(one: Sequence[AttentionMap], other: Sequence[AttentionMap]) -> tuple[AttentionMap, AttentionMap]:
-    """The first layer that both have by name; else the first of the one, and that of its number in the other."""
-    for mine in one:
-        for theirs in other:
-            if mine.layer == theirs.layer:
-                return mine, theirs
-    return one[0], next((each for each in other if each.layer_number == one[0].layer_number), other[0])
+def _same_layer(first: Sequence[AttentionMap], second: Sequence[AttentionMap]) -> tuple[AttentionMap, AttentionMap]:
+    """Return the first layer that both have by name, else the first one, and that of its number in the second."""
+    for candidate, other in product(first, second):
+        if candidate.layer == other.layer:
+            return candidate, other
+    return first[0], next((other for other in second if other.layer_number == first[0].layer_number), second[0])
 
 
 def _layer(asked: str | int | None, maps: Sequence[AttentionMap], run: str = "") -> AttentionMap:
     if asked is None:
         return maps[0]
     if isinstance(asked, int):
-        found = [each for each in maps if each.layer_number == asked]
+        matches = [m for m in maps if m.layer_number == asked]
     else:
-        found = [each for each in maps if each.layer == asked]
-        found = found or [each for each in maps if f".{each.layer}".endswith(f".{asked}")]
-    if len(found) == 1:
-        return found[0]
-    names = _listed([f"{each.layer_number}: {each.layer}" for each in maps], "layers")
-    what = "no layer" if not found else "more than one layer"
+        matches = [m for m in maps if m.layer == asked] or [m for m in maps if f".{m.layer}".endswith(f".{asked}")]
+    if len(matches) == 1:
+        return matches[0]
+    names = _listed([f"{m.layer_number}: {m.layer}" for m in maps], "layers")
+    what = "no layer" if not matches else "more than one layer"
     where = f" in {run}" if run else ""
     raise SettingsError(f"There is {what} {asked!r}{where} at step {maps[0].step:,}. There are maps of {names}.")
 
 
 def _listed(names: Sequence[str], many: str) -> str:
-    if len(names) <= _MOST_NAMED:
+    if len(names) <= _MAX_NAMED:
         return ", ".join(names)
-    return f"{len(names)} {many}: {', '.join(names[: _MOST_NAMED - 1])}, …, {names[-1]}"
+    return f"{len(names)} {many}: {', '.join(names[: _MAX_NAMED - 1])}, …, {names[-1]}"
+
+
+def maps_of_weights(
+    given: Any, step: int = 0, layer: str = UNNAMED_LAYER, argument: str = "weights"
+) -> tuple[AttentionMap, ...]:
+    """Return one map for each layer; a single one is called `layer`. `argument` is its name in errors."""
+    if isinstance(given, AttentionMap):
+        return (given,)
+    if _has_layers(given):
+        return tuple(
+            item if isinstance(item, AttentionMap) else _map(item, step, f"layer {number}", number, argument)
+            for number, item in enumerate(given)
+        )
+    return (_map(given, step, layer, 0, argument),)
+
+
+@dataclass(frozen=True, slots=True)
+class PositionEntropy:
+    """Entropy of the heads of one layer, query by query."""
+
+    layer: str
+    positions: NDArray[np.int64]
+    """The queries that may attend to more than one key, from 0 on."""
+    entropy: NDArray[np.float32]
+    """By head and position."""
+
+
+def entropy_by_position(given: Any, argument: str) -> list[PositionEntropy]:
+    """Return the entropy of each query, for each layer; a map has that of its sample."""
+    layers = list(given) if _has_layers(given) else [given]
+    entropies = []
+    for number, weights in enumerate(layers):
+        name = f"layer {number}" if len(layers) > 1 else UNNAMED_LAYER
+        if isinstance(weights, AttentionMap):
+            name, every, causal = weights.layer, weights.weights.astype(np.float32)[None], weights.causal
+        else:
+            every = _weights(weights, argument)
+            causal = _is_causal(every)
+        positions, rows = _entropy_of_queries(every, causal=causal)
+        entropies.append(PositionEntropy(name, positions, rows.mean(0)))
+    return entropies
+
+
+def _has_layers(given: Any) -> bool:
+    """Whether it is a list of layers, rather than the rows of one matrix."""
+    return (
+        isinstance(given, list | tuple)
+        and len(given) > 0
+        and all(isinstance(item, AttentionMap) or len(getattr(item, "shape", ())) > 1 for item in given)
+    )
+
+
+def _weights(given: Any, argument: str) -> NDArray[np.float32]:
+    """Return weights by batch, head, query and key."""
+    array = given.detach().float().cpu().numpy() if hasattr(given, "detach") else given
+    try:
+        every = np.asarray(array, dtype=np.float32)
+    except (TypeError, ValueError):
+        every = np.zeros(0, np.float32)
+    if every.ndim in (2, 3):
+        every = every[(None,) * (4 - every.ndim)]
+    if every.ndim != 4 or not every.size:
+        raise SettingsError(
+            f"{argument} must be the id of an MLflow run, a path, an AttentionMap, or a tensor of weights; got "
+            f"{short_repr(given)}. Weights have the dimensions (queries, keys), (heads, queries, keys) or (batch, "
+            "heads, queries, keys); a list of them has one for each layer."
+        )
+    return every
+
+
+def _is_causal(weights: NDArray[np.float32]) -> bool:
+    *_, queries, keys = weights.shape
+    return queries == keys and keys > 1 and not np.triu(weights, 1).any()
+
+
+def _map(given: Any, step: int, layer: str, number: int, argument: str) -> AttentionMap:
+    every = _weights(given, argument)
+    _, heads, queries, keys = every.shape
+    causal, weights = _is_causal(every), every[0]
+    return AttentionMap(
+        step,
+        0,
+        layer,
+        number,
+        tuple(range(heads)),
+        weights.astype(np.float16),
+        weights.mean(0),
+        _entropy(every, causal=causal),
+        np.full(heads, np.nan, np.float32),
+        causal=causal,
+        tokens=(queries, keys),
+    )
+
+
+def _entropy(weights: NDArray[np.float32], *, causal: bool) -> NDArray[np.float32]:
+    """Return the entropy of each head, over all queries with more than one key."""
+    positions, rows = _entropy_of_queries(weights, causal=causal)
+    if not len(positions):
+        return np.zeros(weights.shape[1], np.float32)
+    entropy: NDArray[np.float32] = rows.mean((0, 2)).astype(np.float32)
+    return entropy
+
+
+def _entropy_of_queries(weights: NDArray[np.float32], *, causal: bool) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the queries with more than one key, and their entropy by batch, head and query."""
+    _, _, queries, keys = weights.shape
+    allowed = np.arange(1, queries + 1) if causal else np.full(queries, keys)
+    choice = np.flatnonzero(allowed > 1)
+    logs = np.log(np.where(weights > 0, weights, 1.0))
+    rows = -(weights * logs).sum(-1)[..., choice] / np.log(allowed[choice])
+    return choice, rows.astype(np.float32)

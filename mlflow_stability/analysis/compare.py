@@ -1,31 +1,41 @@
-"""Compares runs: which are unstable, since when, and what they have in common.
+"""Compare runs: which are unstable, since when, and what they have in common.
 
-In: run ids and paths, or an experiment. Out: a `Comparison`. Guarantees: a run that cannot be read is reported and the
-others go on; runs that are over are judged once and remembered.
+A run that cannot be read is reported and the others go on; finished runs are judged once and cached. Two runs are also
+compared step by step and layer by layer.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mlflow_stability.analysis.asked_for import asked_for, names_a_source, source_text, source_texts
-from mlflow_stability.analysis.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
-from mlflow_stability.analysis.diagnose import asked_curves
-from mlflow_stability.analysis.named_run import run_called
-from mlflow_stability.analysis.pair import Pair, pair_of
-from mlflow_stability.analysis.run_folder import run_folder
-from mlflow_stability.analysis.thresholds import asked_detectors
+from mlflow_stability.analysis.cards.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
+from mlflow_stability.analysis.diagnose import asked_curves, asked_detectors, history_of
+from mlflow_stability.analysis.named_run import belongs_to_store, run_called, run_folder
 from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.diagnosis.layer_comparison import (
+    BY_LAYER,
+    LayerCourse,
+    StepColumns,
+    lacking,
+    layer_courses,
+    layers_beside,
+    step_columns_of,
+)
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.tracking.in_process import without_autologging
+from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import check_arguments, short_repr
-from mlflow_stability.vocabulary.result import AskedCurves, Comparison, RunCard
-from mlflow_stability.vocabulary.run import RunHead
+from mlflow_stability.vocabulary.measured import LayerComparison
+from mlflow_stability.vocabulary.result import AskedCurves, Comparison, FirstDifference, RunCard
+from mlflow_stability.vocabulary.run import RunHead, RunHistory
 
 MOST_RUNS = 1000
-"""Of an experiment, unless more are asked for: comparing so many takes minutes."""
+"""Of an experiment, unless more are asked for: comparing this number takes minutes."""
 
 
 class NoneReadError(RunNotFoundError):
@@ -91,77 +101,69 @@ def compare(
         >>> comparison.summary
         '2 runs: 1 unstable, 1 stable.'
     """
-    asked = asked_detectors(detectors, sensitivity)
+    judges = asked_detectors(detectors, sensitivity)
     baseline = None if baseline is None else source_text(baseline, "baseline")
     curves = asked_curves(loss, val_loss)
-    sources = _different(_in_full(each, tracking_uri) for each in source_texts(run_ids, "run_ids"))
-    heads, notes = _asked(sources, experiment, filter, tracking_uri, max_runs)
+    sources = _distinct(_full_id(source, tracking_uri) for source in _runs_among(source_texts(run_ids, "run_ids")))
+    heads, notes = _experiment_runs(sources, experiment, filter, tracking_uri, max_runs)
     sources += heads
     if baseline is not None:
-        baseline = _baseline_in_full(baseline, sources, tracking_uri)
+        baseline = _full_id_of_baseline(baseline, sources, tracking_uri)
     if baseline is not None and names_a_source(baseline) and run_meant(baseline) not in map(run_meant, sources):
         sources.append(baseline)
     if not sources:
-        where = (
-            "" if experiment is None else f" Experiment {experiment!r} has none{' that meets it' if filter else ''}."
-        )
+        condition = " that meets it" if filter else ""
+        where = "" if experiment is None else f" Experiment {experiment!r} has none{condition}."
         raise SettingsError(f"No runs to compare.{where}")
     try:
         heads = {**_heads(sources, heads, tracking_uri), **heads} if remember else {}
-        made = make_cards(sources, heads, HowToRead(tracking_uri, asked, dask, remember, curves), progress)
+        made = make_cards(sources, heads, HowToRead(tracking_uri, judges, dask, remember, curves), progress)
     except KeyboardInterrupt:  # before a single one was read
         made = MadeCards((), interrupted=True)
-    found = _concluded(made, len(sources), baseline, tracking_uri, curves, notes)
-    if found.unread and not found.cards and not found.interrupted:
-        raise NoneReadError(found)
-    return found
+    comparison = _compare(made, len(sources), baseline, tracking_uri, curves, notes)
+    if comparison.unread and not comparison.cards and not comparison.interrupted:
+        raise NoneReadError(comparison)
+    return comparison
 
 
-def _different(asked: Iterable[str]) -> list[str]:
-    """Each run once, as it was called first."""
-    found: dict[str, str] = {}
-    for each in asked:
-        found.setdefault(run_meant(each), each)
-    return list(found.values())
+def _runs_among(sources: Iterable[str]) -> list[str]:
+    """Return the sources without what a pattern such as `mlruns/0/*` finds beside runs; all if nothing is left."""
+    sources = list(sources)
+    return [source for source in sources if not belongs_to_store(Path(source))] or sources
 
 
-def _concluded(
-    made: MadeCards,
-    asked: int,
-    baseline: str | None,
-    tracking_uri: str | None,
-    curves: AskedCurves,
-    notes: Sequence[str] = (),
-) -> Comparison:
-    from mlflow_stability.diagnosis.cohort import in_order_of_stability
-    from mlflow_stability.diagnosis.compare import comparison_of
+def _distinct(sources: Iterable[str]) -> list[str]:
+    """Return each run once, as it was called first."""
+    by_run: dict[str, str] = {}
+    for source in sources:
+        by_run.setdefault(run_meant(source), source)
+    return list(by_run.values())
 
-    chosen = _baseline(made, baseline) if baseline is not None else None
-    readable = in_order_of_stability(card for card in made.cards if card.readable)
-    unread = ("Interrupted: the baseline was not read yet.",) if baseline is not None and chosen is None else ()
-    interrupted = made.interrupted
+
+def _full_id(source: str, tracking_uri: str | None) -> str:
+    """Return the whole id of a run; what is not found is reported where it is read."""
     try:
-        pair = Pair() if interrupted else pair_of(readable, tracking_uri, curves)
-    except KeyboardInterrupt:
-        pair, interrupted = Pair(lacking=("Interrupted: the two runs were not compared step by step.",)), True
-    with without_autologging():
-        return comparison_of(
-            made.cards,
-            baseline=chosen,
-            first_difference=pair.first_difference,
-            layers=pair.layers,
-            asked=max(asked, len(made.cards)),
-            interrupted=interrupted,
-            notes=(*notes, *unread, *pair.lacking),
-        )
+        return asked_for(source, tracking_uri).source
+    except StabilityError:
+        return source
 
 
-def _asked(
-    sources: Sequence[str], experiment: str | None, condition: str | None, tracking_uri: str | None, most: int
+def _full_id_of_baseline(source: str, sources: Sequence[str], tracking_uri: str | None) -> str:
+    """Return the whole id of the baseline; unchanged if it is the name of one of the runs."""
+    if names_a_source(source) or all(map(os.path.lexists, sources)):
+        return source
+    try:
+        return run_called(source, tracking_uri) or source
+    except StabilityError:
+        return source
+
+
+def _experiment_runs(
+    sources: Sequence[str], experiment: str | None, condition: str | None, tracking_uri: str | None, max_runs: int
 ) -> tuple[dict[str, RunHead], tuple[str, ...]]:
-    """The runs of the experiment that was asked for, by their ids; and whether there are more."""
-    if not isinstance(most, int) or most < 1:
-        raise SettingsError(f"max_runs must be a whole number of at least 1; got {short_repr(most)}.")
+    """Return the runs of the experiment that was asked for, by their ids, and a note if there are more."""
+    if not isinstance(max_runs, int) or max_runs < 1:
+        raise SettingsError(f"max_runs must be a whole number of at least 1; got {short_repr(max_runs)}.")
     if experiment is None:
         if condition:
             raise SettingsError("filter needs an experiment: give its name or id.")
@@ -170,88 +172,141 @@ def _asked(
         raise SettingsError("Give run ids or an experiment, not both.")
     from mlflow_stability.tracking.read.run_search import runs_of_experiment
 
-    found = runs_of_experiment(experiment, condition or "", tracking_uri, most + 1)
-    heads = {head.run_id: head for head in found[:most]}
-    if len(found) <= most:
+    runs = runs_of_experiment(experiment, condition or "", tracking_uri, max_runs + 1)
+    heads = {head.run_id: head for head in runs[:max_runs]}
+    if len(runs) <= max_runs:
         return heads, ()
     note = (
-        f"Older runs of experiment {experiment!r}: the newest {most:,} were compared. Raise --max-runs (max_runs=), or "
-        "choose runs with --filter (filter=)."
+        f"Older runs of experiment {experiment!r}: the newest {max_runs:,} were compared. Raise --max-runs "
+        "(max_runs=), or choose runs with --filter (filter=)."
     )
     return heads, (note,)
 
 
-def _heads(sources: Sequence[str], known: dict[str, RunHead], tracking_uri: str | None) -> dict[str, RunHead]:
-    """What the store says of runs that were asked for by id; of what it does not have, reading them says more."""
-    ids = [each for each in sources if each not in known and _is_stored(each, tracking_uri)]
-    if not ids:
+def _heads(sources: Sequence[str], experiment: dict[str, RunHead], tracking_uri: str | None) -> dict[str, RunHead]:
+    """Return what the store says of runs by id; what it does not have is reported where it is read."""
+    run_ids = [source for source in sources if source not in experiment and _is_stored(source, tracking_uri)]
+    if not run_ids:
         return {}
     from mlflow_stability.tracking.read.run_search import head_by
     from mlflow_stability.tracking.store.client import answering_client
 
-    found: dict[str, RunHead] = {}
+    heads: dict[str, RunHead] = {}
     try:
         client = answering_client(tracking_uri)
     except StabilityError:
-        if len(ids) == len(sources):
+        if len(run_ids) == len(sources):
             raise
-        return found  # there are logs beside its runs
-    for each in ids:
+        return heads  # there are logs beside its runs
+    for run_id in run_ids:
         try:
-            found[each] = head_by(client, each)
+            heads[run_id] = head_by(client, run_id)
         except RunNotFoundError:
             continue
         except StabilityError:
-            if not _answers(tracking_uri):
-                return found  # MLflow would try for minutes, with each of them
-    return found
-
-
-def _answers(tracking_uri: str | None) -> bool:
-    """Whether the store is still there; within seconds."""
-    from mlflow_stability.tracking.store.client import answering_client
-
-    try:
-        answering_client(tracking_uri)
-    except StabilityError:
-        return False
-    return True
+            try:
+                answering_client(tracking_uri)
+            except StabilityError:
+                return heads  # the store is gone, and MLflow would try for minutes with each run
+    return heads
 
 
 def _is_stored(source: str, tracking_uri: str | None) -> bool:
-    """Whether it is a run of a database or a server; a folder is read as fast as it would be remembered."""
+    """Whether it is a run of a database or a server; a folder is read as fast as its card would be from the cache."""
     try:
         return not asked_for(source, tracking_uri).is_path and run_folder(source, tracking_uri) is None
     except StabilityError:
         return False
 
 
-def _in_full(source: str, tracking_uri: str | None) -> str:
-    """The whole id of a run that was asked for by less; what cannot be found is told where it is read."""
+def _compare(
+    made: MadeCards,
+    asked: int,
+    baseline: str | None,
+    tracking_uri: str | None,
+    curves: AskedCurves,
+    notes: Sequence[str],
+) -> Comparison:
+    from mlflow_stability.diagnosis.compare import comparison_of, in_order_of_stability
+
+    card = _baseline_card(made, baseline) if baseline is not None else None
+    unread = ("Interrupted: the baseline was not read yet.",) if baseline is not None and card is None else ()
+    readable = in_order_of_stability(card for card in made.cards if card.readable)
+    interrupted = made.interrupted
     try:
-        return asked_for(source, tracking_uri).source
-    except StabilityError:
-        return source
+        pair = Pair() if interrupted else pair_of(readable, tracking_uri, curves)
+    except KeyboardInterrupt:
+        pair, interrupted = Pair(lacking=("Interrupted: the two runs were not compared step by step.",)), True
+    with without_autologging():
+        return comparison_of(
+            made.cards,
+            baseline=card,
+            first_difference=pair.first_difference,
+            layers=pair.layers,
+            asked=max(asked, len(made.cards)),
+            interrupted=interrupted,
+            notes=(*notes, *unread, *pair.lacking),
+        )
 
 
-def _baseline_in_full(asked: str, sources: Sequence[str], tracking_uri: str | None) -> str:
-    """Likewise; else it is the name of one of the runs."""
-    if names_a_source(asked) or all(map(os.path.lexists, sources)):
-        return asked
+def _baseline_card(made: MadeCards, baseline: str) -> RunCard | None:
+    cards = [card for card in made.cards if run_meant(card.source) == run_meant(baseline)]
+    cards = cards or [card for card in made.cards if card.name == baseline]
+    if cards and cards[0].error:
+        raise SettingsError(f"The baseline could not be read: {cards[0].error}")
+    if len(cards) > 1:
+        raise SettingsError(f"{len(cards)} of the runs are named {baseline!r}; give the id of the one to compare with.")
+    if not cards and not made.interrupted:
+        raise SettingsError(f"The baseline {baseline!r} is not one of the runs.")
+    return cards[0] if cards else None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What two runs show beside their cards."""
+
+    first_difference: FirstDifference | None = None
+    layers: tuple[LayerComparison, ...] = ()
+    lacking: tuple[str, ...] = ()
+    """What could not be compared, and why."""
+
+
+def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: AskedCurves | None = None) -> Pair:
+    """Compare two runs step by step and by layer; nothing for any other number of runs.
+
+    The runs are read one after the other, and of each only its curves and a few hundred columns by layer are kept.
+    """
+    if len(cards) != 2 or not all(card.readable for card in cards):
+        return Pair()
+    from mlflow_stability.diagnosis.first_difference import first_difference_of
+
+    first, second = cards
+    columns = step_columns_of(first, second)
     try:
-        return run_called(asked, tracking_uri) or asked
-    except StabilityError:
-        return asked
+        history, courses = _read(first, tracking_uri, None if columns is None else columns[0], curves)
+        other, other_courses = _read(second, tracking_uri, None if columns is None else columns[1], curves)
+        first_difference = first_difference_of(history, other)
+        if columns is None:
+            return Pair(first_difference)
+        names = (first.name or first.source, second.name or second.source)
+        layers = layers_beside(courses, other_courses, columns, (first, second))
+        return Pair(first_difference, layers, tuple(lacking(courses, other_courses, names)))
+    except StabilityError as error:  # one was deleted meanwhile, or is one of several runs in a file
+        return Pair(lacking=(f"The two runs could not be compared step by step: {error}",))
+    except Exception as error:  # a mistake of ours must not cost the rest of the comparison
+        what = f"unexpected {type(error).__name__}, {error}"
+        return Pair(lacking=(f"The two runs could not be compared step by step: {what}. Please report it.",))
 
 
-def _baseline(made: MadeCards, asked: str) -> RunCard | None:
-    meant = run_meant(asked)
-    found = [card for card in made.cards if run_meant(card.source) == meant]
-    found = found or [card for card in made.cards if card.name == asked]
-    if found and found[0].error:
-        raise SettingsError(f"The baseline could not be read: {found[0].error}")
-    if len(found) > 1:
-        raise SettingsError(f"{len(found)} of the runs are named {asked!r}; give the id of the one to compare with.")
-    if not found and not made.interrupted:
-        raise SettingsError(f"The baseline {asked!r} is not one of the runs.")
-    return found[0] if found else None
+def _read(
+    card: RunCard, tracking_uri: str | None, columns: StepColumns | None, curves: AskedCurves | None
+) -> tuple[RunHistory, Mapping[str, LayerCourse]]:
+    """Read the run without its metrics by layer, and these in columns."""
+    history = history_of(card.source, tracking_uri, curves)
+    courses = {} if columns is None else layer_courses(history, columns, _is_layer)
+    kept = (m for m in history.metrics if m.meaning.quantity not in BY_LAYER or not _is_layer(m.meaning.place))
+    return replace(history, metrics=tuple(kept)), courses
+
+
+def _is_layer(place: str) -> bool:
+    return place != "" and not is_group(place)

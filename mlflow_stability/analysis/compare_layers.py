@@ -1,17 +1,13 @@
-"""Draws what two runs have by layer beside each other, wherever they were recorded.
-
-In: two run ids or paths, and a quantity. Out: a matplotlib figure. Guarantees: it is the picture of `compare`'s page,
-for a notebook or a paper; where a run has nothing by layer, the sentence says so.
-"""
+"""Draw a quantity by layer of two runs side by side, as on the page of `compare`."""
 
 from __future__ import annotations
 
 import os
 
 from mlflow_stability.analysis.asked_for import source_text
-from mlflow_stability.analysis.cards import cards_at
-from mlflow_stability.analysis.pair import pair_of
-from mlflow_stability.diagnosis.two_runs import BY_LAYER
+from mlflow_stability.analysis.compare import pair_of
+from mlflow_stability.analysis.diagnose import cards_at
+from mlflow_stability.diagnosis.layer_comparison import BY_LAYER
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.figures.layers.layers_beside import layers_beside
 from mlflow_stability.figures.style import Picture
@@ -47,15 +43,15 @@ def compare_layers(
     """
     one_of(*BY_LAYER)["takes"].check("quantity", quantity)
     first, second = (
-        _card(source_text(each, name), tracking_uri) for name, each in (("run_a", run_a), ("run_b", run_b))
+        _card(source_text(source, name), tracking_uri) for name, source in (("run_a", run_a), ("run_b", run_b))
     )
     pair = pair_of((first, second), tracking_uri)
-    found = next((each for each in pair.layers if each.quantity == quantity), None)
-    if found is None:
-        known = ", ".join(each.quantity for each in pair.layers)
-        also = f" Both have {known}." if known else ""
+    layers = next((layers for layers in pair.layers if layers.quantity == quantity), None)
+    if layers is None:
+        quantities = ", ".join(layers.quantity for layers in pair.layers)
+        also = f" Both have {quantities}." if quantities else ""
         raise SettingsError(f"{' '.join(pair.lacking) or f'Neither run has {quantity} by layer.'}{also}")
-    return layers_beside(found, (first.name or first.source, second.name or second.source))
+    return layers_beside(layers, (first.name or first.source, second.name or second.source))
 
 
 def _card(source: str, tracking_uri: str | None) -> RunCard:

@@ -1,7 +1,4 @@
-"""Draws the health of a run, wherever it was recorded.
-
-In: a run id or a path. Out: a matplotlib figure. Guarantees: what is marked in it is what `diagnose` says of that run.
-"""
+"""Draw the health of a run, wherever it was recorded, with the findings that `diagnose` reports."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ def dashboard(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None =
 
 
 def board_of(history: RunHistory, diagnosis: Diagnosis) -> DashboardData:
-    """What the page of a run is drawn from."""
+    """Return the data of a run's page."""
     curves: list[Curve] = []
     left_out: Counter[str] = Counter()
     for quantity in QUANTITIES:
@@ -63,18 +60,17 @@ def board_of(history: RunHistory, diagnosis: Diagnosis) -> DashboardData:
 
 
 def _is_drawn(metric: Metric) -> bool:
-    """Whether a metric is of the whole model, or one of a few such; layers have pictures of their own."""
+    """Whether a metric is of the whole model or of a group; layers have pictures of their own."""
     meaning = metric.meaning
     by_layer = meaning.quantity in ("grad_norm", "update_ratio") and meaning.place and not is_group(meaning.place)
     return not by_layer and not meaning.duplicate_of and not meaning.bookkeeping
 
 
 def _marks(history: RunHistory, diagnosis: Diagnosis) -> tuple[Mark, ...]:
-    """The episodes, and the rollbacks with the steps that they led back to."""
+    """Return marks of the findings, and of the rollbacks with the steps that they led back to."""
     turns = MarkSketch()
     for event in history.events or ():
         if event.kind == ROLLBACK:
             turns.hear(event, event.step)
-    episodes = (each for each in diagnosis.findings if each.kind != ROLLBACK or not turns.marks())
-    found = (Mark(each.kind, each.severity, each.start, max(each.start, each.end), each.count) for each in episodes)
-    return (*turns.marks(), *found)
+    findings = (finding for finding in diagnosis.findings if finding.kind != ROLLBACK or not turns.marks())
+    return (*turns.marks(), *(Mark(f.kind, f.severity, f.start, max(f.start, f.end), f.count) for f in findings))

@@ -1,7 +1,6 @@
-"""Says what went wrong in a run, wherever it was recorded.
+"""Diagnose a run, wherever it was recorded, or condense it to a card.
 
-In: a run id or a path. Out: a `Diagnosis`; for many, what could not be read as well. Guarantees: a path needs no server
-and loads neither MLflow nor torch; a run loads no reader of files.
+A path needs no server and loads neither MLflow nor torch; a run loads no reader of files.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mlflow_stability.analysis.asked_for import AskedFor, asked_for, source_texts
-from mlflow_stability.analysis.named_run import last_runs
-from mlflow_stability.analysis.run_folder import from_full_record, run_folder
-from mlflow_stability.analysis.thresholds import asked_detectors
+from mlflow_stability.analysis.named_run import from_full_record, last_runs, run_folder
 from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.errors import SettingsError, StabilityError
+from mlflow_stability.kinds.catalog import choose_detectors, default_detectors, read_detectors
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.tracking.in_process import latest_run
 from mlflow_stability.vocabulary.argument import check_arguments
-from mlflow_stability.vocabulary.result import AskedCurves, Diagnosis
+from mlflow_stability.vocabulary.result import AskedCurves, Diagnosis, RunCard, card_to_json
 from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.settings import ACCEPTS
 
 
 @check_arguments
@@ -111,7 +111,7 @@ def diagnose_all(
         ['Diagnosis', 'Failure']
     """
     curves = asked_curves(loss, val_loss)
-    asked_to_judge = asked_detectors(detectors, sensitivity)
+    judges = asked_detectors(detectors, sensitivity)
     for source in source_texts(run_ids_and_paths, "run_ids_and_paths"):
         is_path = True
         try:
@@ -123,27 +123,41 @@ def diagnose_all(
             continue
         for history in histories:
             try:
-                yield concluded(in_place(history, curves), asked_to_judge)
+                yield concluded(in_place(history, curves), judges)
             except StabilityError as error:
                 yield Failure(history.source, str(error), is_path)
-            except Exception as error:  # a mistake of ours about one run must not take the others with it
+            except Exception as error:  # a mistake of ours about one run must not stop the others
                 what = f"unexpected {type(error).__name__}, {error}"
-                said = f"{history.source} could not be judged: {what}. Please report it."
-                yield Failure(history.source, said, is_path)
+                reason = f"{history.source} could not be judged: {what}. Please report it."
+                yield Failure(history.source, reason, is_path)
 
 
 def asked_curves(loss: str | None, val_loss: str | None) -> AskedCurves:
-    """The names that somebody gave for the curves to judge; ``SettingsError`` for what is no name."""
-    for argument, given in (("loss", loss), ("val_loss", val_loss)):
-        if given is not None and (not isinstance(given, str) or not given):
-            raise SettingsError(f"{argument} must be the name of a metric; got {given!r}.")
+    """Return the names of the curves to judge; raise ``SettingsError`` for anything but names."""
+    for argument, name in (("loss", loss), ("val_loss", val_loss)):
+        if name is not None and (not isinstance(name, str) or not name):
+            raise SettingsError(f"{argument} must be the name of a metric; got {name!r}.")
     return AskedCurves(loss or "", val_loss or "")
+
+
+def asked_detectors(detectors: Iterable[Detector | str] | None, sensitivity: str) -> Sequence[Detector] | None:
+    """Return the detectors that judge; None for the default ones.
+
+    Names in `detectors` follow the sensitivity, and objects stay as they are.
+    """
+    sensitivity = ACCEPTS["sensitivity"].check("sensitivity", sensitivity)
+    if detectors is None:
+        return None if sensitivity == "normal" else at_sensitivity(default_detectors(), sensitivity)
+    checked = ACCEPTS["detectors"].check("detectors", detectors)
+    if sensitivity != "normal" and not any(isinstance(detector, str) for detector in checked):
+        raise SettingsError("Give detectors= or sensitivity=, not both: each sets the thresholds.")
+    return choose_detectors(checked, sensitivity)
 
 
 def history_of(
     run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None, curves: AskedCurves | None = None
 ) -> RunHistory:
-    """Everything that is known of one run, with its main curves in place."""
+    """Read one run, with its main curves in place."""
     histories = histories_of(asked_for(run_id_or_path, tracking_uri), tracking_uri)
     if len(histories) > 1:
         names = ", ".join(history.name for history in histories[:3])
@@ -156,27 +170,37 @@ def history_of(
 
 
 def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHistory]:
-    """Everything that is known of each run there; at least one."""
+    """Read each run there; at least one."""
     path = asked.path or run_folder(asked.source, tracking_uri)
     if path is not None:
         from mlflow_stability.importers.open_log import read
 
         histories = map(from_full_record, read(path))
-        return [replace(history, source=_as_given(history.source, asked)) for history in histories]
+        return [replace(history, source=_as_typed(history.source, asked)) for history in histories]
     from mlflow_stability.tracking.read.run_history import read_run_history
 
     return [read_run_history(asked.source, tracking_uri)]
 
 
+def _as_typed(source: str, asked: AskedFor) -> str:
+    """Return the source beginning as it was typed: ``./logs/a.csv`` for a log in ``./logs``."""
+    if asked.path is None:
+        return asked.source
+    within = os.path.relpath(source, asked.path)
+    if within.startswith(os.pardir):
+        return source
+    return asked.source if within == os.curdir else os.path.join(asked.source, within)  # noqa: PTH118
+
+
 def in_place(history: RunHistory, curves: AskedCurves | None = None) -> RunHistory:
-    """The history with the curves to judge in place: those asked for, else those that are likest its losses."""
+    """Return the history with the curves to judge in place: those asked for, else those most like its losses."""
     from mlflow_stability.curves import with_main_curves
 
     return with_main_curves(history, curves)
 
 
 def concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diagnosis:
-    """The diagnosis; other detectors than the usual judge again what was judged while it trained."""
+    """Diagnose a history; other detectors than the default ones judge again what was judged during training."""
     from mlflow_stability.diagnosis.diagnose import diagnosis_of
 
     if detectors is not None and history.events is not None and history.complete:
@@ -185,11 +209,44 @@ def concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diag
     return diagnosis_of(history, detectors=detectors)
 
 
-def _as_given(source: str, asked: AskedFor) -> str:
-    """The source with the very words that were typed in front: ``./logs/a.csv`` for a log in ``./logs``."""
-    if asked.path is None:
-        return asked.source
-    within = os.path.relpath(source, asked.path)
-    if within.startswith(os.pardir):
-        return source
-    return asked.source if within == os.curdir else os.path.join(asked.source, within)  # noqa: PTH118
+def cards_at(
+    source: str,
+    tracking_uri: str | None = None,
+    detectors: Sequence[Detector] | None = None,
+    curves: AskedCurves | None = None,
+) -> Iterator[RunCard]:
+    """Yield the cards of all runs there, one at least; what cannot be read or judged is a card with the error."""
+    try:
+        histories = histories_of(asked_for(source, tracking_uri), tracking_uri)
+    except StabilityError as error:
+        yield RunCard(source, source, error=str(error))
+        return
+    except Exception as error:  # a mistake of ours, or of a store's plugin, about one run
+        yield RunCard(source, source, error=_unexpected("read", error))
+        return
+    for history in histories:
+        yield _card(history, detectors, curves)
+
+
+def texts_at(
+    source: str, tracking_uri: str | None, detectors: str | None, curves: Sequence[str] = ("", "")
+) -> list[str]:
+    """Return the cards as texts, for another process; `detectors` is a text of `catalog.describe`."""
+    judges = None if detectors is None else read_detectors(detectors)
+    return [card_to_json(card) for card in cards_at(source, tracking_uri, judges, AskedCurves(*curves))]
+
+
+def _card(history: RunHistory, detectors: Sequence[Detector] | None, curves: AskedCurves | None) -> RunCard:
+    from mlflow_stability.diagnosis.run_card import run_card_of
+
+    try:
+        history = in_place(history, curves)
+        return replace(run_card_of(history, concluded(history, detectors)), source=history.source)
+    except StabilityError as error:
+        return RunCard(history.source, history.name, error=str(error))
+    except Exception as error:  # likewise
+        return RunCard(history.source, history.name, error=_unexpected("judged", error))
+
+
+def _unexpected(what: str, error: Exception) -> str:
+    return f"It could not be {what}: unexpected {type(error).__name__}, {error}. Please report it."

@@ -1,17 +1,13 @@
-"""`mlflow_stability.judge`: runs detectors and rules on any numbers, without a run or a log.
-
-In: losses, and where known gradient norms, learning rates and validation losses. Out: a `Diagnosis`. Guarantees: the
-same rules as for a log with these columns; nothing is written and no server is asked.
-"""
+"""Run detectors and rules on any numbers, without a run or a log, by the same rules as for a log with these columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mlflow_stability.analysis.diagnose import concluded
-from mlflow_stability.analysis.thresholds import asked_detectors
+from mlflow_stability.analysis.diagnose import asked_detectors, concluded
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import check_arguments
@@ -73,30 +69,29 @@ def judge(
         ("learning_rates", "learning_rate", learning_rates),
     ):
         if column is not None:
-            found = _numbers(title, column)
-            if len(found) != len(values):
-                raise SettingsError(f"{title} must have as many values as losses, {len(values)}; it has {len(found)}.")
-            columns[quantity] = at, found
+            numbers = _numbers(title, column)
+            if len(numbers) != len(values):
+                count = f"{len(values)}; it has {len(numbers)}"
+                raise SettingsError(f"{title} must have as many values as losses, {count}.")
+            columns[quantity] = at, numbers
     if val_losses is not None:
-        found = _numbers("val_losses", val_losses)
-        if len(found) > len(values):
-            raise SettingsError(f"val_losses must have at most as many values as losses; it has {len(found)}.")
-        places = np.linspace(len(values) / max(len(found), 1), len(values), len(found)).astype(np.int64) - 1
-        columns["val_loss"] = at[places], found
+        numbers = _numbers("val_losses", val_losses)
+        if len(numbers) > len(values):
+            raise SettingsError(f"val_losses must have at most as many values as losses; it has {len(numbers)}.")
+        places = np.linspace(len(values) / max(len(numbers), 1), len(values), len(numbers)).astype(np.int64) - 1
+        columns["val_loss"] = at[places], numbers
     meanings = metric_meanings(list(columns))
     metrics = tuple(Metric(title, meanings[title], _series(title, *column)) for title, column in columns.items())
     history = RunHistory(name, name, "numbers", "the given numbers", metrics)
     return concluded(history, asked_detectors(detectors, sensitivity))
 
 
-def _numbers(name: str, given: Iterable[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _numbers(name: str, values: Iterable[float]) -> NDArray[np.float64]:
     try:
-        return np.asarray([float(each) for each in given], dtype=np.float64)
+        return np.asarray([float(value) for value in values], dtype=np.float64)
     except (TypeError, ValueError):
-        raise SettingsError(f"{name} must be an iterable of numbers; got {type(given).__name__}.") from None
+        raise SettingsError(f"{name} must be an iterable of numbers; got {type(values).__name__}.") from None
 
 
-def _series(
-    title: str, steps: np.ndarray[tuple[int], np.dtype[np.int64]], values: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> Series:
+def _series(title: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> Series:
     return Series(Signal(title), steps, values, np.zeros(len(steps), np.int64), np.zeros(len(steps)))

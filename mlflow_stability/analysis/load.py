@@ -1,7 +1,6 @@
-"""Gives a recorded run as a pandas DataFrame.
+"""Load a recorded run as a pandas DataFrame.
 
-In: a run id and where it lives. Out: every value that was measured, as a table. Where the full record is missing, the
-points of MLflow's metric tables are given instead, and a warning says so.
+Without the full record, the points of MLflow's metric tables are returned, with a warning.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from mlflow_stability.vocabulary.argument import Accepts, check_arguments, one_o
 from mlflow_stability.vocabulary.measured import PERCENTILES, STATISTICS, LayerTable
 
 
-def _text(given: object) -> str:
-    if not isinstance(given, str) or not given:
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
         raise TypeError
-    return given
+    return value
 
 
 _LAYOUT = one_of("wide", "long", "layers")["takes"]
@@ -83,28 +82,25 @@ _ROW = ["recording", "attempt", "step", "layer"]
 
 
 def _by_layer(record: RunRecord, tables: Sequence[tuple[int, LayerTable]]) -> pd.DataFrame:
-    """One row per layer and step; of what came twice in a step, the later value."""
-    of_layers = np.array([bool(each.place) and not is_group(each.place) for each in record.signals], bool)
+    """Return one row per layer and step; of repeated values in a step, the later one."""
+    of_layers = np.array([bool(signal.place) and not is_group(signal.place) for signal in record.signals], bool)
     rows = of_layers[record.signal] if len(record.signals) else np.zeros(0, bool)
-    known = _long(record)[rows].rename(columns={"place": "layer"}).astype({"layer": str, "quantity": str})
-    measured = known.groupby([*_ROW, "quantity"], sort=False)["value"].last().unstack("quantity")
+    values = _long(record)[rows].rename(columns={"place": "layer"}).astype({"layer": str, "quantity": str})
+    measured = values.groupby([*_ROW, "quantity"], sort=False)["value"].last().unstack("quantity")
     measured = measured.rename_axis(columns=None)
     spread = [_statistics(recording, table) for recording, table in tables]
     if spread:
         statistics = pd.concat(spread).groupby(level=_ROW, sort=False).last()
         measured = measured.join(statistics, how="outer") if len(measured) else statistics
-    order = {layer: place for place, layer in enumerate(dict.fromkeys([*_layers(tables), *known["layer"]]))}
+    layers = [layer for _, table in tables for layer in table.layers]
+    order = {layer: place for place, layer in enumerate(dict.fromkeys([*layers, *values["layer"]]))}
     return measured.reset_index().sort_values(
-        _ROW, key=lambda each: each.map(order) if each.name == "layer" else each, ignore_index=True
+        _ROW, key=lambda column: column.map(order) if column.name == "layer" else column, ignore_index=True
     )
 
 
-def _layers(tables: Sequence[tuple[int, LayerTable]]) -> list[str]:
-    return [layer for _, table in tables for layer in table.layers]
-
-
 def _statistics(recording: int, table: LayerTable) -> pd.DataFrame:
-    """A table of gradients or of weights, as columns of that name."""
+    """Return a table of gradients or of weights, as columns of that name."""
     values = np.concatenate([table.statistics, table.percentiles], axis=1)
     names = [*STATISTICS, *(PERCENTILES if table.has_histograms else ())]
     rows = [(recording, table.attempt, table.step, layer) for layer in table.layers]
@@ -113,7 +109,7 @@ def _statistics(recording: int, table: LayerTable) -> pd.DataFrame:
 
 
 def _long(record: RunRecord) -> pd.DataFrame:
-    """One row per value, in the order in which they were measured."""
+    """Return one row per value, in the order of measurement."""
     return pd.DataFrame(
         {
             "recording": record.recording,
@@ -134,7 +130,7 @@ def _names(names: list[str], record: RunRecord) -> pd.Categorical[str]:
 
 
 def _wide(record: RunRecord) -> pd.DataFrame:
-    """One row per step; of a signal that came twice in a step, the later value."""
+    """Return one row per step; of repeated values in a step, the later one."""
     where = np.stack([record.recording, record.step, record.attempt], axis=1)
     rows, first, row_of = np.unique(where, axis=0, return_index=True, return_inverse=True)
     values = np.full((len(rows), len(record.signals)), np.nan)

@@ -1,71 +1,77 @@
-"""Finds the run that somebody meant by its name, by the beginning of its id, or by being the last.
+"""Find runs by name, by the beginning of the id, or as the last ones, and their folders in a store of files.
 
-In: what was typed, and where runs live as far as that was said. Out: a whole run id. Guarantees: one run, or an error
-that lists those that it could be; a store that is only a folder of files is searched without MLflow.
+An ambiguous name is an error that lists the runs it may mean. A store of files is searched without MLflow, which no
+longer opens such stores by itself.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from difflib import get_close_matches
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from mlflow_stability.analysis.run_folder import store_folder
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.vocabulary.argument import or_list
-from mlflow_stability.vocabulary.run import FoundRun
+from mlflow_stability.vocabulary.run import FoundRun, RunHistory
 from mlflow_stability.vocabulary.text import visible
 
+MAX_LISTED, MAX_NAME = 8, 80
+RECENT_RUNS = 50
+"""Runs whose names are compared with a name that does not exist."""
+DEFAULT_STORE = "mlruns"
 _RUN_ID = re.compile(r"[0-9a-fA-F]{32}")
-MOST_LISTED, MOST_SHOWN = 8, 80
-RECENT = 50
-"""Runs whose names are compared with one that there is not."""
+_STATUS = {"1": "RUNNING", "2": "SCHEDULED", "3": "FINISHED", "4": "FAILED", "5": "KILLED"}
+_FOLDERS_WITHOUT_RUNS = frozenset({"tags", "datasets", "traces", "models"})
 
 
 def run_called(text: str, tracking_uri: str | None = None) -> str | None:
-    """The id of the run that this names; None where nothing is called so.
-
-    Raises ``RunNotFoundError`` where it may mean several runs.
-    """
-    folder = store_folder(tracking_uri)
-    if folder is not None:
-        runs = _runs_in(folder)
-        found = [each for each in runs if each.name == text]
-        found = found or [each for each in runs if each.run_id.startswith(text.lower())]
+    """Return the id of the run that this names, if any; raise ``RunNotFoundError`` if it may mean several."""
+    store = store_folder(tracking_uri)
+    if store is not None:
+        every = _runs_in(store)
+        runs = [run for run in every if run.name == text]
+        runs = runs or [run for run in every if run.run_id.startswith(text.lower())]
     elif _has_no_store(tracking_uri):
         return None
     else:
         from mlflow_stability.tracking.read.run_search import runs_called
 
-        found = runs_called(text, tracking_uri)
-    if len(found) > 1:
-        listed = "\n".join(f"  {_described(each)}" for each in found[:MOST_LISTED])
-        more = f"\n  and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-        raise RunNotFoundError(f"{text!r} may mean {len(found)} runs. Give more of the id of one:\n{listed}{more}")
-    return found[0].run_id if found else None
+        runs = runs_called(text, tracking_uri)
+    if len(runs) > 1:
+        lines = "\n".join(f"  {_described(run)}" for run in runs[:MAX_LISTED])
+        more = f"\n  and {len(runs) - MAX_LISTED} more" if len(runs) > MAX_LISTED else ""
+        raise RunNotFoundError(f"{text!r} may mean {len(runs)} runs. Give more of the id of one:\n{lines}{more}")
+    return runs[0].run_id if runs else None
 
 
 def run_id_of(text: str, tracking_uri: str | None = None) -> str:
-    """The whole id of a run, for those who take nothing but runs; ``RunNotFoundError`` where nothing is called so."""
-    if is_run_id(text):
-        return text
-    found = run_called(text, tracking_uri)
-    if found is None:
+    """Return the whole id of a run; raise ``RunNotFoundError`` if there is no such run."""
+    run_id = text if is_run_id(text) else run_called(text, tracking_uri)
+    if run_id is None:
         raise RunNotFoundError(no_such(text, "run id or run name", tracking_uri))
-    return found
+    return run_id
 
 
 def no_such(text: str, what: str, tracking_uri: str | None) -> str:
-    """What to say where nothing is called so: with the names of recent runs that are spelt almost so."""
-    known = {each.name.lower(): each.name for each in _recent(RECENT, tracking_uri) if each.name}
-    near = get_close_matches(text.lower(), list(known), n=3, cutoff=0.6)
-    meant = f" Did you mean {or_list([repr(known[each]) for each in near])}?" if near else ""
-    return f"No such {what}: {visible(repr(text), MOST_SHOWN)}.{meant} {_looked_in(tracking_uri)}"
+    """Return what to say if there is no such run, with similar names of recent runs."""
+    names = {run.name.lower(): run.name for run in _recent(RECENT_RUNS, tracking_uri) if run.name}
+    near = get_close_matches(text.lower(), list(names), n=3, cutoff=0.6)
+    meant = f" Did you mean {or_list([repr(names[name]) for name in near])}?" if near else ""
+    return f"No such {what}: {visible(repr(text), MAX_NAME)}.{meant} {_searched_place(tracking_uri)}"
 
 
-def _looked_in(tracking_uri: str | None) -> str:
-    return f"Runs were looked for in {_place(tracking_uri)}; --tracking-uri (tracking_uri=) names another store."
+def _searched_place(tracking_uri: str | None) -> str:
+    place = store_folder(tracking_uri)
+    if place is None:
+        from mlflow_stability.tracking.store.client import store_address
+
+        address = store_address(tracking_uri)  # without credentials
+    else:
+        address = str(place)
+    return f"Runs were looked for in {address}; --tracking-uri (tracking_uri=) names another store."
 
 
 def is_run_id(text: str) -> bool:
@@ -74,17 +80,17 @@ def is_run_id(text: str) -> bool:
 
 
 def last_runs(count: int = 1, tracking_uri: str | None = None) -> list[str]:
-    """The ids of the runs that were started last, the newest first; ``RunNotFoundError`` where there are none."""
-    found = _recent(count, tracking_uri)
-    if not found:
-        raise RunNotFoundError(f"There is no run yet. {_looked_in(tracking_uri)}")
-    return [each.run_id for each in found]
+    """Return the ids of the runs that were started last, the newest first; raise ``RunNotFoundError`` for no runs."""
+    runs = _recent(count, tracking_uri)
+    if not runs:
+        raise RunNotFoundError(f"There is no run yet. {_searched_place(tracking_uri)}")
+    return [run.run_id for run in runs]
 
 
 def _recent(count: int, tracking_uri: str | None) -> list[FoundRun]:
-    folder = store_folder(tracking_uri)
-    if folder is not None:
-        return _runs_in(folder)[:count]
+    store = store_folder(tracking_uri)
+    if store is not None:
+        return _runs_in(store)[:count]
     if _has_no_store(tracking_uri):
         return []
     from mlflow_stability.tracking.read.run_search import newest_runs
@@ -92,18 +98,8 @@ def _recent(count: int, tracking_uri: str | None) -> list[FoundRun]:
     return newest_runs(count, tracking_uri)
 
 
-def _place(tracking_uri: str | None) -> str:
-    """Where runs were looked for, without credentials."""
-    folder = store_folder(tracking_uri)
-    if folder is not None:
-        return str(folder)
-    from mlflow_stability.tracking.store.client import store_address
-
-    return store_address(tracking_uri)
-
-
 def _has_no_store(tracking_uri: str | None) -> bool:
-    """Whether MLflow would look into a database that there is not."""
+    """Whether MLflow would look into a database that does not exist."""
     from mlflow_stability.tracking.store.client import missing_database
 
     return missing_database(tracking_uri) is not None
@@ -112,23 +108,69 @@ def _has_no_store(tracking_uri: str | None) -> bool:
 def _runs_in(store: Path) -> list[FoundRun]:
     from mlflow_stability.importers.mlflow_files import meta_of, name_in_tags
 
-    found = []
+    runs = []
     for file in store.glob("*/*/meta.yaml"):
         meta = meta_of(file.parent)
         if meta.get("lifecycle_stage") != "deleted" and "run_id" in meta:
             started = float(meta["start_time"]) / 1000 if meta.get("start_time", "").isdigit() else 0.0
-            status = _STATUS.get(meta.get("status", ""), "")
             name = name_in_tags(file.parent) or meta.get("run_name", "")
-            found.append(FoundRun(file.parent.name, name, file.parts[-3], status, started))
-    return sorted(found, key=lambda each: -each.started)
-
-
-_STATUS = {"1": "RUNNING", "2": "SCHEDULED", "3": "FINISHED", "4": "FAILED", "5": "KILLED"}
+            status = _STATUS.get(meta.get("status", ""), "")
+            runs.append(FoundRun(file.parent.name, name, file.parts[-3], status, started))
+    return sorted(runs, key=lambda run: -run.started)
 
 
 def _described(run: FoundRun) -> str:
     """``3f2a91cc04ab  gpt-small, experiment lm, started 2026-11-22 16:02, FINISHED``."""
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) if run.started else ""
-    names = visible(run.name, MOST_SHOWN), f"experiment {visible(run.experiment, MOST_SHOWN)}"
-    parts = (*names, f"started {when}" if when else "", run.status)
-    return f"{run.run_id[:12]}  {', '.join(each for each in parts if each)}"
+    started = time.strftime("started %Y-%m-%d %H:%M", time.localtime(run.started)) if run.started else ""
+    experiment = f"experiment {visible(run.experiment, MAX_NAME)}"
+    parts = (visible(run.name, MAX_NAME), experiment, started, run.status)
+    return f"{run.run_id[:12]}  {', '.join(filter(None, parts))}"
+
+
+def run_folder(run_id: str, tracking_uri: str | None = None) -> Path | None:
+    """Return the folder of this run in a store of files."""
+    store = store_folder(tracking_uri)
+    if store is None:
+        return None
+    files = (file for name in (run_id, run_id.lower()) for file in sorted(store.glob(f"*/{name}/meta.yaml")))
+    return next((file.parent for file in files), None)
+
+
+def store_folder(tracking_uri: str | None = None) -> Path | None:
+    """Return the folder of a store of files; None if runs live in a database or on a server."""
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        # MLflow's default database keeps artifacts in a folder of this name: one of runs has a file about each.
+        return Path(DEFAULT_STORE) if any(Path(DEFAULT_STORE).glob("*/*/meta.yaml")) else None
+    if uri.startswith("file:"):
+        store = Path(unquote(urlsplit(uri).path))
+    elif "://" in uri or uri.startswith(("databricks", "uc")):
+        return None
+    else:
+        store = Path(uri)
+    return store if store.is_dir() else None
+
+
+def belongs_to_store(path: Path) -> bool:
+    """Whether a path is a part of a store of files that holds no run: `mlruns/0/meta.yaml`, `mlruns/models`."""
+    if path.name == "meta.yaml":
+        return path.is_file()
+    if path.name not in _FOLDERS_WITHOUT_RUNS or not path.is_dir():
+        return False
+    return (path.parent / "meta.yaml").is_file() or any(path.parent.glob("*/meta.yaml"))
+
+
+def from_full_record(history: RunHistory) -> RunHistory:
+    """Return the history from our full record, wherever the run's folder was copied to; unchanged without one."""
+    if history.format != "mlflow_files":
+        return history
+    from mlflow_stability.tracking.artifacts import RECORD_FOLDERS  # only runs of MLflow have artifacts
+
+    folder = Path(history.source)
+    if not any((folder / "artifacts" / name).is_dir() for name in RECORD_FOLDERS):
+        return history
+    from mlflow_stability.tracking.read.recorded_history import RunFacts, recorded_folder, with_metrics_of_the_script
+
+    facts = RunFacts(history.source, history.name, "", history.params, history.tags)
+    recorded = recorded_folder(folder, facts)
+    return history if recorded is None else with_metrics_of_the_script(recorded, history.metrics)

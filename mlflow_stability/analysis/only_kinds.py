@@ -1,28 +1,29 @@
-"""Narrows a diagnosis down to some kinds of findings.
+"""Restrict a diagnosis to some kinds of findings.
 
-In: a `Diagnosis` and the kinds that were asked for. Out: one that says nothing that rests on other kinds. Guarantees:
-where nothing above INFO is hidden, the run's verdict stands; a run whose trouble is hidden is never called healthy.
+The verdict stands if no finding above INFO is hidden; a run whose trouble is hidden is never called healthy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from mlflow_stability.diagnosis.advice import remedies_of
 from mlflow_stability.diagnosis.causes.causes import explainable
-from mlflow_stability.diagnosis.verdict import deciding_of, listed, noun_of, outcome_of, verdict_of
-from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
+from mlflow_stability.diagnosis.verdict import deciding_of, listed, outcome_of, verdict_of
+from mlflow_stability.kinds.catalog import noun_of
+from mlflow_stability.vocabulary.result import Diagnosis, Severity
 
 
 def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
-    """The diagnosis as far as these kinds go; without any, all of it."""
+    """Return the diagnosis restricted to these kinds; unchanged for no kinds."""
     if not kinds:
         return diagnosis
-    kept = tuple(each for each in diagnosis.findings if each.kind in kinds)
-    unjudged = tuple(each for each in diagnosis.cannot_tell if not each.kinds or each.kinds & set(kinds))
+    kept = tuple(finding for finding in diagnosis.findings if finding.kind in kinds)
+    unjudged = tuple(item for item in diagnosis.cannot_tell if not item.kinds or item.kinds & set(kinds))
     diagnosis = replace(diagnosis, cannot_tell=unjudged, asked_kinds=tuple(sorted(kinds)))
-    bad, kept_bad = _bad(diagnosis.findings), _bad(kept)
+    bad = [finding for finding in diagnosis.findings if finding.severity >= Severity.WARNING]
+    kept_bad = [finding for finding in kept if finding.severity >= Severity.WARNING]
     if len(bad) == len(kept_bad):
         return replace(diagnosis, findings=kept)
     cause = None
@@ -33,25 +34,11 @@ def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
         cause = None if deciding is None else deciding.cause
     else:
         outcome = "not_found"
-        none = f"no {' or '.join(map(_plainly, sorted(kinds)))}{_where(diagnosis)}"
-        mild = f"no warning{_where(diagnosis)}, only {listed(each.kind for each in kept)} (INFO)" if kept else ""
-        verdict = f"Not found: {mild or none}. Other findings: {listed(each.kind for each in bad)}."
+        steps = diagnosis.steps
+        where = "" if steps is None else f" in {steps[1] - steps[0] + 1:,} {diagnosis.unit}s"
+        nouns = (noun_of(kind).removeprefix("a ").removeprefix("an ") for kind in sorted(kinds))
+        none = f"no {' or '.join(nouns)}{where}"
+        mild = f"no warning{where}, only {listed(finding.kind for finding in kept)} (INFO)" if kept else ""
+        verdict = f"Not found: {mild or none}. Other findings: {listed(finding.kind for finding in bad)}."
     remedies = remedies_of(kept, cause, outcome)
     return replace(diagnosis, findings=kept, outcome=outcome, verdict=verdict, cause=cause, remedies=remedies)
-
-
-def _plainly(kind: str) -> str:
-    """``nan_detected`` as in "no NaN found": "NaN"."""
-    return noun_of(kind).removeprefix("a ").removeprefix("an ")
-
-
-def _where(diagnosis: Diagnosis) -> str:
-    """How much was looked at: `` in 800 steps``."""
-    if diagnosis.steps is None:
-        return ""
-    first, last = diagnosis.steps
-    return f" in {last - first + 1:,} {diagnosis.unit}s"
-
-
-def _bad(episodes: Sequence[Finding]) -> list[Finding]:
-    return [each for each in episodes if each.severity >= Severity.WARNING]

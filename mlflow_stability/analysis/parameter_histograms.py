@@ -1,7 +1,6 @@
-"""Draws how the weights of a model, or their gradients, are spread now, without a recording.
+"""Draw histograms of a model's weights or gradients as they are now, without a recording.
 
-In: a model, or anything else with `named_parameters`. Out: a matplotlib figure, in the form of the recorded pictures.
-Guarantees: nothing of the model changes; torch is not loaded here.
+The model is not changed, and torch is not loaded here.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from mlflow_stability.figures.style import Picture
 from mlflow_stability.vocabulary.argument import check_arguments, did_you_mean, one_of, short_repr
 from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable
 
-MOST_VALUES = 1_000_000
-"""Maximum number of values of one tensor that are looked at, at even distances."""
+MAX_VALUES = 1_000_000
+"""Maximum number of values of one tensor, taken at even distances."""
 MARGIN = 0.5
 """How far a histogram reaches beyond p1 and p99, in parts of their distance."""
 
@@ -72,7 +71,7 @@ def parameter_histograms(
 def _chosen(parameters: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
     if name is None:
         return parameters
-    chosen = {known: tensor for known, tensor in parameters.items() if f"{known}.".startswith(f"{name}.")}
+    chosen = {key: tensor for key, tensor in parameters.items() if f"{key}.".startswith(f"{name}.")}
     if not chosen:
         raise SettingsError(f"The model has no parameter {name!r}.{did_you_mean(name, parameters)}")
     return chosen
@@ -82,7 +81,7 @@ def _values(tensor: Any) -> NDArray[np.float64]:
     if tensor is None or not tensor.numel() or tensor.is_meta:
         return np.zeros(0)
     flat = tensor.detach().to_dense().flatten() if tensor.is_sparse else tensor.detach().flatten()
-    sample = flat[:: -(-flat.numel() // MOST_VALUES)]
+    sample = flat[:: -(-flat.numel() // MAX_VALUES)]
     array: NDArray[np.float64] = sample.double().cpu().numpy()
     return array
 
@@ -94,7 +93,7 @@ def _table(of: str, values: Mapping[str, NDArray[np.float64]]) -> LayerTable:
 
 
 def _row(array: NDArray[np.float64]) -> tuple[Iterable[float], NDArray[np.float64], NDArray[np.float64], Any]:
-    """Statistics, percentiles, edges and counts as a recording has them; NaN where a value is not finite."""
+    """Return statistics, percentiles, edges and counts as a recording has them; NaN if a value is not finite."""
     if not np.isfinite(array).all():
         return np.full(4, np.nan), np.full(len(LEVELS), np.nan), np.zeros(BINS + 1), np.zeros(BINS)
     statistics = (float(array.mean()), float(array.std()), float(np.abs(array).max()), float((array == 0).mean()))

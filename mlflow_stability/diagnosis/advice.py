@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES, rules_out_rate
 from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, ORIGIN_LIMITS
-from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER, RunAttempts, attempts_of_run
-from mlflow_stability.diagnosis.findings.saved_batch import batches_of, file_of
+from mlflow_stability.diagnosis.findings.attempts import FOR_EVER, RunAttempts, attempts_of_run, batches_of, file_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.kinds.catalog import OF_SETUP

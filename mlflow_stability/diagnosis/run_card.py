@@ -1,8 +1,4 @@
-"""Condenses a run to what a comparison of many needs.
-
-In: everything that is known of it, and the diagnosis of it. Out: a `RunCard`. Guarantees: nothing is looked up, so the
-same history and diagnosis give the same card; what cannot be told is None, never zero.
-"""
+"""Condense a run to a card for comparisons of many; unknown values are None, never zero."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import Curve, join_pieces, restore_infinities, resumed_attempt, run_curves
 from mlflow_stability.curves.levels import make_sketch, read_levels
-from mlflow_stability.diagnosis.verdict import definite_noun_of, final_loss, last_part
+from mlflow_stability.kinds.catalog import definite_noun_of
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result import (
@@ -28,54 +24,60 @@ from mlflow_stability.vocabulary.result import (
 )
 from mlflow_stability.vocabulary.run import RunHistory
 
-OURS = "stability."
+OUR_PREFIX = "stability."
 """What the names of our own parameters begin with."""
+FINAL_PARTS, MIN_FINAL_POINTS = 20, 3
+"""A final loss is the median of the last twentieth of the points, and of at least three."""
 
 
 def run_card_of(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
-    """The card of one run."""
+    """Return the card of one run."""
     with np.errstate(all="ignore"):
         return _card(history, diagnosis)
 
 
 def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
     main = main_curve(history)
-    about_training = [each for each in _bad(diagnosis) if each.kind not in PROCESS_KINDS]
+    bad = [finding for finding in diagnosis.findings if finding.severity > Severity.INFO]
+    about_training = [finding for finding in bad if finding.kind not in PROCESS_KINDS]
     first, last = diagnosis.steps or (None, None)
     if history.format == "recorded" and main is not None and len(main.steps):
         first = int(main.steps[0])  # a script may have logged a validation at step 0, before its first step
+    finite = np.zeros(0) if main is None else main.values[main.finite]
     reading = diagnosis.curves[0] if diagnosis.curves else None
+    overheads, rates = _values(history, "overhead_fraction"), _values(history, "learning_rate")
+    rollbacks = [event.facts for event in history.events or () if isinstance(event.facts, RollbackFacts)]
     return RunCard(
         source=diagnosis.source,
         name=diagnosis.name,
         format=diagnosis.format,
-        params=_short(history.params),
+        params=_short_names(history.params),
         tags=dict(history.tags),
         outcome=diagnosis.outcome,
         verdict=diagnosis.verdict,
         severity=diagnosis.severity,
         cause="" if diagnosis.cause is None else diagnosis.cause.name,
         cause_statement="" if diagnosis.cause is None else diagnosis.cause.statement,
-        cause_explains=_explained(diagnosis, about_training),
+        cause_explains=_explained_finding(diagnosis, about_training),
         ended=diagnosis.ended,
         first_step=first,
         last_step=last,
-        every=_every(main),
-        marks=tuple(Mark(e.kind, e.severity, int(e.start), int(e.end), e.recovered) for e in diagnosis.findings),
-        onset=min((int(each.start) for each in about_training), default=None),
-        divergence=_lost_at(diagnosis.outcome, about_training),
-        spikes_in_divergence=_spikes_within(about_training),
-        rolled_back=_rolled_back(history),
+        every=1 if main is None or len(main.steps) < 2 else max(1, round(float(np.median(np.diff(main.steps))))),
+        marks=tuple(Mark(f.kind, f.severity, int(f.start), int(f.end), f.recovered) for f in diagnosis.findings),
+        onset=min((int(finding.start) for finding in about_training), default=None),
+        divergence=_divergence_step(diagnosis.outcome, about_training),
+        spikes_in_divergence=tuple(sorted({step for finding in about_training for step in finding.spikes})),
+        rolled_back=sum(facts.steps_lost - (facts.steps_regained or 0) for facts in rollbacks),
         skipped=_skipped(history),
         loss="" if main is None else main.name,
         finite_share=1.0 if main is None or not len(main.finite) else float(main.finite.mean()),
-        first_loss=None if main is None or not main.finite.any() else float(main.values[main.finite][0]),
+        first_loss=float(finite[0]) if len(finite) else None,
         final_loss=None if main is None else final_loss(main.values),
-        best_loss=None if main is None else _best(main, diagnosis),
+        best_loss=None if main is None else _best_loss(main.name, finite, bad),
         spike_score=None if reading is None else reading.spike_score,
         steps_per_second=_speed(history, main),
-        overhead=_usual(history, "overhead_fraction"),
-        peak_learning_rate=_highest(history, "learning_rate"),
+        overhead=float(np.median(overheads)) if len(overheads) else None,
+        peak_learning_rate=float(rates.max()) if len(rates) else None,
         course=None if main is None else _course(main),
         sketch=None if main is None else make_sketch(main),
         notes=diagnosis.notes,
@@ -83,91 +85,87 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
     )
 
 
-def _explained(diagnosis: Diagnosis, about_training: list[Finding]) -> str:
-    """The finding that the cause explains, where that is not the first one."""
+def _explained_finding(diagnosis: Diagnosis, about_training: list[Finding]) -> str:
+    """Return the finding that the cause explains, where that is not the first one."""
     cause = diagnosis.cause
-    if cause is None:
+    first = min(about_training, key=lambda finding: (finding.attempt, finding.start), default=None)
+    if cause is None or first is None or cause.step is None:
         return ""
-    first = min(about_training, key=lambda each: (each.attempt, each.start), default=None)
-    if first is None or cause.step is None or cause.step <= first.start or cause.kind in PROCESS_KINDS:
-        return ""
-    if cause.name == first.kind:  # the first finding is the cause itself
-        return ""
-    if first.cause is not None and first.cause.is_same(cause):
+    is_first = cause.step <= first.start or cause.name == first.kind
+    if is_first or cause.kind in PROCESS_KINDS or (first.cause is not None and first.cause.is_same(cause)):
         return ""
     return f"{definite_noun_of(cause.kind)} at step {cause.step}"
 
 
 def main_curve(history: RunHistory) -> Curve | None:
-    """The loss that a run is compared by, a training that was resumed as one curve; the validation loss for want."""
+    """Return the loss that a run is compared by, else its validation loss; a resumed training is one curve."""
     curves = run_curves(history)
     drawn = curves.losses or curves.validations
     whole = drawn if resumed_attempt(drawn) is None else join_pieces(drawn)
     return min(whole, key=lambda curve: curve.part, default=None)
 
 
-def _bad(diagnosis: Diagnosis) -> list[Finding]:
-    return [each for each in diagnosis.findings if each.severity > Severity.INFO]
-
-
-def _lost_at(outcome: str, troubles: list[Finding]) -> int | None:
+def _divergence_step(outcome: str, troubles: list[Finding]) -> int | None:
     if outcome not in LOST_OUTCOMES:
         return None
-    lasting = [each for each in troubles if not each.recovered] or troubles
-    worst = max((each.severity for each in lasting), default=Severity.INFO)
-    return min((int(each.start) for each in lasting if each.severity is worst), default=None)
-
-
-def _spikes_within(troubles: list[Finding]) -> tuple[int, ...]:
-    return tuple(sorted({step for each in troubles for step in each.spikes}))
-
-
-def _rolled_back(history: RunHistory) -> int:
-    back = [each.facts for each in history.events or () if isinstance(each.facts, RollbackFacts)]
-    return sum(each.steps_lost - (each.steps_regained or 0) for each in back)
+    lasting = [finding for finding in troubles if not finding.recovered] or troubles
+    worst = max((finding.severity for finding in lasting), default=Severity.INFO)
+    return min((int(finding.start) for finding in lasting if finding.severity is worst), default=None)
 
 
 def _skipped(history: RunHistory) -> int:
-    """From the counter, which begins anew with each attempt's process; else from what the log says in words."""
-    counted = 0
+    """Return the counter, which restarts with each attempt's process; else the skipped steps that a log reports."""
+    count = 0
     for metric in history.of("skipped_steps"):
         values = metric.series.values[np.isfinite(metric.series.values)]
         if len(values):
             restarts = np.flatnonzero(np.diff(values) < 0)
-            counted += int(values[-1] + values[restarts].sum())
-    return counted or sum(each.kind == "step_skipped" for each in history.reported)
+            count += int(values[-1] + values[restarts].sum())
+    return count or sum(event.kind == "step_skipped" for event in history.reported)
 
 
-def _best(main: Curve, diagnosis: Diagnosis) -> float | None:
-    """The lowest level of as many points as make a final loss; where a divergence tells of a lower one, that one."""
-    known = main.values[main.finite]
-    if not len(known):
+def last_part(values: NDArray[np.float64]) -> int:
+    """Return the number of points for the median of a final loss."""
+    return min(len(values), max(MIN_FINAL_POINTS, len(values) // FINAL_PARTS))
+
+
+def final_loss(values: NDArray[np.float64]) -> float | None:
+    """Return the loss at the end, which no single lucky batch makes; non-finite where the very last value is."""
+    if not len(values):
         return None
-    size = last_part(known)
-    starts = range(0, len(known) - size + 1, max(1, size // 2))
-    rises = (each.known(LastingRiseFacts) for each in _bad(diagnosis) if each.metric == main.name)
-    told = [rise.best for rise in rises if rise is not None]
-    return min([*told, *(float(np.median(known[each : each + size])) for each in (*starts, len(known) - size))])
+    last = values[-last_part(values) :]
+    return float(np.median(last)) if np.isfinite(last[-1]) else float(last[-1])
+
+
+def _best_loss(name: str, finite: NDArray[np.float64], bad: list[Finding]) -> float | None:
+    """Return the lowest median of a final loss's number of points, or the lower best level that a divergence has."""
+    if not len(finite):
+        return None
+    size = last_part(finite)
+    starts = (*range(0, len(finite) - size + 1, max(1, size // 2)), len(finite) - size)
+    rises = (finding.known(LastingRiseFacts) for finding in bad if finding.metric == name)
+    bests = [rise.best for rise in rises if rise is not None]
+    return min([*bests, *(float(np.median(finite[start : start + size])) for start in starts)])
 
 
 def _course(curve: Curve) -> LossLevels | None:
     levels = read_levels(curve)
     if levels is None or not np.isfinite(levels.noise):
         return None
+    steps = tuple(levels.steps.tolist())
     if levels.logarithmic:
-        return LossLevels(tuple(levels.steps.tolist()), tuple(np.exp(levels.x).tolist()), levels.noise)
-    known = curve.values[curve.finite]
-    far = int(np.argmax(np.abs(known)))
-    unit = float(known[far] / levels.raw_x[far]) if levels.raw_x[far] else 1.0  # such levels come in units of a spread
-    steps, found = tuple(levels.steps.tolist()), tuple((levels.x * unit).tolist())
-    return LossLevels(steps, found, levels.noise * unit, logarithmic=False)
+        return LossLevels(steps, tuple(np.exp(levels.x).tolist()), levels.noise)
+    finite = curve.values[curve.finite]
+    largest = int(np.argmax(np.abs(finite)))
+    unit = float(finite[largest] / levels.raw_x[largest]) if levels.raw_x[largest] else 1.0  # they are in spreads
+    return LossLevels(steps, tuple((levels.x * unit).tolist()), levels.noise * unit, logarithmic=False)
 
 
 def _speed(history: RunHistory, main: Curve | None) -> float | None:
-    """Steps a second: the usual one where steps were timed, else that of the whole span."""
-    usual = _usual(history, "step_time")
-    if usual:
-        return 1 / usual
+    """Return steps per second: the median where steps were timed, else that of the whole span."""
+    times = _values(history, "step_time")
+    if len(times) and np.median(times):
+        return 1 / float(np.median(times))
     series = next((metric.series for metric in history.metrics if main is not None and metric.name == main.name), None)
     if series is None or len(series) < 2 or history.ordinal_steps:
         return None
@@ -175,31 +173,16 @@ def _speed(history: RunHistory, main: Curve | None) -> float | None:
     return steps / seconds if seconds > 0 and steps > 0 else None
 
 
-def _usual(history: RunHistory, quantity: str) -> float | None:
-    values = _values(history, quantity)
-    return float(np.median(values)) if len(values) else None
-
-
-def _highest(history: RunHistory, quantity: str) -> float | None:
-    values = _values(history, quantity)
-    return float(values.max()) if len(values) else None
-
-
 def _values(history: RunHistory, quantity: str) -> NDArray[np.float64]:
-    """The finite values of a quantity of the whole training."""
-    found = next((restore_infinities(metric.series.values) for metric in history.of(quantity)), np.zeros(0))
-    return found[np.isfinite(found)]
+    """Return the finite values of a quantity of the whole training."""
+    values = next((restore_infinities(metric.series.values) for metric in history.of(quantity)), np.zeros(0))
+    return values[np.isfinite(values)]
 
 
-def _every(main: Curve | None) -> int:
-    """How many steps lie between two values of the loss; 1 where it is not known."""
-    return 1 if main is None or len(main.steps) < 2 else max(1, round(float(np.median(np.diff(main.steps)))))
-
-
-def _short(params: Mapping[str, str]) -> dict[str, str]:
-    """The parameters, ours under their short name where the script has none of that name."""
-    named = {name: value for name, value in params.items() if not name.startswith(OURS)}
+def _short_names(params: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters, ours under their short name where the script has none of that name."""
+    short = {name: value for name, value in params.items() if not name.startswith(OUR_PREFIX)}
     for name, value in params.items():
-        if name.startswith(OURS):
-            named.setdefault(name.removeprefix(OURS), value)
-    return named
+        if name.startswith(OUR_PREFIX):
+            short.setdefault(name.removeprefix(OUR_PREFIX), value)
+    return short

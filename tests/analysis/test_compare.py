@@ -12,6 +12,7 @@ from analysis.logs import diverging, falling, write_log
 from analysis.stored_runs import store_run
 from architecture.repository import ROOT
 from architecture.test_loading import loaded_by
+from golden.sweep import write_sweep
 from mlflow import MlflowClient
 from servers.troubled_server import TroubledServer
 
@@ -103,6 +104,19 @@ def test_a_run_that_cannot_be_read_is_reported_and_the_others_go_on(sqlite_uri: 
     assert len(found.runs) == 1
     assert [card.source for card in found.unread] == [NO_RUN, "gone.csv"]
     assert all(card.error for card in found.unread)
+
+
+def test_files_of_a_store_that_a_pattern_finds_beside_its_runs_are_passed_over(tmp_path: Path) -> None:
+    runs = write_sweep(tmp_path / "mlruns" / "0")[:2]
+    (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("experiment_id: '0'\nname: Default\n")
+    for folder in ("0/tags", "0/datasets", "models/classifier"):
+        (tmp_path / "mlruns" / folder).mkdir(parents=True)
+    others = [str(tmp_path / "mlruns" / part) for part in ("0/meta.yaml", "0/tags", "0/datasets", "models")]
+    comparison = compare([*others, *runs], remember=False)
+    assert sorted(card.source for card in comparison.cards) == sorted(runs)
+    assert comparison.unread == ()
+    with pytest.raises(RunNotFoundError):
+        compare([others[0]], remember=False)
 
 
 def test_a_finished_run_is_remembered_until_it_changes(sqlite_uri: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from diagnosis.histories import run_named
 
-from mlflow_stability.analysis.thresholds import asked_detectors
+from mlflow_stability.analysis.diagnose import asked_detectors
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import scale_thresholds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of

@@ -12,8 +12,7 @@ from architecture.repository import ROOT
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.finding_type import FindingType, Symptom
 from mlflow_stability.diagnosis.causes.catalog import causes, checks_of, symptoms
-from mlflow_stability.diagnosis.verdict import noun_of
-from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, TYPES, documentation, name_of
+from mlflow_stability.kinds.catalog import DETECTORS, KINDS, ON_REQUEST, RULES, TYPES, documentation, name_of, noun_of
 
 TESTS = ROOT / "tests"
 

@@ -33,7 +33,7 @@ FOREIGN = ("importers",)
 """Rooms that read sentences of other people's programs."""
 DISPLAYED = {
     ("courier/run/conclusion.py", "partition"): "shows the first sentence in bold",
-    ("diagnosis/verdict/verdict.py", "partition"): "adds the last step of a NaN to the first sentence",
+    ("diagnosis/verdict.py", "partition"): "adds the last step of a NaN to the first sentence",
     ("vocabulary/result/action.py", "removesuffix"): "adds numbers before the full stop",
     ("reports/comparison/sections.py", "compare"): "shows a cause once, where the verdict repeats it as it is",
     ("reports/words/run_phrases.py", "removeprefix"): "takes the outcome off the verdict, which stands beside it",

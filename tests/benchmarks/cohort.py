@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.table import Table, table_of
 from diagnosis.histories import falling, metric_of, run_of
 
-from mlflow_stability.diagnosis.associations.associations import associations_of
+from mlflow_stability.diagnosis.cohort.associations import associations_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.vocabulary.result import RunCard

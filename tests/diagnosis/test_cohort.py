@@ -9,8 +9,8 @@ from diagnosis.cards import made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.diagnosis.associations.association_tests import corrected
-from mlflow_stability.diagnosis.associations.associations import associations_of
+from mlflow_stability.diagnosis.cohort.association_tests import holm
+from mlflow_stability.diagnosis.cohort.associations import associations_of
 from mlflow_stability.diagnosis.cohort.cohort import cohort_of
 from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitivity_of
 from mlflow_stability.diagnosis.cohort.seed_groups import estimate, groups_of_seeds, seed_groups_of
@@ -153,7 +153,7 @@ def test_the_interquartile_mean_leaves_out_both_ends() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_correction_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]) -> None:
-    found = corrected(p_values)
+    found = holm(p_values)
     assert all(after >= before for before, after in zip(p_values, found, strict=True))
     pairs = sorted(zip(p_values, found, strict=True))
     assert [after for _, after in pairs] == sorted(found)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from mlflow_stability.diagnosis.cohort.spike_rate import chance_of_more, rate_of
+from mlflow_stability.diagnosis.baseline_gate import p_of_higher_rate, rate_of
 from mlflow_stability.diagnosis.compare import comparison_of
-from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
-from mlflow_stability.diagnosis.parameters.seeds import is_seed
+from mlflow_stability.diagnosis.parameters.parameter_names import is_seed
+from mlflow_stability.diagnosis.parameters.settings import differences_of
 from mlflow_stability.vocabulary.result import Mark, RunCard, Severity
 
 
@@ -97,9 +97,9 @@ def test_the_interval_of_a_rate_is_the_exact_one(count: int, steps: int) -> None
 
 
 def test_twice_as_many_spikes_in_twice_as_many_steps_is_no_higher_rate() -> None:
-    assert chance_of_more(rate_of(8, 2000), rate_of(4, 1000)) > 0.3
-    assert chance_of_more(rate_of(20, 1000), rate_of(4, 1000)) < 0.01
-    assert chance_of_more(rate_of(0, 1000), rate_of(0, 1000)) == 1.0
+    assert p_of_higher_rate(rate_of(8, 2000), rate_of(4, 1000)) > 0.3
+    assert p_of_higher_rate(rate_of(20, 1000), rate_of(4, 1000)) < 0.01
+    assert p_of_higher_rate(rate_of(0, 1000), rate_of(0, 1000)) == 1.0
 
 
 def test_nothing_to_compare_and_interrupted_are_told_apart() -> None:

@@ -8,7 +8,7 @@ from diagnosis.cards import made
 from rich.cells import cell_len
 
 from mlflow_stability.diagnosis.compare import comparison_of
-from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
+from mlflow_stability.diagnosis.parameters.settings import differences_of
 from mlflow_stability.reports.comparison import comparison_terminal
 from mlflow_stability.reports.report_format import render_comparison
 from mlflow_stability.reports.words import comparison_phrases as wording
@@ -50,6 +50,22 @@ def test_of_very_many_runs_that_are_worse_some_are_told_and_all_are_counted() ->
     assert gate.count("worse  run-") == 10
     assert "190 more; --verbose shows them" in gate
     assert comparison_terminal.render(comparison, verbose=True).count("worse  run-") == 200
+
+
+@pytest.mark.parametrize(
+    ("form", "count", "said"),
+    [
+        ("terminal", 28, "13 more runs; --verbose shows them\n"),
+        ("markdown", 63, "13 more runs; --output-format csv lists all.\n"),
+        ("html", 113, "13 more runs; --output-format csv lists all.</p>"),
+    ],
+)
+def test_a_table_that_leaves_runs_out_says_so_at_its_end(form: str, count: int, said: str) -> None:
+    comparison = comparison_of([made(f"run-{number}", {"lr": number}) for number in range(count)])
+    text = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
+    assert said in text
+    assert text.index("more runs") > text.index(f"run-{count - 1}")
+    assert "more runs" not in comparison_terminal.render(comparison, verbose=True)
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])

@@ -14,8 +14,7 @@ from scenarios.watching import batches, tiny_model
 from mlflow_stability.cli.commands.demo import final_of
 from mlflow_stability.demo.processes import Training
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.run_card import run_card_of
-from mlflow_stability.diagnosis.verdict.final_loss import final_loss
+from mlflow_stability.diagnosis.run_card import final_loss, run_card_of
 
 BROKEN = 30
 """As the script counts, which enumerates from 0."""

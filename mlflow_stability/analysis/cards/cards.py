@@ -1,8 +1,7 @@
-"""Makes the cards of many runs: from memory what is known already, the rest in processes of our own or on a cluster.
+"""Make the cards of many runs: from the cache, in processes of our own, or on a cluster.
 
-In: sources, and what the store says of them. Out: the cards in the order asked for. Guarantees: progress is told after
-each; Ctrl-C gives what is done so far; memory is that of the cards, not of the runs; processes are started only where
-they save more time than that takes.
+Progress is reported after each run, Ctrl-C gives what is done, and memory is that of the cards, not of the runs.
+Processes are started only where they save more time than that takes.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from mlflow_stability.analysis.cards.card_cache import CardCache
-from mlflow_stability.analysis.cards.one_card import cards_at
+from mlflow_stability.analysis.diagnose import cards_at
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.kinds.catalog import default_detectors, describe, read_detectors
@@ -24,16 +23,16 @@ from mlflow_stability.vocabulary.run import RunHead
 STARTING = 4.0
 """Seconds that it takes to start processes: they have to save more than that."""
 KNOWN_AFTER = 3
-"""Runs after which it is known how long one takes; the first does not count, for it loads what reads it."""
+"""Runs after which their duration is known; the first does not count, because it loads the readers."""
 PROCESSES = 2
-"""At most: each takes 200 MB, and with two of them reading a thousand runs takes as long as fetching them."""
+"""Each takes 200 MB, and with two of them reading a thousand runs takes as long as fetching them."""
 Progress = Callable[[int, int, int], None]
 """Called with how many are done, how many there are, and how many could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeCards:
-    """What came of it."""
+    """Cards in the order asked for."""
 
     cards: tuple[RunCard, ...]
     interrupted: bool = False
@@ -54,39 +53,39 @@ class HowToRead:
 def make_cards(
     sources: Sequence[str], heads: Mapping[str, RunHead], how: HowToRead, progress: Progress | None = None
 ) -> MadeCards:
-    """The cards of these; a path may give several."""
+    """Return the cards of these sources; a path may give several."""
     judged_by = _text_of(how.detectors)
     sendable = how.detectors is None or judged_by is not None
     usual = describe(default_detectors()) if how.detectors is None else judged_by
     cache = CardCache(usual) if how.remember and sendable and not how.curves else None
-    found: dict[int, list[RunCard]] = {}
+    made: dict[int, list[RunCard]] = {}
     failed = 0
     if cache is not None:
         cache.tidy()
     try:
         for place, source in enumerate(sources):
             head = heads.get(source)
-            known = cache.find(head) if cache is not None and head is not None else None
-            if known is not None:
-                found[place] = [known]
-                _tell(progress, len(found), len(sources), failed)
-        left = [place for place in range(len(sources)) if place not in found]
-        asked = [sources[place] for place in left]
-        with closing(_made(asked, how, judged_by, sendable=sendable)) as made:  # ends processes, too, on Ctrl-C
-            for number, cards in made:
+            cached = cache.find(head) if cache is not None and head is not None else None
+            if cached is not None:
+                made[place] = [cached]
+                _report(progress, len(made), len(sources), failed)
+        left = [place for place in range(len(sources)) if place not in made]
+        unread = [sources[place] for place in left]
+        with closing(_read(unread, how, judged_by, sendable=sendable)) as read:  # ends processes, too, on Ctrl-C
+            for number, cards in read:
                 place = left[number]
-                found[place] = cards
+                made[place] = cards
                 failed += any(not card.readable for card in cards)
                 head = heads.get(sources[place])
                 if cache is not None and head is not None and len(cards) == 1:
                     cache.keep(head, cards[0])
-                _tell(progress, len(found), len(sources), failed)
+                _report(progress, len(made), len(sources), failed)
     except KeyboardInterrupt:
-        return MadeCards(_flat(found), interrupted=True)
-    return MadeCards(_flat(found))
+        return MadeCards(_flat(made), interrupted=True)
+    return MadeCards(_flat(made))
 
 
-def _made(
+def _read(
     sources: Sequence[str], how: HowToRead, judged_by: str | None, *, sendable: bool
 ) -> Generator[tuple[int, list[RunCard]], None, None]:
     if how.dask is not None:
@@ -115,7 +114,7 @@ def _made(
 
 
 def _text_of(detectors: Sequence[Detector] | None) -> str | None:
-    """The detectors as text; None for the usual ones, and for such as cannot be built from a text."""
+    """Return the detectors as text; None for the default ones, and for those that cannot be built from a text."""
     if detectors is None:
         return None
     try:
@@ -126,19 +125,19 @@ def _text_of(detectors: Sequence[Detector] | None) -> str | None:
 
 
 def run_meant(source: str) -> str:
-    """The same text for whatever names the same run: a path is told from others by where it leads."""
+    """Return the same text for whatever names the same run: the real path of a path."""
     return os.path.realpath(source) if os.path.lexists(source) else source.lower()
 
 
-def _flat(found: Mapping[int, list[RunCard]]) -> tuple[RunCard, ...]:
-    """In the order asked for; a run that was asked for by its path and by its folder counts once."""
+def _flat(made: Mapping[int, list[RunCard]]) -> tuple[RunCard, ...]:
+    """Return cards in the order asked for; a run that was asked for by its path and by its folder counts once."""
     different: dict[str, RunCard] = {}
-    for place in sorted(found):
-        for card in found[place]:
+    for place in sorted(made):
+        for card in made[place]:
             different.setdefault(run_meant(card.source), card)
     return tuple(different.values())
 
 
-def _tell(progress: Progress | None, done: int, total: int, failed: int) -> None:
+def _report(progress: Progress | None, done: int, total: int, failed: int) -> None:
     if progress is not None:
         progress(done, total, failed)

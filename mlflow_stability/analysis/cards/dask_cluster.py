@@ -1,8 +1,7 @@
-"""Makes cards on a `dask.distributed` cluster.
+"""Make cards on a `dask.distributed` cluster.
 
-In: sources and the address of a scheduler. Out: for each its cards, as they are done. Guarantees: what is sent there
-and back is text; what a worker of the cluster fails at is a card that says so, and so is what one judged by other rules
-than ours. The workers need this very package, and have to reach the tracking store by the same address.
+Texts are sent there and back. A failure of a worker, or other rules than ours, is a card with the error. The workers
+need this very package, and have to reach the tracking store by the same address.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.analysis.cards.card_cache import rules_here
-from mlflow_stability.analysis.cards.one_card import texts_at
+from mlflow_stability.analysis.diagnose import texts_at
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.tracking.store.address import tracking_uri_for
 from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_json
@@ -22,7 +21,7 @@ from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_j
 DEADLINE = 20
 """Seconds that the scheduler has for its first answer."""
 AT_ONCE = 1000
-"""Sources that are handed over at a time."""
+"""Sources that are submitted at a time."""
 GONE = "The cluster disconnected before the run was read."
 
 
@@ -33,7 +32,7 @@ def cards_from_dask(
     detectors: str | None,
     curves: AskedCurves | None = None,
 ) -> Iterator[tuple[int, list[RunCard]]]:
-    """For each source its place and its cards, in the order in which they are done."""
+    """Yield the place and the cards of each source, in order of completion."""
     try:
         from distributed import Client, as_completed
     except ImportError:
@@ -54,9 +53,9 @@ def cards_from_dask(
         for begin in range(0, len(sources), AT_ONCE):
             part = sources[begin : begin + AT_ONCE]
             if client.status != "running":
-                yield from ((begin + place, [RunCard(each, each, error=GONE)]) for place, each in enumerate(part))
+                yield from ((begin + place, [RunCard(source, source, error=GONE)]) for place, source in enumerate(part))
                 continue
-            futures = [client.submit(judged_there, _sent(each), store, detectors, names, pure=False) for each in part]
+            futures = [client.submit(judged_there, _absolute(run), store, detectors, names, pure=False) for run in part]
             places = {future.key: place for place, future in enumerate(futures, start=begin)}
             for future in as_completed(futures, loop=client.loop):  # type: ignore[no-untyped-call]
                 yield places[future.key], _cards(future, sources[places[future.key]])
@@ -65,7 +64,7 @@ def cards_from_dask(
 def judged_there(
     source: str, tracking_uri: str, detectors: str | None, curves: Sequence[str] = ("", "")
 ) -> tuple[str, list[str]]:
-    """What a worker of the cluster does: by which rules it judged, and the cards as texts."""
+    """Run on a worker of the cluster: return its rules, and the cards as texts."""
     return rules_here(), texts_at(source, tracking_uri, detectors, curves)
 
 
@@ -75,26 +74,26 @@ def _cards(future: object, source: str) -> list[RunCard]:
     except CancelledError:
         return [RunCard(source, source, error=GONE)]
     except Exception as error:  # whatever was raised there
-        said = f"The cluster could not read it: {type(error).__name__}, {error}."
-        return [RunCard(source, source, error=said)]
+        reason = f"The cluster could not read it: {type(error).__name__}, {error}."
+        return [RunCard(source, source, error=reason)]
     if rules != rules_here():
-        said = (
+        reason = (
             f"The cluster has other detection rules than this machine (mlflow-stability {_version(rules)} there, "
             f"{_version(rules_here())} here): install the same there."
         )
-        return [RunCard(source, source, error=said)]
+        return [RunCard(source, source, error=reason)]
     return [_as_asked(card_from_json(text), source) for text in texts]
 
 
-def _sent(source: str) -> str:
+def _absolute(source: str) -> str:
     return os.path.abspath(source) if os.path.lexists(source) else source  # noqa: PTH100 - may be a run's id
 
 
 def _as_asked(card: RunCard, source: str) -> RunCard:
-    """The card with the path as it was asked for."""
+    """Return the card with the path as it was asked for."""
     if not os.path.lexists(source):
         return card
-    within = os.path.relpath(card.source, _sent(source))
+    within = os.path.relpath(card.source, _absolute(source))
     return replace(card, source=source if within == os.curdir else os.path.join(source, within))  # noqa: PTH118
 
 

@@ -1,9 +1,13 @@
-"""Makes cards in several processes.
+"""Make cards in several processes.
 
-In: sources. Out: for each its cards, as they are done. Guarantees: each worker has one source to work on and one to go
-on with, so that memory does not grow with their number; a worker that dies costs the source that it was reading, which
-is then a card that says so, and another takes its place; where none can be started that judges by our rules this
-process reads by itself; all are gone when the last answer is taken, or when nobody waits any more.
+Each worker has one source to work on and one waiting, so that memory does not grow with their number. A worker that
+dies costs the source that it was reading, and another takes its place. If none can be started that judges by our rules,
+this process reads by itself. All workers are gone after the last answer, or when the caller stops.
+
+A worker is a program of its own rather than a fork, because the caller may be a script without a guard around its main
+part, or may hold threads and connections. It reads from stdin a line of JSON with the settings, then a source a line;
+it writes to stdout its rules, then a line for each source with its number and the texts of its cards. It ends within
+seconds after its caller, and removes the files that it had fetched.
 """
 
 from __future__ import annotations
@@ -11,50 +15,56 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 import mlflow_stability
 from mlflow_stability.analysis.cards.card_cache import rules_here
-from mlflow_stability.analysis.cards.one_card import cards_at
+from mlflow_stability.analysis.diagnose import cards_at, texts_at
 from mlflow_stability.kinds.catalog import read_detectors
 from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_json
 
 AHEAD = 2
 """Sources that a worker holds."""
 DIED = "The process that read this run ended early (out of memory?). Try this run alone."
+PATIENCE = 3.0
+"""Seconds that a worker has for tidying up."""
 _CHUNK = 1 << 20
 _PROGRAM = """
 import sys
 sys.path[:] = sys.argv[1:]
-from mlflow_stability.analysis.cards.card_worker import main
+from mlflow_stability.analysis.cards.worker_pool import main
 main()
 """
 """With the path of this process: `-m` would look first where it runs, and take a `queue.py` there for Python's own."""
 
 
 class _Worker:
-    """One process, what it holds, and what has come of its answer so far."""
+    """One process, its sources, and the unfinished line of its answer."""
 
     def __init__(self, settings: str, room: str) -> None:
         package = str(Path(mlflow_stability.__file__).parent.parent)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *(each for each in sys.path if isinstance(each, str)), package],
+            [sys.executable, "-c", _PROGRAM, *(path for path in sys.path if isinstance(path, str)), package],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the process that asks: it says what is done and ends this one
+            start_new_session=True,  # Ctrl-C is for the caller, which ends this one
             env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": room},
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._in, self.out = self.process.stdin, self.process.stdout
         self.held: dict[int, str] = {}
-        """What it was given and has not answered; it reads the first of them."""
+        """Sources without an answer, by number; it reads the first of them."""
         self.ready = False
         self._pending = b""
         self._say(settings)
@@ -64,7 +74,7 @@ class _Worker:
         self._say(json.dumps([number, source]))
 
     def answers(self) -> Iterator[tuple[int, list[RunCard]]] | None:
-        """Those that are whole by now; None when it has ended."""
+        """Return complete answers; None when it has ended."""
         arrived = os.read(self.out.fileno(), _CHUNK)
         if not arrived:
             return None
@@ -88,7 +98,7 @@ class _Worker:
                 yield number, [card_from_json(text) for text in texts]
             elif line == json.dumps(rules_here()).encode():
                 self.ready = True
-            else:  # we were installed anew while this process runs: its cards would be others than ours
+            else:  # we were installed again while this process runs: its cards would be others than ours
                 self.process.kill()
                 return
 
@@ -97,22 +107,22 @@ class _Worker:
             self._in.write(line.encode() + b"\n")
             self._in.flush()
         except BrokenPipeError:
-            return  # it has ended, which its other pipe tells
+            return  # it has ended, which its other pipe shows
 
 
 class _Pool:
-    """The processes that are at work, and what waits for them."""
+    """Running processes, and sources that wait for them."""
 
     def __init__(self, sources: Sequence[str], settings: str) -> None:
         self.waiting = deque(enumerate(sources))
         self._settings = settings
         self._room: TemporaryDirectory[str] | None = None
-        """Where they put what they fetch: they may be ended before they can remove it."""
+        """Their temporary folder: they may be killed before they can remove it."""
         self._workers: list[_Worker] = []
         self._listening = selectors.DefaultSelector()
 
     def start(self) -> None:
-        """One more process; none where the system gives none."""
+        """Start one more process, if the system has one."""
         try:
             self._room = self._room or TemporaryDirectory(prefix="mlflow-stability-", ignore_cleanup_errors=True)
             worker = _Worker(self._settings, self._room.name)
@@ -123,7 +133,7 @@ class _Pool:
         self._fill(worker)
 
     def answers(self) -> Iterator[tuple[int, list[RunCard]]]:
-        """Until no process is left that has something to do."""
+        """Yield answers until no process is left with something to do."""
         while self._listening.get_map():
             for key, _ in self._listening.select():
                 answers = key.data.answers()
@@ -147,7 +157,7 @@ class _Pool:
             worker.give(*self.waiting.popleft())
 
     def _bury(self, worker: _Worker) -> Iterator[tuple[int, list[RunCard]]]:
-        """What was read when it died cannot be told; the rest goes to another, unless it died before it could begin."""
+        """Report the source that it was reading; the rest goes to another, unless it died before it could begin."""
         self._listening.unregister(worker.out)
         held = list(worker.held.items())
         lost = held[:1] if worker.ready else []
@@ -164,7 +174,7 @@ def cards_from_processes(
     detectors: str | None,
     curves: AskedCurves | None = None,
 ) -> Generator[tuple[int, list[RunCard]], None, None]:
-    """For each source its place and its cards, in the order in which they are done."""
+    """Yield the place and the cards of each source, in order of completion."""
     names = (curves.loss, curves.val_loss) if curves else ("", "")
     pool = _Pool(sources, json.dumps({"tracking_uri": tracking_uri, "detectors": detectors, "curves": names}))
     try:
@@ -173,6 +183,32 @@ def cards_from_processes(
         yield from pool.answers()
     finally:
         pool.close()
-    asked = None if detectors is None else read_detectors(detectors)
+    judges = None if detectors is None else read_detectors(detectors)
     for number, source in pool.waiting:
-        yield number, list(cards_at(source, tracking_uri, asked, curves))
+        yield number, list(cards_at(source, tracking_uri, judges, curves))
+
+
+def main() -> None:
+    """Run a worker: answer until the caller is gone."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not end up between the answers
+    lines: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+    settings = json.loads(lines.get())
+    answers.write(json.dumps(rules_here()) + "\n")
+    answers.flush()
+    while True:
+        number, source = json.loads(lines.get())
+        texts = texts_at(source, settings["tracking_uri"], settings["detectors"], settings["curves"])
+        answers.write(json.dumps([number, texts]) + "\n")
+        answers.flush()
+
+
+def _listen(lines: SimpleQueue[bytes]) -> None:
+    """Pass lines on; end this process when the caller is gone, even in the middle of a run."""
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        for line in stdin:
+            lines.put(line)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    time.sleep(PATIENCE)
+    os._exit(0)

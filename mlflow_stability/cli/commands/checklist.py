@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.diagnose import asked_curves, concluded, history_of
-from mlflow_stability.analysis.thresholds import asked_detectors
+from mlflow_stability.analysis.diagnose import asked_curves, asked_detectors, concluded, history_of
 from mlflow_stability.cli.finding_types import checked_kind, complete_kinds
 from mlflow_stability.cli.options import (
     curve_options,

@@ -25,7 +25,7 @@ from mlflow_stability.cli.output import notes_console, present
 from mlflow_stability.demo import processes
 from mlflow_stability.demo.catalog import LEARNING_RATE_FACTOR, MIN_STEPS, DemoFaults, demo_faults
 from mlflow_stability.demo.processes import Training
-from mlflow_stability.diagnosis.verdict import final_loss, last_part
+from mlflow_stability.diagnosis.run_card import final_loss, last_part
 from mlflow_stability.errors import TORCH_IS_MISSING, SettingsError, StabilityError, TrackingError
 from mlflow_stability.kinds.reported.autopilot import SkippedStepFacts
 from mlflow_stability.kinds.reported.rollback import RollbackFacts

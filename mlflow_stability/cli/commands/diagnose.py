@@ -9,9 +9,8 @@ import click
 from rich.text import Text
 
 from mlflow_stability.analysis.asked_for import asked_for, names_a_source
-from mlflow_stability.analysis.diagnose import diagnose_all
+from mlflow_stability.analysis.diagnose import asked_detectors, diagnose_all
 from mlflow_stability.analysis.only_kinds import only_kinds
-from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.cli.finding_types import checked_kinds, complete_kinds
 from mlflow_stability.cli.main import COULD_NOT, FOUND
 from mlflow_stability.cli.options import (

@@ -21,10 +21,10 @@ from mlflow_stability.diagnosis.causes.catalog import (
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, episode_context, first_step_of
 from mlflow_stability.diagnosis.causes.learning_rate import RATE_CAUSES, rules_out_rate
 from mlflow_stability.diagnosis.causes.non_finite import BROKEN_BATCH, NAN_ORIGIN, ORIGIN_LIMITS, origin_of
-from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
-from mlflow_stability.diagnosis.findings.saved_batch import batches_of, finite_again
+from mlflow_stability.diagnosis.findings.attempts import RunAttempts, attempts_of_run, batches_of, finite_again
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
-from mlflow_stability.diagnosis.verdict import deciding_of, noun_of
+from mlflow_stability.diagnosis.verdict import deciding_of
+from mlflow_stability.kinds.catalog import noun_of
 from mlflow_stability.vocabulary.result import PROCESS_KINDS, RATE_TOPICS, Cause, Finding, Severity, without_topics
 from mlflow_stability.vocabulary.run import RunHistory
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
-from mlflow_stability.diagnosis.findings.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
+from mlflow_stability.diagnosis.findings.attempts import AttemptSpan, RunAttempts, attempts_of_run
 from mlflow_stability.kinds.gradients.layers import DeadLayerFacts
 from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
 from mlflow_stability.vocabulary.result import Finding

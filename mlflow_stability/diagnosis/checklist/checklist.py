@@ -18,7 +18,7 @@ from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
 from mlflow_stability.diagnosis.checklist.orders import CHOICES, NOTHING_FOUND, ORDERS, Choice, order_of
 from mlflow_stability.diagnosis.checklist.questions import QUESTIONS
 from mlflow_stability.diagnosis.checklist.sources import Case, State
-from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER
+from mlflow_stability.diagnosis.findings.attempts import FOR_EVER
 from mlflow_stability.kinds.progress.overfitting import BestStepFacts
 from mlflow_stability.vocabulary.result import Action, Diagnosis, Finding, Remedy, Severity, Text
 from mlflow_stability.vocabulary.run import RunHistory

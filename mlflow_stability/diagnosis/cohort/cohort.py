@@ -1,8 +1,4 @@
-"""What many runs have in common.
-
-A `Cohort` says what to expect over seeds, how long runs last, how sensitive they are to the learning rate, and which
-parameters are associated with instability. Guarantees: where runs are too few, that is reported and nothing else.
-"""
+"""Summarise many runs: variation over seeds, survival, sensitivity to the learning rate, associated parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mlflow_stability.diagnosis.associations import AssociationResult, associations_of
+from mlflow_stability.diagnosis.cohort.associations import AssociationResult, associations_of
 from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitivity_of
 from mlflow_stability.diagnosis.cohort.seed_groups import MIN_SEEDS, groups_of_seeds, seed_groups_of, stopped_early
 from mlflow_stability.diagnosis.cohort.survival import survival_of
@@ -50,19 +46,19 @@ def cohort_of(cards: Sequence[RunCard]) -> Cohort | None:
 
 
 def _tree(result: AssociationResult) -> Tree | None:
-    """Over the associated parameters; without any over all, to show that the tree is no better than its baseline."""
+    """Grow it over associated parameters; without any over all, to show that it is no better than its baseline."""
     features = [feature for feature in result.features if feature.name in result.named or not result.named]
-    if not features or result.watched is None:
+    if not features or result.exposure is None:
         return None
-    from mlflow_stability.diagnosis.associations.instability_tree import tree_of
+    from mlflow_stability.diagnosis.cohort.instability_tree import tree_of
 
-    return tree_of(features, result.watched)
+    return tree_of(features, result.exposure)
 
 
 def _survival_parts(
     cards: Sequence[RunCard], groups: Sequence[SeedGroup], result: AssociationResult
 ) -> Mapping[str, Sequence[RunCard]]:
-    """Groups of repetitions where there are enough, else the values of the strongest parameter."""
+    """Return groups of repetitions if there are enough, else the values of the strongest parameter."""
     large = [group for group in groups if len(group.sources) >= MIN_SEEDS]
     if len(large) >= 2:
         by_source = {card.source: card for card in cards}
@@ -74,13 +70,13 @@ def _survival_parts(
 
 
 def _levels_or_halves(feature: Feature, judged: Sequence[RunCard]) -> Mapping[str, Sequence[RunCard]]:
-    """Numbers are split at their median, which does not depend on the outcome."""
+    """Split numbers at their median, which does not depend on the outcome."""
     values = feature.values
     if feature.numeric:
-        known = values[~np.isnan(values)]
-        middle = float(np.median(known))
-        if middle == known.max():  # more than half of the runs have the highest value
-            middle = float(known[known < middle].max())
+        numbers = values[~np.isnan(values)]
+        middle = float(np.median(numbers))
+        if middle == numbers.max():  # more than half of the runs have the highest value
+            middle = float(numbers[numbers < middle].max())
         sides = {
             f"{feature.name} ≤ {middle:.3g}": values <= middle,
             f"{feature.name} > {middle:.3g}": values > middle,
@@ -92,9 +88,11 @@ def _levels_or_halves(feature: Feature, judged: Sequence[RunCard]) -> Mapping[st
 
 
 def _plots(result: AssociationResult) -> tuple[ParamPlot, ...]:
-    """Associated parameters first, then the others in the order of the features."""
+    """Plot associated parameters first, then the others in the order of the features."""
     named = result.named
-    order = sorted(result.features, key=lambda each: named.index(each.name) if each.name in named else len(named))
+    order = sorted(
+        result.features, key=lambda feature: named.index(feature.name) if feature.name in named else len(named)
+    )
     return tuple(
         ParamPlot(
             feature.name,

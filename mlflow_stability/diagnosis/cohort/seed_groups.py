@@ -16,15 +16,16 @@ the best group is chosen again each time, so that the luckiest of many equal gro
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from mlflow_stability.diagnosis.parameters.seeds import seeds_of
-from mlflow_stability.diagnosis.parameters.setting import setting_of
+from mlflow_stability.diagnosis.parameters.features import NOT_SET
+from mlflow_stability.diagnosis.parameters.parameter_names import place_of, seeds_of
+from mlflow_stability.diagnosis.parameters.settings import setting_of, settings_of
 from mlflow_stability.vocabulary.result import Interval, RunCard, SeedGroup
 
 MIN_SEEDS = 3
@@ -44,15 +45,15 @@ class SeedGroupConfig:
     seed: int = 20211
     min_length: float = 0.9
     """A run without trouble that is shorter than this share of the longest of its group was stopped early."""
-    max_params_in_label: int = 4
 
 
 CONFIG = SeedGroupConfig()
 
 
-def same_but_the_seed(one: RunCard, other: RunCard) -> bool:
+def same_but_the_seed(first: RunCard, second: RunCard) -> bool:
     """Whether two runs are repetitions of each other."""
-    return one.readable and other.readable and bool(setting_of(one)) and setting_of(one) == setting_of(other)
+    setting = setting_of(first)
+    return first.readable and second.readable and bool(setting) and setting == setting_of(second)
 
 
 def groups_of_seeds(cards: Sequence[RunCard]) -> list[list[RunCard]]:
@@ -68,7 +69,7 @@ def seed_groups_of(groups: Sequence[Sequence[RunCard]]) -> tuple[SeedGroup, ...]
     if all(len(group) < 2 for group in groups):
         return ()
     labelled = [(group, label, _final_losses(group)) for group, label in zip(groups, _labels(groups), strict=True)]
-    labelled.sort(key=lambda each: (_expected_loss(each[2]), sum(card.lost for card in each[0]) / len(each[0])))
+    labelled.sort(key=lambda row: (_expected_loss(row[2]), sum(card.lost for card in row[0]) / len(row[0])))
     p_values = p_values_against_best([losses for _, _, losses in labelled])
     return tuple(
         SeedGroup(
@@ -93,49 +94,47 @@ def p_values_against_best(losses: Sequence[Sequence[float]]) -> dict[int, float]
     tested = [place for place, values in enumerate(losses) if len(values) >= MIN_SEEDS]
     if len(tested) < 2:
         return {}
-    sizes = np.array([len(losses[place]) for place in tested])
+    sizes = [len(losses[place]) for place in tested]
     ranks = stats.rankdata(np.concatenate([losses[place] for place in tested]))
-    starts = np.append(0, np.cumsum(sizes)[:-1])
-    means = np.add.reduceat(ranks, starts) / sizes
-    distances = (means - means[0]) / np.sqrt(1 / sizes + 1 / sizes[0])
-    by_chance = _largest_distances(ranks, starts, sizes)
+    groups = np.split(ranks, np.cumsum(sizes)[:-1])
+    wanted = min(CONFIG.permutations, max(CONFIG.min_permutations, CONFIG.max_values // len(ranks)))
+    chance = stats.permutation_test(
+        groups,
+        _largest_distance,
+        vectorized=True,
+        n_resamples=wanted,
+        batch=max(1, CONFIG.max_values_at_once // len(ranks)),
+        alternative="greater",
+        random_state=CONFIG.seed,
+    ).null_distribution
     return {
-        place: float((1 + (by_chance >= distance - 1e-9).sum()) / (1 + len(by_chance)))
-        for place, distance in list(zip(tested, distances, strict=True))[1:]
+        place: float((1 + (chance >= _largest_distance(groups[0], group) - 1e-9).sum()) / (1 + len(chance)))
+        for place, group in zip(tested[1:], groups[1:], strict=True)
     }
 
 
-def _largest_distances(
-    ranks: NDArray[np.float64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Distance of the worst group from the best one, for each permutation."""
-    generator = np.random.default_rng(CONFIG.seed)
-    permutations = int(min(CONFIG.permutations, max(CONFIG.min_permutations, CONFIG.max_values // len(ranks))))
-    chunk = max(1, CONFIG.max_values_at_once // len(ranks))
-    distances = []
-    for done in range(0, permutations, chunk):
-        count = min(chunk, permutations - done)
-        permuted = generator.permuted(np.broadcast_to(ranks, (count, len(ranks))), axis=1)
-        means = np.add.reduceat(permuted, starts, axis=1) / sizes
-        best = means.argmin(axis=1)
-        apart = means - np.take_along_axis(means, best[:, None], axis=1)
-        distances.append((apart / np.sqrt(1 / sizes + 1 / sizes[best][:, None])).max(axis=1))
-    return np.concatenate(distances)
+def _largest_distance(*groups: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    """Return the distance of the worst group from the best one, in standard errors but for a constant factor."""
+    sizes = np.array([group.shape[axis] for group in groups])
+    means = np.stack([group.mean(axis=axis) for group in groups], axis=-1)
+    best = means.argmin(axis=-1, keepdims=True)
+    apart = means - np.take_along_axis(means, best, axis=-1)
+    return np.asarray((apart / np.sqrt(1 / sizes + 1 / sizes[best])).max(axis=-1))
 
 
 def estimate(values: Sequence[float]) -> Interval | None:
     """Return the interquartile mean with its 95 % interval: infinite if it reaches a lost run, None for no values."""
-    known = np.asarray(values, np.float64)
-    if not len(known):
+    array = np.asarray(values, np.float64)
+    if not len(array):
         return None
     middle = _expected_loss(values)
-    if len(known) < MIN_SEEDS:
+    if len(array) < MIN_SEEDS:
         return Interval(middle)
     generator = np.random.default_rng(CONFIG.seed)
-    drawn = known[generator.integers(0, len(known), (CONFIG.bootstrap_samples, len(known)))]
+    drawn = array[generator.integers(0, len(array), (CONFIG.bootstrap_samples, len(array)))]
     means = stats.trim_mean(drawn, 0.25, axis=1)
     low, high = np.quantile(means, [0.025, 0.975], method="inverted_cdf")
-    return Interval(middle, *_lengthen(float(low), middle, float(high), len(known), positive=bool((known > 0).all())))
+    return Interval(middle, *_lengthen(float(low), middle, float(high), len(array), positive=bool((array > 0).all())))
 
 
 def _lengthen(low: float, middle: float, high: float, count: int, *, positive: bool) -> tuple[float, float]:
@@ -152,25 +151,37 @@ def _lengthen(low: float, middle: float, high: float, count: int, *, positive: b
 
 
 def stopped_early(group: Sequence[RunCard]) -> list[RunCard]:
-    """The runs of a group that were stopped long before the longest of them, and were not lost."""
+    """Return runs of a group that were stopped long before the longest of them, and were not lost."""
     longest = max(card.steps for card in group)
     return [card for card in group if not card.lost and card.steps < CONFIG.min_length * longest]
 
 
 def _labels(groups: Sequence[Sequence[RunCard]]) -> list[str]:
-    settings = [setting_of(group[0]) for group in groups]
-    names = dict.fromkeys(name for setting in settings for name in setting)
-    telling = [name for name in names if len({setting.get(name) for setting in settings}) > 1]
-    shown = telling[: CONFIG.max_params_in_label]
-    labels = []
-    for number, setting in enumerate(settings, start=1):
-        parts = [f"{name}={setting.get(name, 'not set')}" for name in shown]
-        labels.append(", ".join(parts) + (", …" if len(telling) > len(shown) else "") or f"group {number}")
+    """Name repeated groups by what differs between them, and single runs by what differs between all."""
+    settings = settings_of([group[0] for group in groups])
+    labels = [label or f"group {number}" for number, label in enumerate(_distinct_labels(settings), start=1)]
+    repeated = [place for place, group in enumerate(groups) if len(group) > 1]
+    if len(repeated) > 1:
+        settings = settings_of([groups[place][0] for place in repeated])
+        for place, label in zip(repeated, _distinct_labels(settings), strict=True):
+            labels[place] = label or labels[place]
     return labels
 
 
+def _distinct_labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Values of the fewest parameters that tell these settings apart, those that people choose first."""
+    names = sorted({name for setting in settings for name in setting}, key=lambda name: (place_of(name), name))
+    rows: list[tuple[str, ...]] = [() for _ in settings]
+    for name in names:
+        longer = [(*row, f"{name}={setting.get(name, NOT_SET)}") for row, setting in zip(rows, settings, strict=True)]
+        if len(set(longer)) > len(set(rows)):
+            rows = longer
+    short = [", ".join(part for part in row if not part.endswith(f"={NOT_SET}")) for row in rows]
+    return [text if text and short.count(text) == 1 else ", ".join(row) for text, row in zip(short, rows, strict=True)]
+
+
 def _distinct_seeds(group: Sequence[RunCard]) -> list[RunCard]:
-    """The longest run of each seed, because the same seed again is no independent value."""
+    """Return the longest run of each seed, because the same seed again is no independent value."""
     longest: dict[object, RunCard] = {}
     for card in group:
         seed = tuple(sorted(seeds_of(card.params).items())) or card.source

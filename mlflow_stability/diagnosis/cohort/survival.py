@@ -13,9 +13,8 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from mlflow_stability.diagnosis.associations import corrected, p_value_of
-from mlflow_stability.diagnosis.parameters.exposure import Watched
-from mlflow_stability.diagnosis.parameters.features import Feature
+from mlflow_stability.diagnosis.cohort.association_tests import holm, p_value_of
+from mlflow_stability.diagnosis.parameters.features import Exposure, Feature
 from mlflow_stability.vocabulary.result import RunCard, SurvivalCurve
 
 MIN_RUNS = 3
@@ -38,14 +37,14 @@ def survival_of(cards: Sequence[RunCard], parts: Mapping[str, Sequence[RunCard]]
     curves = [replace(_curve(label, part), p_value=_p_value(part, observed)) for label, part in shown]
     tested = [curve.p_value for curve in curves if curve.p_value is not None]
     if len(kept) > 2 or sum(len(part) for _, part in kept) < len(observed):  # two halves are one and the same test
-        unseen = [1.0] * (len(kept) - len(shown))  # parts that were looked at when these were chosen
-        adjusted = iter(corrected([*tested, *unseen]))
+        unseen = [1.0] * (len(kept) - len(shown))  # parts that were compared when these were chosen
+        adjusted = iter(holm([*tested, *unseen]))
         curves = [curve if curve.p_value is None else replace(curve, p_value=next(adjusted)) for curve in curves]
     return (all_runs, *curves)
 
 
 def _extremes(parts: list[tuple[str, list[RunCard]]]) -> list[tuple[str, list[RunCard]]]:
-    """Of many parts those that lost the smallest and the largest share of their runs, in the order given."""
+    """Return, of many parts, those that lost the smallest and the largest shares of their runs, in order."""
     if len(parts) <= MAX_PARTS:
         return parts
     shares = [sum(card.divergence is not None for card in part) / len(part) for _, part in parts]
@@ -59,7 +58,7 @@ def _is_observed(card: RunCard) -> bool:
 
 
 def _steps(card: RunCard) -> int:
-    """Steps until the run was lost or ended, counted from its own first step."""
+    """Return steps until the run was lost or ended, counted from its own first step."""
     end = card.divergence if card.divergence is not None else card.last_step
     return max(1, (end or 0) - (card.first_step or 0))
 
@@ -93,7 +92,7 @@ def _curve(label: str, cards: Sequence[RunCard]) -> SurvivalCurve:
 
 
 def _p_value(part: Sequence[RunCard], observed: Sequence[RunCard]) -> float | None:
-    # By permutations: with three runs against many, the normal approximation of scipy.stats.logrank rejects too often.
+    # By permutations: with three runs against many, scipy.stats.logrank rejects too often.
     sources = {card.source for card in part}
     inside = np.array([card.source in sources for card in observed], np.float64)
     if min(inside.sum(), len(observed) - inside.sum()) < MIN_RUNS:
@@ -101,4 +100,4 @@ def _p_value(part: Sequence[RunCard], observed: Sequence[RunCard]) -> float | No
     steps = np.array([_steps(card) for card in observed], np.float64)
     lost = np.array([card.divergence is not None for card in observed], bool)
     feature = Feature("part", inside, ("others", "part"))
-    return p_value_of(feature, Watched(steps, lost, np.arange(len(observed))), tests=MAX_PARTS)
+    return p_value_of(feature, Exposure(steps, lost, np.arange(len(observed))), tests=MAX_PARTS)

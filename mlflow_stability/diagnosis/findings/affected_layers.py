@@ -1,9 +1,7 @@
-"""Names every layer that a finding is about: a detector names one, the rest are read from the record.
+"""Name every layer that a finding is about: a detector names one, the others are read from the record.
 
-In: episodes and the run's history. Out: the episodes; those about layers say how many others are affected and name
-them, and have the value of each as ``layer.NAME`` among their metrics. Those about gradients know the gradient flow:
-the share of layers in a healthy band. Guarantees: thresholds are those of the detectors; nothing is added without
-values by layer.
+Thresholds are those of the detectors. Findings about gradients also get the gradient flow: the share of layers in a
+healthy band.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from mlflow_stability.vocabulary.measured import is_whole_model
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
-FEWEST = 3
-"""With fewer values before, nobody knows what is usual of a layer."""
+MIN_EARLIER_VALUES = 3
+"""With fewer values before, the usual value of a layer is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,83 +42,82 @@ class _Layer:
     """The median of its values before; 0 where there are too few."""
 
 
-Affected = Callable[[_Layer, Sequence[_Layer], float], bool]
-"""Whether a layer is affected, from all layers and the limit that the finding names."""
+IsAffected = Callable[[_Layer, Sequence[_Layer], float], bool]
+"""Accepts a layer, all layers, and the limit that the finding names."""
 
 
 def _largest(layers: Sequence[_Layer]) -> float:
-    return max((each.value for each in layers if isfinite(each.value)), default=0.0)
+    return max((layer.value for layer in layers if isfinite(layer.value)), default=0.0)
 
 
-def _faded(layer: _Layer, layers: Sequence[_Layer], _limit: float) -> bool:
+def _vanished(layer: _Layer, layers: Sequence[_Layer], _limit: float) -> bool:
     limit = max(GradientVanishingLayers().smallest, GradientVanishingLayers().share_of_last * layers[-1].value)
     return 0 < layer.value < limit
 
 
-def _jumped(times: float) -> Affected:
+def _jumped(times: float) -> IsAffected:
     return lambda layer, _, __: layer.usual > 0 and layer.value >= times * layer.usual
 
 
-AFFECTED: Mapping[str, tuple[str, Affected]] = {
-    "gradient_vanishing": ("grad_norm", _faded),
+def _is_small(ratio: float) -> IsAffected:
+    return lambda layer, layers, __: 0 < layer.value * ratio < _largest(layers)
+
+
+AFFECTED: Mapping[str, tuple[str, IsAffected]] = {
+    "gradient_vanishing": ("grad_norm", _vanished),
     "dead_layer": ("grad_norm", lambda layer, _, __: layer.value == 0),
-    "gradient_imbalance": (
-        "grad_norm",
-        lambda layer, every, __: 0 < layer.value * GradientImbalance().ratio < _largest(every),
-    ),
+    "gradient_imbalance": ("grad_norm", _is_small(GradientImbalance().ratio)),
     "layer_explosion": ("grad_norm", _jumped(LayerExplosion().smallest_rise)),
-    "weight_imbalance": (
-        "param_norm",
-        lambda layer, every, __: 0 < layer.value * WeightImbalance().ratio < _largest(every),
-    ),
+    "weight_imbalance": ("param_norm", _is_small(WeightImbalance().ratio)),
     "weight_spike": ("param_norm", _jumped(WeightSpike().smallest_rise)),
     "update_ratio_high": ("update_ratio", lambda layer, _, limit: layer.value > (limit or UpdateRatioHigh().highest)),
     "update_ratio_low": ("update_ratio", lambda layer, _, __: 0 < layer.value < UpdateRatioLow().lowest),
 }
-"""Of each type, what its layers are judged by, and which of them it is about."""
+"""For each kind the quantity by layer, and which layers are affected."""
 
 
 def with_affected_layers(
-    episodes: Iterable[Finding], history: RunHistory, starts: Mapping[int, int]
+    findings: Iterable[Finding], history: RunHistory, starts: Mapping[int, int]
 ) -> tuple[Finding, ...]:
-    """The same episodes, those about layers with all of them."""
+    """Return the findings, those about layers with all affected ones."""
     curves: dict[str, tuple[Curve, ...]] = {}
-    return tuple(_of(each, history, starts, curves) if each.kind in AFFECTED else each for each in episodes)
+    return tuple(_with_layers(f, history, starts, curves) if f.kind in AFFECTED else f for f in findings)
 
 
-def _of(
-    episode: Finding, history: RunHistory, starts: Mapping[int, int], curves: dict[str, tuple[Curve, ...]]
+def _with_layers(
+    finding: Finding, history: RunHistory, starts: Mapping[int, int], curves: dict[str, tuple[Curve, ...]]
 ) -> Finding:
-    quantity, affected = AFFECTED[episode.kind]
+    quantity, is_affected = AFFECTED[finding.kind]
     if quantity not in curves:
         curves[quantity] = curves_of(history, quantity, starts)
-    order = {metric.meaning.place: at for at, metric in enumerate(history.of(quantity))}
-    mine = [each for each in curves[quantity] if each.attempt == episode.attempt and not is_whole_model(each.place)]
-    mine.sort(key=lambda each: order.get(each.place, len(order)))
-    layers = [found for each in mine if (found := _at(each, episode.start)) is not None]
+    order = {metric.meaning.place: place for place, metric in enumerate(history.of(quantity))}
+    by_layer = [c for c in curves[quantity] if c.attempt == finding.attempt and not is_whole_model(c.place)]
+    by_layer.sort(key=lambda curve: order.get(curve.place, len(order)))
+    layers = [layer for curve in by_layer if (layer := _layer_at(curve, finding.start)) is not None]
     if not layers:
-        return episode
-    exceeded = episode.known(LimitFacts)
+        return finding
+    exceeded = finding.known(LimitFacts)
     limit = 0.0 if exceeded is None else exceeded.threshold
     if quantity == "grad_norm":
         flow = GradientFlowFacts(round(gradient_flow(layer.value for layer in layers), 4))
-        episode = replace(episode, also=(*episode.also, flow))
-    others = [layer for layer in layers if layer.place != episode.place and affected(layer, layers, limit)]
-    jumped = episode.known(LayerExplosionFacts)
-    if jumped is not None and jumped.jumped > 1:  # its sentence says how many; by its own baselines, so name as many
-        known = [layer for layer in layers if layer.place != episode.place and 0 < layer.usual <= layer.value]
-        most = sorted(known, key=lambda layer: -layer.value / layer.usual)[: jumped.jumped - 1]
-        others = [layer for layer in known if layer in most]
+        finding = replace(finding, also=(*finding.also, flow))
+    others = [layer for layer in layers if layer.place != finding.place and is_affected(layer, layers, limit)]
+    explosion = finding.known(LayerExplosionFacts)
+    if explosion is not None and explosion.jumped > 1:  # its sentence has a number, by its own baselines: name as many
+        risen = [layer for layer in layers if layer.place != finding.place and 0 < layer.usual <= layer.value]
+        most = sorted(risen, key=lambda layer: -layer.value / layer.usual)[: explosion.jumped - 1]
+        others = [layer for layer in risen if layer in most]
     if not others:
-        return episode
+        return finding
     values = tuple((layer.place, layer.value) for layer in others)
-    return with_note(episode, OtherLayersNote(values, bool(episode.place)))
+    return with_note(finding, OtherLayersNote(values, bool(finding.place)))
 
 
-def _at(curve: Curve, step: int) -> _Layer | None:
-    """The layer at the first measurement from a step on."""
-    at = int(np.searchsorted(curve.steps, step, side="left"))
-    if at >= len(curve.values):
+def _layer_at(curve: Curve, step: int) -> _Layer | None:
+    """Return the layer at its first measurement from a step on."""
+    place = int(np.searchsorted(curve.steps, step, side="left"))
+    if place >= len(curve.values):
         return None
-    before = curve.values[:at][np.isfinite(curve.values[:at])]
-    return _Layer(curve.place, float(curve.values[at]), float(np.median(before)) if len(before) >= FEWEST else 0.0)
+    before = curve.values[:place][np.isfinite(curve.values[:place])]
+    usual = float(np.median(before)) if len(before) >= MIN_EARLIER_VALUES else 0.0
+    return _Layer(curve.place, float(curve.values[place]), usual)

@@ -1,9 +1,8 @@
-"""Make episodes of what a log says in words, and of how a process ended.
+"""Make findings of messages in a log, and of the end of a process.
 
-A skipped step after which training went on is INFO, as is an end that was none: words about one attempt are no verdict
-on others. A run ends CRITICAL whose last steps were skipped, whose log says that it stopped for a number that was not
-finite, or has no values after saying that there is such a number. A collapse of sparse codes that a log speaks of is as
-severe as one that is measured.
+A skipped step after which training continued is INFO, as is an end of one attempt before others. CRITICAL is a run
+whose last steps were skipped, whose log reports a stop for a non-finite number, or has no values after reporting
+one. A collapse of sparse codes that a log reports is as severe as one that is measured.
 """
 
 from __future__ import annotations
@@ -25,68 +24,77 @@ from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.vocabulary.result import Finding, Severity, Source, Span, Statement, Where
 from mlflow_stability.vocabulary.run import RunHistory
 
-SHARE = 0.5
-"""So many of the last steps must have been skipped, up to the end of the run."""
-SEARCH = 20
+MIN_SKIPPED_SHARE = 0.5
+"""Share of the last steps, up to the end of the run, that must have been skipped."""
+SCALE_SEARCH_STEPS = 20
 """Before this step a loss scale is still being searched: skipping steps is how it is found."""
-MOST_ROLLBACKS = 1000
-"""Of more rises of a count only the last ones are told."""
-DECIDING = {each.kind: each.severities[-1] for each in (SdrCollapse,)}
-"""What only words tell where it is not measured is as severe as a finding of ours; all else is INFO."""
-REMEDIES = {each.kind: each.remedies for each in (NanDetected, InfDetected, StepSkipped, SdrCollapse, *WAYS_TO_END)}
+MAX_ROLLBACKS = 1000
+"""Of more rises of a count only the last ones are reported."""
+BAD_ENDS = ("crashed", "killed", "out_of_memory")
+REMEDIES = {kind.kind: kind.remedies for kind in (NanDetected, InfDetected, StepSkipped, SdrCollapse, *WAYS_TO_END)}
 
 
 def findings_in_log(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Finding]:
-    """The episodes; ``starts``: for each attempt the one in which its training was started."""
-    found = []
+    """Return the findings; ``starts`` has for each attempt the first attempt of its training."""
+    findings = []
     for event in history.reported:
         facts = event.facts
         if isinstance(facts, LogLineFacts) and facts.is_end:
-            found.append(_episode(event, event, Severity.CRITICAL, starts))
+            findings.append(_finding(event, event, Severity.CRITICAL, starts))
         elif not _is_of_a_step(event):
-            found.append(_episode(event, event, Severity.INFO, starts))
+            findings.append(_finding(event, event, Severity.INFO, starts))
     at_the_end = _skipped_to_the_end(history, curves, starts)
-    return [*found, *_said(history, curves, starts, at_the_end), *at_the_end, *_counted(history, starts)]
+    return [
+        *findings,
+        *_of_steps(history, curves, starts, at_the_end),
+        *at_the_end,
+        *_logged_rollbacks(history, starts),
+    ]
 
 
-def _said(
-    history: RunHistory, curves: RunCurves, starts: Mapping[int, int], told: Sequence[Finding]
+def _of_steps(
+    history: RunHistory, curves: RunCurves, starts: Mapping[int, int], at_the_end: Sequence[Finding]
 ) -> Iterator[Finding]:
-    """What the log says of single steps, neighbours as one, unless it is ``told`` as an end of the run."""
-    near = NEIGHBOURS * max((curve.distance for curve in curves.losses), default=1.0)
+    """Yield what the log says of single steps, neighbours as one, unless it is part of the end of the run."""
+    reach = NEIGHBOURS * max((curve.distance for curve in curves.losses), default=1.0)
     groups: dict[tuple[str, int], list[Finding]] = {}
     for event in history.reported:
         if _is_of_a_step(event):
             groups.setdefault((event.kind, starts.get(event.attempt, event.attempt)), []).append(event)
     for (kind, start), events in groups.items():
         events.sort(key=lambda event: event.step)
-        cuts = [at for at, (one, other) in enumerate(pairwise(events), 1) if other.step - one.step > near]
+        cuts = [place for place, (event, later) in enumerate(pairwise(events), 1) if later.step - event.step > reach]
         for low, high in pairwise([0, *cuts, len(events)]):
             first, last = events[low], events[high - 1]
-            if kind == StepSkipped.kind and any(each.attempt == start and each.end >= last.step for each in told):
+            is_in_end = any(end.attempt == start and end.end >= last.step for end in at_the_end)
+            if kind == StepSkipped.kind and is_in_end:
                 continue
-            severity = Severity.CRITICAL if _ends_broken(last) else DECIDING.get(kind, Severity.INFO)
-            episode = _episode(first, last, severity, starts, count=high - low)
-            yield episode if high - low == 1 else with_note(episode, SaidAgainNote(high - low), step=last.step)
+            if _ends_broken(last):
+                severity = Severity.CRITICAL
+            else:
+                severity = SdrCollapse.severities[-1] if kind == SdrCollapse.kind else Severity.INFO
+            finding = _finding(first, last, severity, starts, count=high - low)
+            yield finding if high - low == 1 else with_note(finding, SaidAgainNote(high - low), step=last.step)
 
 
-def _counted(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Finding]:
-    """Each rise of the number of rollbacks that somebody logged."""
+def _logged_rollbacks(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Finding]:
+    """Yield each rise of a number of rollbacks that a script logs."""
     for metric in history.of("rollback_count") if history.events is None else ():
         values, attempts = metric.series.values, metric.series.attempts
         rises = np.flatnonzero((values[1:] > values[:-1]) & (attempts[1:] == attempts[:-1])) + 1
         if len(values) and values[0] > 0:  # it is logged from the first rollback on
             rises = np.append(0, rises)
-        for at in rises[-MOST_ROLLBACKS:].tolist():
-            step, before, now = int(metric.series.steps[at]), float(values[at - 1]) if at else 0.0, float(values[at])
+        for place in rises[-MAX_ROLLBACKS:].tolist():
+            step, attempt = int(metric.series.steps[place]), int(attempts[place])
+            before, after = float(values[place - 1]) if place else 0.0, float(values[place])
             yield Finding(
                 Rollback.kind,
                 Severity.INFO,
                 Span(step, step, step, recovered=True),
-                Where(metric=metric.name, attempt=starts.get(int(attempts[at]), int(attempts[at]))),
-                CountRose(metric.name, before, now),
+                Where(metric=metric.name, attempt=starts.get(attempt, attempt)),
+                CountRose(metric.name, before, after),
                 source=Source.LOG,
-                count=int(now - before),
+                count=int(after - before),
             )
 
 
@@ -96,7 +104,7 @@ def _is_of_a_step(event: Finding) -> bool:
 
 
 def _ends_broken(event: Finding) -> bool:
-    """Whether the last that a log says of a training is that a number is not finite."""
+    """Whether the last line of a training reports a non-finite number."""
     facts = event.facts
     is_broken = event.kind in (NanDetected.kind, InfDetected.kind)
     return is_broken and isinstance(facts, LogLineFacts) and facts.says is LogSays.FINDING and not facts.went_on
@@ -107,25 +115,27 @@ def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[
     if not skips:
         return []
     attempt = max(curve.attempt for curve in curves.losses) if curves.losses else skips[-1].attempt
-    skips = [each for each in skips if starts.get(each.attempt, each.attempt) == attempt]
+    skips = [skip for skip in skips if starts.get(skip.attempt, skip.attempt) == attempt]
     ends = [int(curve.steps[-1]) for curve in curves.losses if curve.attempt == attempt]
-    end = max([*ends, *(each.step for each in skips)], default=0)
-    firsts = [at for at, each in enumerate(skips) if len(skips) - at >= SHARE * (end - each.step + 1)]
+    end = max([*ends, *(skip.step for skip in skips)], default=0)
+    firsts = [
+        place for place, skip in enumerate(skips) if len(skips) - place >= MIN_SKIPPED_SHARE * (end - skip.step + 1)
+    ]
     last = skips[firsts[0] :] if firsts else []
-    facts = [each.facts for each in last if isinstance(each.facts, LogLineFacts)]
-    scaled = len(facts) == len(last) and all(each.loss_scale is not None for each in facts)
-    if len(last) < SkippedEndRule().fewest or (end <= SEARCH and scaled):
+    facts = [skip.facts for skip in last if isinstance(skip.facts, LogLineFacts)]
+    have_scales = len(facts) == len(last) and all(line.loss_scale is not None for line in facts)
+    if len(last) < SkippedEndRule().fewest or (end <= SCALE_SEARCH_STEPS and have_scales):
         return []
-    broken = any(each.names_nan or each.names_not_finite for each in facts)
-    nan = any(each.names_nan for each in facts)
+    broken = any(line.names_nan or line.names_not_finite for line in facts)
+    nan = any(line.names_nan for line in facts)
     kind = StepSkipped.kind if not broken else NanDetected.kind if nan else InfDetected.kind
     severity = Severity.CRITICAL if broken else Severity.WARNING
-    episode = _episode(last[0], last[-1], severity, starts, kind=kind, count=len(last))
+    finding = _finding(last[0], last[-1], severity, starts, kind=kind, count=len(last))
     skipped = Statement(SkippedToTheEnd(len(last), end), last[0].step)
-    return [replace(episode, statements=(skipped, *episode.stated))]
+    return [replace(finding, statements=(skipped, *finding.stated))]
 
 
-def _episode(
+def _finding(
     first: Finding,
     last: Finding,
     severity: Severity,
@@ -147,15 +157,11 @@ def _episode(
     )
 
 
-BAD = ("crashed", "killed", "out_of_memory")
-
-
 def endings_of(history: RunHistory, last_step: int, attempt: int) -> list[Finding]:
-    """The episode of a bad end."""
+    """Return the finding of a bad end, unless it was recorded."""
     kind = history.outcome
-    if kind not in BAD or any(event.kind in BAD for event in history.events or ()):
+    if kind not in BAD_ENDS or any(event.kind in BAD_ENDS for event in history.events or ()):
         return []
-    facts = EndFacts(kind, history.outcome_detail)
     span = Span(last_step, last_step, last_step, recovered=False)
-    where = Where(attempt=attempt)
-    return [Finding(kind, Severity.CRITICAL, span, where, facts, REMEDIES[kind], Source.LOG)]
+    facts = EndFacts(kind, history.outcome_detail)
+    return [Finding(kind, Severity.CRITICAL, span, Where(attempt=attempt), facts, REMEDIES[kind], Source.LOG)]

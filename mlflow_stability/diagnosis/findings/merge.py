@@ -1,4 +1,4 @@
-"""Make one list of findings out of what detectors and rules saw of the same trouble: `MERGES`, one after the other."""
+"""Merge findings of detectors and rules about the same trouble, by the functions in `MERGES` in order."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakFacts
 from mlflow_stability.vocabulary.result import Finding, Remedy, Severity, Span, Statement
 
-NEAR = 0.02
+NEAR_SHARE = 0.02
 """Findings that begin within this share of the run from each other are about the same trouble."""
 NON_FINITE = (NanDetected.kind, InfDetected.kind)
 REPEATED_STEPS = StepSkipped().of_steps
-"""What comes again within so many steps is the same trouble, as the detector of skipped steps counts it."""
+"""What comes again within this number of steps is the same trouble, as the detector of skipped steps counts it."""
 HELD_STEPS = 2
-"""What was done about a trouble, or found of it, is reported at most so many steps away."""
+"""What was done about a trouble, or found of it, is reported at most this number of steps away."""
 OF_SWING = ("loss_spike", "divergence", "oscillation", "plateau")
 """What the swing of a periodic loss may look like."""
 SWING_ROOM = 1.25
@@ -39,18 +39,18 @@ Merge = Callable[[list[Finding], float], list[Finding]]
 
 
 def merged(findings: Iterable[Finding], steps: int) -> tuple[Finding, ...]:
-    """The findings of a run of so many steps, each trouble once, in order of time."""
-    reach = max(2.0, NEAR * steps)
-    found = list(findings)
+    """Return the findings of a run of this number of steps, each trouble once, in order of time."""
+    reach = max(2.0, NEAR_SHARE * steps)
+    kept = list(findings)
     for merge in MERGES:
-        found = merge(found, reach)
-    return tuple(sorted(found, key=lambda finding: (*_time(finding), -finding.severity)))
+        kept = merge(kept, reach)
+    return tuple(sorted(kept, key=lambda finding: (*_time(finding), -finding.severity)))
 
 
 def end_at_rollbacks(findings: list[Finding], reach: float) -> list[Finding]:
-    """A divergence that was rolled back ends there, where the loss diverged again a good while later.
+    """End a divergence at its rollback if the loss diverged again much later.
 
-    By where the curve ended alone, the first divergence lasted until then.
+    From the end of the curve alone, the first divergence lasted until then.
     """
     rollbacks = [finding for finding in findings if finding.kind == Rollback.kind]
 
@@ -80,7 +80,7 @@ def end_at_rollbacks(findings: list[Finding], reach: float) -> list[Finding]:
 
 
 def join_neighbours(findings: list[Finding], reach: float) -> list[Finding]:
-    """Findings of one kind and place that touch are one."""
+    """Join findings of one kind and place that touch."""
     joined: list[Finding] = []
     for finding in sorted(findings, key=_time):
         twin = next((at for at, other in enumerate(joined) if _are_neighbours(other, finding, reach)), None)
@@ -92,7 +92,7 @@ def join_neighbours(findings: list[Finding], reach: float) -> list[Finding]:
 
 
 def join_repeated(findings: list[Finding], _reach: float) -> list[Finding]:
-    """NaN, infinities and skipped steps that come again soon are one trouble."""
+    """Join NaN, infinities and skipped steps that come again soon."""
     groups: list[list[Finding]] = []
     others: list[Finding] = []
     for finding in sorted(findings, key=_time):
@@ -108,9 +108,9 @@ def join_repeated(findings: list[Finding], _reach: float) -> list[Finding]:
 
 
 def join_overflows(findings: list[Finding], reach: float) -> list[Finding]:
-    """An infinity that turned into NaN is one trouble, and NaN its result."""
+    """Join an infinity and the NaN that it turned into."""
     for nan in [finding for finding in findings if finding.kind == NanDetected.kind]:
-        for inf in [one for one in findings if one.kind == InfDetected.kind and one.attempt == nan.attempt]:
+        for inf in [other for other in findings if other.kind == InfDetected.kind and other.attempt == nan.attempt]:
             if inf.start <= nan.start <= inf.end + reach:
                 both = replace(
                     nan.with_span(start=inf.start),
@@ -124,10 +124,10 @@ def join_overflows(findings: list[Finding], reach: float) -> list[Finding]:
 
 
 def add_skipped_steps(findings: list[Finding], _reach: float) -> list[Finding]:
-    """Steps that were skipped for NaN or infinities belong to these."""
+    """Add steps that were skipped for NaN or infinities to these."""
     kept = list(findings)
-    for skip in [one for one in kept if one.kind == StepSkipped.kind and one.severity > Severity.INFO]:
-        at = next((at for at, one in enumerate(kept) if one.kind in NON_FINITE and _holds(one, skip.start)), None)
+    for skip in [other for other in kept if other.kind == StepSkipped.kind and other.severity > Severity.INFO]:
+        at = next((at for at, f in enumerate(kept) if f.kind in NON_FINITE and _holds(f, skip.start)), None)
         if at is None or kept[at].attempt != skip.attempt or kept[at].severity is Severity.INFO:
             continue
         trouble = kept[at]
@@ -142,17 +142,17 @@ def add_skipped_steps(findings: list[Finding], _reach: float) -> list[Finding]:
 
 
 def add_origins(findings: list[Finding], _reach: float) -> list[Finding]:
-    """The operation that a NaN comes from belongs to it; an origin of nothing else that was found is a warning."""
+    """Add the operation that a NaN comes from to it; an origin without a finding is a warning."""
     kept, noted = list(findings), set[int]()
     for place, origin in enumerate(kept):
         if origin.kind != NAN_ORIGIN:
             continue
         held = [
             at
-            for at, one in enumerate(kept)
-            if one.kind in (*NON_FINITE, StepSkipped.kind)
-            and one.attempt == origin.attempt
-            and _holds(one, origin.start)
+            for at, finding in enumerate(kept)
+            if finding.kind in (*NON_FINITE, StepSkipped.kind)
+            and finding.attempt == origin.attempt
+            and _holds(finding, origin.start)
         ]
         if not held:
             kept[place] = replace(origin, severity=max(origin.severity, Severity.WARNING))
@@ -167,7 +167,7 @@ def add_origins(findings: list[Finding], _reach: float) -> list[Finding]:
 
 
 def add_to_divergence(findings: list[Finding], reach: float) -> list[Finding]:
-    """Spikes at the onset of a divergence belong to it, as does a plateau where the loss rose for good."""
+    """Add spikes at the onset of a divergence to it, and a plateau if the loss rose for good."""
     lasting = [finding for finding in findings if finding.kind == "divergence"]
     return [
         _with_spikes(finding, findings, reach) if finding.kind == "divergence" else finding
@@ -177,7 +177,7 @@ def add_to_divergence(findings: list[Finding], reach: float) -> list[Finding]:
 
 
 def add_to_periodic_loss(findings: list[Finding], _reach: float) -> list[Finding]:
-    """Spikes and rises that stay within the swing of a periodic loss belong to it."""
+    """Drop spikes and rises that stay within the swing of a periodic loss."""
     periodic = [finding for finding in findings if finding.kind == PeriodicLoss.kind]
     return [finding for finding in findings if not any(_is_part_of_swing(finding, loss) for loss in periodic)]
 
@@ -198,31 +198,36 @@ def _time(finding: Finding) -> tuple[int, int]:
     return finding.attempt, finding.start
 
 
-def _are_neighbours(one: Finding, other: Finding, reach: float) -> bool:
-    alike = one.kind == other.kind and one.attempt == other.attempt
-    if not alike or (one.metric != other.metric and one.place != other.place):
+def _are_neighbours(first: Finding, second: Finding, reach: float) -> bool:
+    alike = first.kind == second.kind and first.attempt == second.attempt
+    if not alike or (first.metric != second.metric and first.place != second.place):
         return False
-    if one.kind in ("plateau", "overfitting") or one.known(LargeUpdatesFacts) or other.known(LargeUpdatesFacts):
+    if first.kind in ("plateau", "overfitting") or first.known(LargeUpdatesFacts) or second.known(LargeUpdatesFacts):
         return True
-    if one.kind in REMARKS and one.facts != other.facts:
+    if first.kind in REMARKS and first.facts != second.facts:
         return False
-    return other.start <= one.end + (reach if one.kind == "divergence" else 0) and one.start <= other.end + reach
+    return (
+        second.start <= first.end + (reach if first.kind == "divergence" else 0) and first.start <= second.end + reach
+    )
 
 
-def _join(one: Finding, other: Finding) -> Finding:
-    """From the earlier start to the later end, in the words of the one that knows how it went on."""
-    telling = max(one, other, key=_authority)
-    recovered = [finding.recovered for finding in (one, other) if finding.recovered is not None]
-    highest = max(one, other, key=_highest)
+def _join(first: Finding, second: Finding) -> Finding:
+    """Join two findings from the earlier start to the later end, in the words of the better informed one."""
+    telling = max(first, second, key=_authority)
+    recovered = [finding.recovered for finding in (first, second) if finding.recovered is not None]
+    highest = max(first, second, key=_highest)
     return replace(
         telling,
         span=Span(
-            min(one.start, other.start), highest.peak, max(one.end, other.end), all(recovered) if recovered else None
+            min(first.start, second.start),
+            highest.peak,
+            max(first.end, second.end),
+            all(recovered) if recovered else None,
         ),
-        count=max(one.count, other.count),
+        count=max(first.count, second.count),
         statements=telling.stated,
-        also=also_known(telling, one, other),
-        score=max(one.score, other.score),
+        also=also_known(telling, first, second),
+        score=max(first.score, second.score),
     )
 
 
@@ -231,7 +236,7 @@ def _authority(finding: Finding) -> tuple[Severity, bool, bool]:
 
 
 def _highest(finding: Finding) -> float:
-    """The highest value of a rise; 0 where that is not known."""
+    """Return the highest value of a rise; 0 if it is not known."""
     rise = finding.known(PeakFacts) or finding.known(LossEndFacts) or finding.known(GradientRiseFacts)
     if rise is not None:
         return rise.highest
@@ -240,7 +245,7 @@ def _highest(finding: Finding) -> float:
 
 
 def _comes_again(group: Sequence[Finding], finding: Finding) -> bool:
-    first, last = group[0], max(one.end for one in group)
+    first, last = group[0], max(member.end for member in group)
     alike = (first.kind, first.attempt) == (finding.kind, finding.attempt)
     alike = alike and (finding.recovered is False) == (first.recovered is False)  # what never passes is another matter
     same_place = first.place == finding.place or first.metric == finding.metric
@@ -264,7 +269,7 @@ def _repeated(group: Sequence[Finding]) -> Finding:
 
 
 def _without_last_finite(nan: Finding, inf: Finding) -> tuple[Statement, ...]:
-    """What a NaN that follows an infinity says, without a last finite value that the infinity names, too."""
+    """Return the sentence of a NaN that follows an infinity, without a last finite value that both name."""
     infinity = inf.facts
     if not isinstance(infinity, NonFiniteFacts) or infinity.last_finite is None:
         return nan.stated
@@ -273,13 +278,13 @@ def _without_last_finite(nan: Finding, inf: Finding) -> tuple[Statement, ...]:
 
 
 def _with_spikes(divergence: Finding, findings: Sequence[Finding], reach: float) -> Finding:
-    """With the steps of its spikes: somebody was warned of each, and they count as spikes."""
-    within = [one for one in findings if one.kind == "loss_spike" and _belongs(one, divergence, reach)]
+    """Add the steps of its spikes: they were reported, and they count as spikes."""
+    within = [other for other in findings if other.kind == "loss_spike" and _belongs(other, divergence, reach)]
     return replace(divergence, spikes=tuple(spike.start for spike in within if spike.severity > Severity.INFO))
 
 
 def _belongs(finding: Finding, divergence: Finding, reach: float) -> bool:
-    """Whether it is a part of a divergence."""
+    """Whether a finding is a part of a divergence."""
     if finding is divergence or finding.attempt != divergence.attempt or finding.place != divergence.place:
         return False
     if finding.kind == "loss_spike":

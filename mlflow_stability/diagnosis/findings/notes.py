@@ -1,7 +1,6 @@
 """What a diagnosis adds to a finding: how it went on, how often it came, where else it was seen.
 
-Each is a `Facts` with a sentence of its own, behind the one of the finding. `with_sentences` makes the messages of all
-findings, once, when everything is known; nothing reads them back.
+Each is a `Facts` with a sentence of its own, behind the one of the finding.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ class NanAfterInf(Facts):
 
 @dataclass(frozen=True, slots=True)
 class OriginNote(Facts):
-    """The operation in which the first number was born that is not finite."""
+    """The operation with the first non-finite result."""
 
     origin: NanOriginFacts
 
@@ -181,33 +180,28 @@ class OtherLayersNote(Facts):
         return f"{where}: {names}{more}."
 
 
-def with_note(episode: Finding, *notes: Facts, step: int | None = None) -> Finding:
-    """The episode with more to say, about its first step or another one."""
-    at = episode.start if step is None else step
-    return replace(episode, statements=(*episode.stated, *(Statement(note, at) for note in notes)))
+def with_note(finding: Finding, *notes: Facts, step: int | None = None) -> Finding:
+    """Add notes to a finding, about its first step or another one."""
+    at = finding.start if step is None else step
+    return replace(finding, statements=(*finding.stated, *(Statement(note, at) for note in notes)))
 
 
 def also_known(telling: Finding, *others: Finding) -> tuple[Facts, ...]:
-    """The facts of several episodes that are one, but for those of the one that tells of them."""
-    facts = (known for episode in (telling, *others) for known in (episode.facts, *episode.also))
-    return tuple(dict.fromkeys(known for known in facts if known != telling.facts))
+    """Return the facts of several findings that are one, except those that its sentence is made of."""
+    every = [facts for finding in (telling, *others) for facts in (finding.facts, *finding.also)]
+    return tuple(dict.fromkeys(facts for facts in every if facts != telling.facts))
 
 
-def in_unit(episodes: Iterable[Finding], unit: str) -> tuple[Finding, ...]:
-    """The findings with their messages in what the log calls a step."""
-    return tuple(replace(episode, unit=unit) for episode in episodes)
-
-
-def with_lines(episodes: Iterable[Finding], history: RunHistory, starts: Mapping[int, int]) -> tuple[Finding, ...]:
-    """The episodes with the line at which each of them begins."""
+def with_lines(findings: Iterable[Finding], history: RunHistory, starts: Mapping[int, int]) -> tuple[Finding, ...]:
+    """Add the line of the log at which each finding begins."""
     metrics = {metric.name: metric for metric in history.metrics if metric.lines is not None}
-    return tuple(_with_line(each, metrics.get(each.metric), starts) for each in episodes)
+    return tuple(_with_line(finding, metrics.get(finding.metric), starts) for finding in findings)
 
 
-def _with_line(episode: Finding, metric: Metric | None, starts: Mapping[int, int]) -> Finding:
+def _with_line(finding: Finding, metric: Metric | None, starts: Mapping[int, int]) -> Finding:
     if metric is None or metric.lines is None:
-        return episode
-    places = np.flatnonzero(metric.series.steps == episode.start)
-    attempts = (starts.get(int(each), int(each)) for each in metric.series.attempts[places])
-    lines = [int(metric.lines[at]) for at, attempt in zip(places, attempts, strict=True) if attempt == episode.attempt]
-    return replace(episode, line=lines[0]) if lines else episode
+        return finding
+    places = np.flatnonzero(metric.series.steps == finding.start)
+    attempts = [starts.get(attempt, attempt) for attempt in metric.series.attempts[places].tolist()]
+    lines = [int(metric.lines[at]) for at, attempt in zip(places, attempts, strict=True) if attempt == finding.attempt]
+    return replace(finding, line=lines[0]) if lines else finding

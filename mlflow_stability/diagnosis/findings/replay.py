@@ -1,21 +1,21 @@
-"""Shows a run's history to the detectors, as if it were training now.
+"""Replay a run's history to the detectors, as if it were training now.
 
-In: a history and detectors. Out: the events they find, in order of time. Guarantees: they see each step's values
-together and steps in order; where the training was started again they know nothing of what came before. What only
-a whole curve can tell is not asked of them; and neither is a loss whose level does not measure progress.
+Detectors get the values of each step together and steps in order; where the training was started again they begin
+again. What the rules of whole curves judge better is left to them, and a loss whose level does not measure progress is
+not judged by it. Values that a script logged in its own units are converted to ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.curves.curves import RunCurves, recorded_level, restore_infinities, start_by_attempt
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.diagnosis.findings.usual_units import in_usual_units
-from mlflow_stability.kinds.catalog import default_detectors
 from mlflow_stability.kinds.panel import Panel
 from mlflow_stability.vocabulary.loss_level import LOSS_LEVEL, NoLevel
 from mlflow_stability.vocabulary.measured import Signal, StepReading
@@ -23,32 +23,42 @@ from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 BETTER_SEEN_WHOLE = frozenset({"inf_detected", "nan_detected", "overfitting", "plateau"})
-"""Kinds for which the rules of whole curves are asked instead, where nothing was judged while it trained."""
-OF_SINGLE_STEPS = frozenset({"repeated_data"})
-"""Kinds that compare one step with the next: only of what we recorded is it known that each point is a single step."""
-FIRST = ("skipped_steps", "loss_scale", "loss", "val_loss", "grad_norm")
-"""The order within a step in which detectors are used to seeing values; all others follow."""
+"""Kinds that the rules of whole curves judge instead, where nothing was judged during training."""
+SINGLE_STEP_KINDS = frozenset({"repeated_data"})
+"""Kinds that compare one step with the next: only in our own recordings each point is known to be a single step."""
+FIRST_QUANTITIES = ("skipped_steps", "loss_scale", "loss", "val_loss", "grad_norm")
+"""The order within a step that detectors expect; all others follow."""
+LEVEL_KINDS = frozenset({"divergence", "loss_spike", "oscillation", "overfitting", "plateau", "slow_progress"})
+"""Kinds that judge the level of a loss."""
+SHARES = frozenset({"memory_share", "mfu", "sdr_unique_ratio"})
+"""Quantities that are shares, from 0 to 1."""
+MAX_SHARE, MAX_PERCENT = 1.05, 105.0
+"""A larger value is a percentage; one above the second limit is neither, such as memory in megabytes."""
 
 
-def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector] | None = None) -> list[Finding]:
-    """The events of the whole history."""
-    asked = default_detectors() if detectors is None else detectors
-    left_out = BETTER_SEEN_WHOLE if history.format == "recorded" else BETTER_SEEN_WHOLE | OF_SINGLE_STEPS
-    unlevelled = next((curve.level for curve in curves.losses if not curve.has_level), recorded_level(history))
-    panel = Panel([each for each in asked if each.kind not in left_out], level=unlevelled)
-    wanted = {"micro_batches", *(quantity for each in panel.detectors for quantity in each.quantities)}
-    every = (*curves.losses, *curves.validations)
-    by_step = {each.name for each in every if each.has_level or each.level.reason is NoLevel.SIGNED}
-    left = {each.name for each in every if each.part or each.name not in by_step}
-    metrics = [metric for metric in history.metrics if metric.meaning.quantity in wanted]
-    shown = [metric for metric in metrics if metric.name not in left and not metric.meaning.duplicate_of]
-    if history.format != "recorded":
-        shown = in_usual_units(shown)
-    shown.sort(key=_turn)
+def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector]) -> list[Finding]:
+    """Return the events of the whole history, in order of time."""
+    is_ours = history.format == "recorded"
+    left_out = BETTER_SEEN_WHOLE if is_ours else BETTER_SEEN_WHOLE | SINGLE_STEP_KINDS
+    level = next((curve.level for curve in curves.losses if not curve.has_level), recorded_level(history))
+    panel = Panel([detector for detector in detectors if detector.kind not in left_out], level=level)
+    wanted = {"micro_batches", *(quantity for detector in panel.detectors for quantity in detector.quantities)}
+    unjudged = {
+        curve.name
+        for curve in (*curves.losses, *curves.validations)
+        if curve.part or not (curve.has_level or curve.level.reason is NoLevel.SIGNED)
+    }
+    metrics = [
+        metric
+        for metric in history.metrics
+        if metric.meaning.quantity in wanted and metric.name not in unjudged and not metric.meaning.duplicate_of
+    ]
+    if not is_ours:
+        metrics = _in_our_units(metrics)
     starts = start_by_attempt(history)
     events: list[Finding] = []
     start = None
-    for reading in _readings(shown, by_time=history.format == "recorded"):
+    for reading in _readings(sorted(metrics, key=_place_in_step), by_time=is_ours):
         if starts.get(reading.attempt, reading.attempt) != start:
             start = starts.get(reading.attempt, reading.attempt)
             panel.begin_anew()
@@ -56,10 +66,15 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     return events
 
 
-def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:
-    """The values of several metrics, step by step.
+def _place_in_step(metric: Metric) -> int:
+    quantity = metric.meaning.quantity
+    return FIRST_QUANTITIES.index(quantity) if quantity in FIRST_QUANTITIES else len(FIRST_QUANTITIES)
 
-    `by_time`: where times say what was measured together, trainings side by side are told apart within a step.
+
+def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:
+    """Yield the values of several metrics, step by step.
+
+    `by_time`: times show what was measured together, so parallel trainings are separated within a step.
     """
     metrics = [metric for metric in metrics if len(metric.series)]
     if not metrics:
@@ -70,15 +85,14 @@ def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:
     which = np.repeat(np.arange(len(metrics)), [len(metric.series) for metric in metrics])
     values = np.concatenate([restore_infinities(metric.series.values) for metric in metrics])
     times = np.concatenate([metric.series.times for metric in metrics])
-    turn = np.concatenate([_turns(metric) for metric in metrics])
+    repeats = np.concatenate([_repeats(metric) for metric in metrics])
     moments = np.unique(times, return_inverse=True)[1].reshape(-1) if by_time else np.zeros(len(times), np.int64)
-    order = np.lexsort((which, turn, moments, steps, attempts))
-    keys = np.stack([attempts[order], steps[order], moments[order], turn[order]])
+    order = np.lexsort((which, repeats, moments, steps, attempts))
+    keys = np.stack([attempts[order], steps[order], moments[order], repeats[order]])
     edges = np.flatnonzero(np.any(np.diff(keys, axis=1) != 0, axis=0)) + 1
-    bounds = [0, *edges.tolist(), len(order)]
-    columns = [each[order].tolist() for each in (attempts, steps, which, values, times)]
+    columns = [column[order].tolist() for column in (attempts, steps, which, values, times)]
     layouts: dict[tuple[int, ...], tuple[Signal, ...]] = {}
-    for low, high in pairwise(bounds):
+    for low, high in pairwise([0, *edges.tolist(), len(order)]):
         codes = tuple(columns[2][low:high])
         layout = layouts.get(codes)
         if layout is None:
@@ -86,13 +100,8 @@ def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:
         yield StepReading(columns[1][low], layout, tuple(columns[3][low:high]), columns[0][low], columns[4][low])
 
 
-def _turn(metric: Metric) -> int:
-    quantity = metric.meaning.quantity
-    return FIRST.index(quantity) if quantity in FIRST else len(FIRST)
-
-
-def _turns(metric: Metric) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """For each point how many came before it at the same step: a step that was logged twice is two readings."""
+def _repeats(metric: Metric) -> NDArray[np.int64]:
+    """Return for each point how many came before it at the same step: a step that was logged twice is two readings."""
     series = metric.series
     again = np.concatenate([[False], (np.diff(series.steps) == 0) & (np.diff(series.attempts) == 0)])
     if not again.any():
@@ -101,14 +110,37 @@ def _turns(metric: Metric) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return (places - np.maximum.accumulate(np.where(again, 0, places))).astype(np.int64)
 
 
-JUDGE_LEVELS = frozenset({"divergence", "loss_spike", "oscillation", "overfitting", "plateau", "slow_progress"})
-"""The kinds of findings that judge the level of a loss."""
+def _in_our_units(metrics: Iterable[Metric]) -> list[Metric]:
+    """Convert percentages and counts of patterns to shares; leave out what cannot be a share."""
+    metrics = list(metrics)
+    rows = {metric.meaning.place: metric for metric in metrics if metric.meaning.quantity == "sdr_rows"}
+    converted = [_as_share(metric, rows) if metric.meaning.quantity in SHARES else metric for metric in metrics]
+    return [metric for metric in converted if metric is not None]
+
+
+def _as_share(metric: Metric, rows: Mapping[str, Metric]) -> Metric | None:
+    values = metric.series.values
+    values = np.where(values >= 0, values, np.nan)  # nanoGPT prints an MFU of -100 % until it is known
+    finite = values[np.isfinite(values)]
+    largest = float(np.max(finite, initial=0.0))
+    is_count = metric.meaning.quantity == "sdr_unique_ratio" and bool((finite == np.floor(finite)).all())
+    if is_count and largest > MAX_SHARE:
+        codes = rows.get(metric.meaning.place)
+        if codes is not None and np.array_equal(codes.series.steps, metric.series.steps):
+            values = values / np.maximum(codes.series.values, 1.0)
+        else:  # of the most that were ever counted, which is never too low
+            values = values / largest
+    elif largest > MAX_PERCENT:
+        return None
+    elif largest > MAX_SHARE:
+        values = values / 100
+    return replace(metric, series=replace(metric.series, values=values))
 
 
 def without_unjudged_levels(events: Iterable[Finding], history: RunHistory, curves: RunCurves) -> list[Finding]:
-    """The events of a run, without what its losses are not judged for."""
+    """Return the events of a run without those that judge a loss by a level that does not measure progress."""
     if recorded_level(history).reason is None or any(curve.has_level for curve in curves.losses):
         return list(events)
     series = [metric.series for metric in history.of(LOSS_LEVEL)]
-    known = min((int(each.attempts[0]), int(each.steps[0])) for each in series if len(each))
-    return [each for each in events if each.kind not in JUDGE_LEVELS or (each.attempt, each.step) > known]
+    since = min((int(points.attempts[0]), int(points.steps[0])) for points in series if len(points))
+    return [event for event in events if event.kind not in LEVEL_KINDS or (event.attempt, event.step) > since]

@@ -1,8 +1,7 @@
-"""Reads the parameters of many runs as features that can be tested.
+"""Parameters of many runs as columns that can be tested, the outcomes of these runs, and splits of both.
 
-In: cards. Out: for each parameter that differs a column: numbers where it is one, else levels. Guarantees: seeds and
-what only names, numbers or dates a run are no features; a parameter with nearly as many words as runs is none either,
-and that is said.
+A parameter that differs is a column of numbers or of levels. Text parameters with almost as many values as runs are
+left out, and reported.
 """
 
 from __future__ import annotations
@@ -15,16 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.parameters.parameter_order import place_of
-from mlflow_stability.diagnosis.parameters.setting import number_of, settings_of
-from mlflow_stability.vocabulary.result import RunCard
+from mlflow_stability.diagnosis.parameters.parameter_names import place_of
+from mlflow_stability.diagnosis.parameters.settings import number_of, setting_of, settings_of
+from mlflow_stability.vocabulary.result import STEADY_KINDS, RunCard
 
-FEWEST_NUMBERS = 3
+MIN_NUMBERS = 3
 """A parameter with fewer different numbers is read as levels."""
 MOST_LEVELS = 10
-FEW_SENTENCES, FEW_NAMES = 2, 6
+MAX_SENTENCES, MAX_NAMES = 2, 6
 """About parameters that are left out."""
 NOT_SET = "not set"
+MIN_SIDE = 3
+"""Runs on either side of a split."""
+MOST_LIMITS = 200
+"""Limits of a number that are tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,50 +49,136 @@ class Feature:
     def absent(self) -> NDArray[np.bool_]:
         """Where it is zero or not set: no warm-up, no clipping, no dropout."""
         if self.numeric:
-            nothing: NDArray[np.bool_] = np.isnan(self.values) | (self.values == 0)
-            return nothing
-        return np.array([self.levels[int(each)].lower() in _NOTHING for each in self.values], bool)
-
-    def label(self, value: float) -> str:
-        """A value as a person would write it."""
-        if self.levels:
-            return self.levels[int(value)]
-        return NOT_SET if math.isnan(value) else f"{value:.4g}"
-
-
-_NOTHING = frozenset({NOT_SET, "0", "false"})
+            return np.asarray(np.isnan(self.values) | (self.values == 0))
+        return np.array([self.levels[int(place)].lower() in (NOT_SET, "0", "false") for place in self.values], bool)
 
 
 def features_of(cards: Sequence[RunCard]) -> tuple[list[Feature], list[str]]:
-    """The features, those that people choose first, and what could not be made one, as sentences."""
-    params = settings_of(cards)
-    features, wordy = [], []
-    for name in sorted({name for each in params for name in each}, key=lambda name: (place_of(name), name)):
-        told = [each.get(name, NOT_SET) for each in params]
-        if len(set(told)) < 2:
+    """Return the features, those that people choose first, and sentences about parameters that are left out."""
+    settings = settings_of(cards)
+    features, left_out = [], []
+    for name in sorted({name for setting in settings for name in setting}, key=lambda name: (place_of(name), name)):
+        texts = [setting.get(name, NOT_SET) for setting in settings]
+        if len(set(texts)) < 2:
             continue
-        feature = _feature(name, told)
+        feature = _feature(name, texts)
         if feature is None:
-            wordy.append((name, len(set(told))))
+            left_out.append((name, len(set(texts))))
         else:
             features.append(feature)
-    said = [
-        f"{name} has {count} different text values in {len(cards)} runs, too many to compare." for name, count in wordy
+    if len(left_out) > MAX_SENTENCES:
+        names = ", ".join(name for name, _ in left_out[:MAX_NAMES]) + (", …" if len(left_out) > MAX_NAMES else "")
+        return features, [f"{len(left_out)} parameters have too many different text values to compare: {names}."]
+    return features, [
+        f"{name} has {count} different text values in {len(cards)} runs, too many to compare."
+        for name, count in left_out
     ]
-    if len(wordy) > FEW_SENTENCES:
-        names = ", ".join(name for name, _ in wordy[:FEW_NAMES]) + (", …" if len(wordy) > FEW_NAMES else "")
-        said = [f"{len(wordy)} parameters have too many different text values to compare: {names}."]
-    return features, said
 
 
-def _feature(name: str, told: Sequence[str]) -> Feature | None:
-    numbers = [math.nan if each == NOT_SET else number_of(each) for each in told]
-    if all(each is not None for each in numbers):
+def _feature(name: str, texts: Sequence[str]) -> Feature | None:
+    numbers = [math.nan if text == NOT_SET else number_of(text) for text in texts]
+    if all(number is not None for number in numbers):
         values = np.array(numbers, np.float64)
-        if len(np.unique(values[~np.isnan(values)])) >= FEWEST_NUMBERS:
+        if len(np.unique(values[~np.isnan(values)])) >= MIN_NUMBERS:
             return Feature(name, values)
-    counted = Counter(told)
-    if len(counted) > min(MOST_LEVELS, max(2, len(told) // 2)):
+    levels = tuple(sorted(Counter(texts)))
+    if len(levels) > min(MOST_LEVELS, max(2, len(texts) // 2)):
         return None
-    levels = tuple(sorted(counted))
-    return Feature(name, np.array([levels.index(each) for each in told], np.float64), levels)
+    return Feature(name, np.array([levels.index(text) for text in texts], np.float64), levels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exposure:
+    """Steps and outcomes of runs, in one order; a short run without trouble counts for its own length only."""
+
+    steps: NDArray[np.float64]
+    """Until trouble began; all steps of a run without trouble. All are 1 where every run without trouble is longer than
+    it took any trouble to begin: then time has no information beyond the outcome."""
+    troubled: NDArray[np.bool_]
+    settings: NDArray[np.int64]
+    """Runs with the same number have equal parameters except for the seed."""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether any setting was tried more than once."""
+        return len(np.unique(self.settings)) < len(self.settings)
+
+
+def exposure_of(cards: Sequence[RunCard]) -> Exposure:
+    """Return steps and outcomes of runs whose stability was judged."""
+    troubled = np.array([bool(card.unstable) for card in cards], bool)
+    steps = np.array([_steps_observed(card) for card in cards], np.float64)
+    if troubled.all() or not troubled.any() or steps[~troubled].min() >= steps[troubled].max():
+        steps = np.ones(len(cards))
+    numbers: dict[object, int] = {}
+    settings = [numbers.setdefault(tuple(setting_of(card).items()), len(numbers)) for card in cards]
+    return Exposure(steps, troubled, np.array(settings, np.int64))
+
+
+def _steps_observed(card: RunCard) -> float:
+    onsets = [mark.start for mark in card.troubles if mark.kind not in STEADY_KINDS] if card.unstable else []
+    onsets += [] if card.divergence is None else [card.divergence]
+    end = min(onsets, default=0 if card.last_step is None else card.last_step)
+    return float(max(1, end - (card.first_step or 0)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Two sides of a parameter."""
+
+    worse: NDArray[np.bool_]
+    """The runs on the side that is unstable more often."""
+    words: str
+    """That side: ``lr > 0.003``."""
+    other_words: str
+    limit: float | None = None
+    """For a number that is split by its size."""
+
+
+def best_split(feature: Feature, outcome: NDArray[np.bool_], among: NDArray[np.bool_] | None = None) -> Split | None:
+    """Return the split with the purest sides, among all runs or some; None if there is no split."""
+    among = np.ones(len(outcome), bool) if among is None else among
+    splits = [
+        split
+        for split in _splits(feature)
+        if min(int((split.worse & among).sum()), int((~split.worse & among).sum())) >= MIN_SIDE
+    ]
+    if not splits:
+        return None
+    split = min(splits, key=lambda split: _impurity(split.worse, outcome, among))
+    if outcome[among & split.worse].mean() >= outcome[among & ~split.worse].mean():
+        return split
+    return Split(~split.worse, split.other_words, split.words, split.limit)
+
+
+def _splits(feature: Feature) -> list[Split]:
+    name = feature.name
+    if not feature.numeric:
+        only_two = len(feature.levels) == 2
+        return [
+            Split(
+                feature.values == place,
+                f"{name} {level}",
+                f"{name} {feature.levels[1 - place]}" if only_two else f"{name} other than {level}",
+            )
+            for place, level in enumerate(feature.levels)
+        ]
+    different = np.unique(feature.values[~np.isnan(feature.values)])
+    count = max(0, len(different) - 1)
+    places = np.linspace(0, count - 1, min(count, MOST_LIMITS)).round().astype(np.int64)
+    limits = middles_of(different[places], different[places + 1], positive=bool((different > 0).all())).tolist()
+    sides = [Split(feature.values > at, f"{name} > {at:.3g}", f"{name} ≤ {at:.3g}", at) for at in limits]
+    unset, zero = bool(np.isnan(feature.values).any()), bool((feature.values == 0).any())
+    absent_words = "0 or not set" if zero and unset else "not set" if unset else "0"
+    return [Split(feature.absent, f"{name} {absent_words}", f"{name} not 0" if zero else f"{name} set"), *sides]
+
+
+def middles_of(low: NDArray[np.float64], high: NDArray[np.float64], *, positive: bool) -> NDArray[np.float64]:
+    """Return the middles between neighbours, geometric ones of positive numbers."""
+    return np.sqrt(low) * np.sqrt(high) if positive else low / 2 + high / 2
+
+
+def _impurity(side: NDArray[np.bool_], outcome: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
+    """Return Gini's impurity of both sides together."""
+    parts = [outcome[among & side], outcome[among & ~side]]
+    return float(sum(len(part) * part.mean() * (1 - part.mean()) for part in parts))

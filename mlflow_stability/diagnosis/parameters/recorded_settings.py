@@ -1,7 +1,6 @@
-"""Reads from what a run recorded of its settings which causes they exclude, and which remedies they make pointless.
+"""Settings that a run recorded, as far as they exclude a cause or make a remedy pointless.
 
-In: a run. Out: the weight decay, the clipping, the family of the optimizer and its betas, whether it computes in fp16;
-None where the run does not say. Guarantees: a setting that was changed in mid-run excludes nothing.
+None where the run does not record it. A setting that was changed during the run excludes nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlflow_stability.diagnosis.parameters.half_precision import in_half_precision
+import numpy as np
+
+from mlflow_stability.kinds.reported.broken_steps import NanOriginFacts
 from mlflow_stability.kinds.reported.setup import ConfigurationFacts, Setting
+from mlflow_stability.vocabulary.facts import Facts
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -20,9 +22,9 @@ WEIGHT_DECAY = frozenset({"weight_decay", "wd"})
 MAX_NORM = frozenset({"max_norm", "max_grad_norm", "gradient_clip_val", "grad_clip", "clip_grad_norm", "clip_grad"})
 OPTIMIZER = frozenset({"optimizer", "optimizer_name", "optimizer_type", "optim", "opt"})
 ADAM = re.compile(r"adam|lamb", re.IGNORECASE)
-"""Optimizers that divide by what they remember of the size of gradients."""
+"""Optimizers that divide by a running average of squared gradients."""
+NOT_ADAM = re.compile(r"^(?:sgd|asgd|rmsprop|adagrad|adadelta|rprop|lbfgs|lion|muon)\b", re.IGNORECASE)
 BETAS = re.compile(r"[\[(]\s*(?P<first>\d*\.?\d+(?:e-?\d+)?)\s*,\s*(?P<second>\d*\.?\d+(?:e-?\d+)?)\s*[\])]$")
-OTHERS = re.compile(r"^(?:sgd|asgd|rmsprop|adagrad|adadelta|rprop|lbfgs|lion|muon)\b", re.IGNORECASE)
 SCHEDULE_LENGTHS = ("T_max", "total_iters", "total_steps", "milestones")
 """What the schedules of torch call their length."""
 DEFAULT_RATES: tuple[tuple[re.Pattern[str], float], ...] = tuple(
@@ -35,12 +37,18 @@ DEFAULT_RATES: tuple[tuple[re.Pattern[str], float], ...] = tuple(
         ("adam|lamb", 1e-3),
     )
 )
-"""The learning rate that an optimizer is used with where nobody chooses another one, by its name; the first match."""
+"""The usual learning rate of an optimizer, by its name; the first match."""
+FP16 = re.compile(r"(?<![a-z])(?:fp16|float16|half|16-mixed|16-true)\b")
+OTHER_TYPES = re.compile(r"^(?:no|(?:32|64|bf16)(?:-true|-mixed)?|(?:torch\.)?(?:fp32|float32|tf32|bfloat16|float64))$")
+RECORDED_TYPES = ("stability.autocast", "stability.parameter_types")
+"""Parameters of our own recordings; the second is always there."""
+TYPE_PARAMETERS = ("precision", "mixed_precision", "dtype", "torch_dtype", "amp_dtype")
+"""Parameters of frameworks and scripts, without what is before the last dot or slash."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSettings:
-    """What is known of the settings of one run."""
+    """Known settings of one run."""
 
     half_precision: bool | None
     weight_decay: float | None
@@ -58,13 +66,13 @@ class RecordedSettings:
 
 
 def settings_of(history: RunHistory) -> RecordedSettings:
-    """The recorded settings."""
+    """Return the recorded settings."""
     decays = _numbers(history.params, WEIGHT_DECAY)
-    norms = [each for each in _numbers(history.params, MAX_NORM) if each > 0]
+    norms = [norm for norm in _numbers(history.params, MAX_NORM) if norm > 0]
     changes = history.events or ()
-    decay_changed = any(is_of_option(each, "weight_decay") for each in changes)
-    clipping_changed = any(is_of_setting(each, Setting.CLIPPING_NORM) for each in changes)
-    betas_changed = any(is_of_option(each, "betas") for each in changes)
+    decay_changed = any(is_of_option(event, "weight_decay") for event in changes)
+    clipping_changed = any(is_of_setting(event, Setting.CLIPPING_NORM) for event in changes)
+    betas_changed = any(is_of_option(event, "betas") for event in changes)
     return RecordedSettings(
         in_half_precision(history),
         None if not decays or decay_changed else max(decays),
@@ -77,33 +85,36 @@ def settings_of(history: RunHistory) -> RecordedSettings:
 
 
 def is_of_setting(event: Finding, setting: Setting) -> bool:
-    """Whether an event says that this setting changed."""
+    """Whether an event reports that this setting changed."""
     return isinstance(event.facts, ConfigurationFacts) and event.facts.name.setting is setting
 
 
 def is_of_option(event: Finding, option: str) -> bool:
-    """Whether an event says that this option of a parameter group changed."""
+    """Whether an event reports that this option of a parameter group changed."""
     return isinstance(event.facts, ConfigurationFacts) and event.facts.name.option == option
 
 
+def _last_part(key: str) -> str:
+    """Return the name without its prefix: `optimizer.betas` is `betas`."""
+    return re.split(r"[./]", key)[-1]
+
+
 def _numbers(params: Mapping[str, str], names: frozenset[str]) -> list[float]:
-    found = []
+    numbers = []
     for key, value in params.items():
-        if re.split(r"[./]", key.lower())[-1] in names:
+        if _last_part(key.lower()) in names:
             try:
-                number = float(value)
+                numbers.append(float(value))
             except ValueError:
                 continue
-            if math.isfinite(number):
-                found.append(number)
-    return found
+    return [number for number in numbers if math.isfinite(number)]
 
 
 def _betas(params: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
-    """What was recorded as ``(0.9, 0.999)``, of any group; what is no pair of numbers below 1 is none."""
-    pairs = [BETAS.match(value.strip()) for key, value in params.items() if re.split(r"[./]", key)[-1] == "betas"]
-    found = [(float(each["first"]), float(each["second"])) for each in pairs if each is not None]
-    return tuple(dict.fromkeys(each for each in found if max(each) < 1))
+    """Return pairs of numbers below 1 that were recorded as ``(0.9, 0.999)``, of any group."""
+    matches = [BETAS.match(value.strip()) for key, value in params.items() if _last_part(key) == "betas"]
+    pairs = [(float(match["first"]), float(match["second"])) for match in matches if match is not None]
+    return tuple(dict.fromkeys(pair for pair in pairs if max(pair) < 1))
 
 
 def _schedule(params: Mapping[str, str]) -> str:
@@ -116,38 +127,69 @@ def _schedule(params: Mapping[str, str]) -> str:
 
 
 def optimizers_of(history: RunHistory) -> list[str]:
-    """The optimizers that the run's parameters name."""
-    return [value for key, value in history.params.items() if _names_an_optimizer(key)]
+    """Return the optimizers that the run's parameters name."""
+    names = {key: _last_part(key.lower()) for key in history.params}
+    return [
+        value
+        for key, value in history.params.items()
+        if names[key] in OPTIMIZER or re.fullmatch(r"optimizer_\d+", names[key])
+    ]
 
 
 def default_rate(history: RunHistory) -> tuple[str, float] | None:
-    """The optimizer with the highest default learning rate, and that rate; None: the run names no known optimizer."""
-    found = [(name, _default_of(name)) for name in optimizers_of(history)]
-    known = [(name, rate) for name, rate in found if rate is not None]
-    return max(known, key=lambda each: each[1], default=None)
-
-
-def _default_of(name: str) -> float | None:
-    return next((rate for pattern, rate in DEFAULT_RATES if pattern.search(name)), None)
+    """Return the optimizer with the highest default learning rate, and that rate; None: no known optimizer."""
+    rates = [
+        (name, next((rate for pattern, rate in DEFAULT_RATES if pattern.search(name)), None))
+        for name in optimizers_of(history)
+    ]
+    return max([(name, rate) for name, rate in rates if rate is not None], key=lambda pair: pair[1], default=None)
 
 
 def is_sgd(history: RunHistory) -> bool:
     """Whether all optimizers are known to be SGD, with or without momentum."""
-    said = optimizers_of(history)
-    return bool(said) and all(each.lower() == "sgd" for each in said)
+    names = optimizers_of(history)
+    return bool(names) and all(name.lower() == "sgd" for name in names)
 
 
 def is_adam(history: RunHistory) -> bool | None:
-    """Whether any optimizer is of the Adam family; None: the run does not say."""
-    said = optimizers_of(history)
-    if any(map(ADAM.search, said)):
+    """Whether any optimizer is of the Adam family; None: not known."""
+    names = optimizers_of(history)
+    if any(map(ADAM.search, names)):
         return True
-    if said:
-        return False if all(map(OTHERS.search, said)) else None
+    if names:
+        return False if all(map(NOT_ADAM.search, names)) else None
     words = (*history.params.items(), *history.tags.items())  # some name it in the name of a run or of a file
     return True if any("adam" in f"{key} {value}".lower() for key, value in words) else None
 
 
-def _names_an_optimizer(key: str) -> bool:
-    last = re.split(r"[./]", key.lower())[-1]
-    return last in OPTIMIZER or re.fullmatch(r"optimizer_\d+", last) is not None
+def in_half_precision(history: RunHistory) -> bool | None:
+    """Whether anything was computed in fp16, whose largest number is 65504; None: not known. bf16 is not fp16."""
+    params = {key.lower(): value.lower() for key, value in history.params.items()}
+    asked = [_asks_for_fp16(key, value) for key, value in params.items()]
+    scales = [np.asarray(metric.series.values, np.float64) for metric in history.of("loss_scale")]
+    if (
+        True in asked
+        or any(FP16.search(params.get(key, "")) for key in RECORDED_TYPES)
+        or any(bool((scale[np.isfinite(scale)] > 1.0).any()) for scale in scales)
+        or any(_names_fp16(event.facts) for event in history.events or ())
+    ):
+        return True
+    return False if RECORDED_TYPES[1] in params or False in asked else None
+
+
+def _asks_for_fp16(key: str, value: str) -> bool | None:
+    """Whether a parameter asks for fp16; None where it asks for no type."""
+    name = _last_part(key)
+    if name in ("fp16", "use_fp16"):
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(value)
+    if name not in TYPE_PARAMETERS:
+        return None
+    if FP16.search(value) or value == "16":
+        return True
+    return False if OTHER_TYPES.search(value) else None
+
+
+def _names_fp16(facts: Facts) -> bool:
+    return isinstance(facts, NanOriginFacts) and any(
+        tensor.dtype == "float16" for tensor in (*facts.inputs, facts.output) if tensor is not None
+    )

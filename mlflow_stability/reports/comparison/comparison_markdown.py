@@ -39,9 +39,11 @@ def _runs(comparison: Comparison) -> Iterator[str]:
     if not comparison.runs:
         return
     first, last, between = wording.chosen(comparison.runs, STABLEST, SICKEST)
-    gap = [(f"{between} more", *("" for _ in numbers.HEAD[1:]))] if between else []
+    gap = [("…", *("" for _ in numbers.HEAD[1:]))] if between else []
     yield from ("", f"## {numbers.RUNS_TITLE}")
     yield from table_lines(numbers.HEAD, [*map(_row, first), *gap, *map(_row, last)])
+    if between:
+        yield from ("", wording.left_out(between))
     cards = [each.card for each in (*first, *last)]
     if columns := numbers.columns_of(cards):
         cells = [(wording.name(card), *(each.say(card) for each in columns)) for card in cards]

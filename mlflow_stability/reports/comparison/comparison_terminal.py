@@ -21,6 +21,7 @@ from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.reports.words.comparison_names import told_apart
 from mlflow_stability.reports.words.comparison_summary import lead
 from mlflow_stability.vocabulary.result import Compared, Comparison
+from mlflow_stability.vocabulary.text import counted
 
 WIDTH_OF_A_FILE = 100
 STABLEST, SICKEST = 5, 10
@@ -79,10 +80,12 @@ def _show_table(
             table.add_column(heads[each], no_wrap=True, min_width=wide[each], justify=side)  # type: ignore[arg-type]
         for number, row in enumerate(rows):
             if between and number == first:
-                table.add_row(out.text(f"{between} more", "dim"))
+                table.add_row(out.text("…" if out.unicode else "...", "dim"))
             table.add_row(_shortened(row[0], left, out.unicode), *(row[each] for each in places))
         out.console.print()
         out.console.print(table)
+    if between:
+        out.console.print(out.text(f"{counted(between, 'more run')}; --verbose shows them", "dim"))
 
 
 def _parts(wide: Sequence[int], room: int) -> list[list[int]]:

@@ -237,6 +237,11 @@ def chosen(runs: Sequence[Compared], stablest: int, sickest: int) -> tuple[Seque
     return runs[:stablest], runs[len(runs) - sickest :], len(runs) - stablest - sickest
 
 
+def left_out(runs: int) -> str:
+    """``85 more runs; --output-format csv lists all.``"""
+    return f"{counted(runs, 'more run')}; --output-format csv lists all."
+
+
 def _short(value: float) -> str:
     return "0" if value == 0 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
 

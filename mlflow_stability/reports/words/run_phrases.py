@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase
-from mlflow_stability.diagnosis.verdict import bare_noun_of, title_of
+from mlflow_stability.diagnosis.verdict import title_of
+from mlflow_stability.kinds.catalog import bare_noun_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Finding, Severity

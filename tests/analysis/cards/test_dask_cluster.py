@@ -77,7 +77,7 @@ def test_cards_that_a_cluster_made_by_other_rules_are_neither_shown_nor_remember
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     other = tmp_path / "other" / "mlflow_stability"
     shutil.copytree(ROOT / "mlflow_stability", other, ignore=shutil.ignore_patterns("__pycache__"))
-    with (other / "diagnosis" / "verdict" / "verdict.py").open("a") as rule:
+    with (other / "diagnosis" / "verdict.py").open("a") as rule:
         rule.write("# another one\n")
     run_id = store_run(sqlite_uri, falling()[:200])
     with cluster(other.parent) as address, pytest.raises(RunNotFoundError, match="has other detection rules"):

@@ -16,8 +16,8 @@ from architecture.repository import ROOT
 from servers.troubled_server import TroubledServer
 from waiting import wait_until
 
-from mlflow_stability.analysis.cards.one_card import cards_at
 from mlflow_stability.analysis.cards.worker_pool import DIED, cards_from_processes
+from mlflow_stability.analysis.diagnose import cards_at
 from mlflow_stability.vocabulary.result import RunCard
 
 
@@ -70,7 +70,7 @@ def test_a_process_that_works_for_one_that_is_gone_ends_in_the_middle_of_a_run(
 ) -> None:
     troubled_server.silent_at = "/runs/get"
     worker = subprocess.Popen(
-        [sys.executable, "-c", "from mlflow_stability.analysis.cards.card_worker import main; main()"],
+        [sys.executable, "-c", "from mlflow_stability.analysis.cards.worker_pool import main; main()"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -115,7 +115,7 @@ def test_cards_of_a_package_that_was_installed_anew_meanwhile_are_not_taken(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(ROOT / "mlflow_stability", other / "mlflow_stability", ignore=shutil.ignore_patterns("__pycache__"))
-    with (other / "mlflow_stability" / "diagnosis" / "verdict" / "verdict.py").open("a") as rule:
+    with (other / "mlflow_stability" / "diagnosis" / "verdict.py").open("a") as rule:
         rule.write("\n\ndef outcome_of(*_, **__):\n    return 'stuck'\n")
     ours = {card.outcome for source in logs for card in cards_at(source)}
     monkeypatch.syspath_prepend(str(other))

@@ -7,8 +7,9 @@ import pytest
 from diagnosis.cards import card_of_loss, diverging
 from diagnosis.histories import falling
 
-from mlflow_stability.diagnosis.baseline_gate.gate import gate_of
-from mlflow_stability.vocabulary.result import GateVerdict, RunCard
+from mlflow_stability.diagnosis.baseline_gate import gate_of
+from mlflow_stability.vocabulary.result import RunCard
+from mlflow_stability.vocabulary.result.comparison import GateVerdict
 
 
 def against(card: RunCard, baseline: RunCard, *others: RunCard) -> GateVerdict:

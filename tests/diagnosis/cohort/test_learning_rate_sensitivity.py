@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from diagnosis.cards import made
 
-from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import MOST_RATES, sensitivity_of
+from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import MAX_RATES, sensitivity_of
 from mlflow_stability.vocabulary.result import RunCard
 
 
@@ -41,7 +41,7 @@ def test_of_a_random_search_many_rates_are_taken_together_and_that_is_said() -> 
     ]
     found, said = sensitivity_of(cards)
     assert found is not None
-    assert len(found.rates) <= MOST_RATES
+    assert len(found.rates) <= MAX_RATES
     assert sum(found.runs) == 100
     assert found.best_rate == pytest.approx(1e-3, rel=0.8)
     assert "all runs are taken together" in said

@@ -97,3 +97,23 @@ def test_one_seed_that_was_run_four_times_is_one_seed() -> None:
         assert len(group.sources) == 4
         assert group.final_loss is not None
         assert (group.final_loss.low, group.p_value) == (None, None)
+
+
+def test_repeated_groups_are_named_by_what_differs_between_them() -> None:
+    adam = {"optimizer": "Adam", "amsgrad": "False", "betas": "(0.9, 0.999)", "base_momentum": "0.85"}
+    cycle = {**adam, "scheduler": "OneCycleLR"}
+    cards = [made(f"{lr}-{seed}", {**cycle, "lr": lr, "seed": seed}) for lr in (0.1, 0.3) for seed in range(2)]
+    cards.append(made("alone", {"optimizer": "SGD", "nesterov": "False", "lr": 0.1, "seed": 0}))
+    labels = {len(group.sources): group.label for group in seed_groups_of(groups_of_seeds(cards))}
+    assert {group.label for group in seed_groups_of(groups_of_seeds(cards))} == {
+        "lr=0.1",
+        "lr=0.3",
+        "lr=0.1, optimizer=SGD",
+    }
+    assert labels[1] == "lr=0.1, optimizer=SGD"
+
+
+def test_what_is_not_set_in_one_of_two_groups_names_it() -> None:
+    cards = [made(f"{n}", {"lr": 1, "seed": n, **({"warmup": 100} if n % 2 else {})}) for n in range(4)]
+    labels = [group.label for group in seed_groups_of(groups_of_seeds(cards))]
+    assert sorted(labels) == ["warmup=100", "warmup=not set"]

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from diagnosis.cards import made
 
-from mlflow_stability.diagnosis.cohort import separating_checks
-from mlflow_stability.diagnosis.compare import comparison_of
+from mlflow_stability.diagnosis.compare import comparison_of, separating_checks
 from mlflow_stability.vocabulary.result import Mark, RunCard, Severity
 
 

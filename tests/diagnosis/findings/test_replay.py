@@ -15,7 +15,7 @@ from mlflow_stability.vocabulary.run import Reset, RunHistory
 
 
 def events_of(history: RunHistory) -> list[Finding]:
-    return replayed(history, run_curves(history))
+    return replayed(history, run_curves(history), default_detectors())
 
 
 def spiked(count: int = 600, at: int = 400) -> np.ndarray:

@@ -9,7 +9,7 @@ from diagnosis.histories import falling, metric_of, run_of
 from findings import at_step, changed, over_steps
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.verdict.verdict import outcome_of, title_of, verdict_of
+from mlflow_stability.diagnosis.verdict import outcome_of, title_of, verdict_of
 from mlflow_stability.kinds.loss.divergence import DivergenceFacts
 from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
 from mlflow_stability.kinds.reported.autopilot import EarlyStopFacts

@@ -5,7 +5,7 @@ from diagnosis.cards import made
 
 from mlflow_stability.diagnosis.cohort.seed_groups import groups_of_seeds
 from mlflow_stability.diagnosis.parameters.features import features_of
-from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of, told_params
+from mlflow_stability.diagnosis.parameters.settings import differences_of, training_params
 
 COMMANDS = (
     "train.py --seed {seed} --lr 0.1",
@@ -129,9 +129,10 @@ def test_what_a_command_line_alone_tells_is_told() -> None:
 
 def test_a_command_line_does_not_say_again_what_parameters_say() -> None:
     params = {"lr": 0.1, "warmup_steps": 50, "argv": "train.py --lr 0.1 --warmup-steps 50 --base-rate 1e-1 --resume"}
-    assert told_params(made("a", params))["argv"] == "train.py --resume"
+    assert training_params(made("a", params))["argv"] == "train.py --resume"
     assert (
-        told_params(made("a", {"argv": "train.py --offset -3 --depth 2"}))["argv"] == "train.py --offset -3 --depth 2"
+        training_params(made("a", {"argv": "train.py --offset -3 --depth 2"}))["argv"]
+        == "train.py --offset -3 --depth 2"
     )
 
 

@@ -10,8 +10,14 @@ from diagnosis.histories import metric_of, run_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.diagnosis.two_runs.layer_comparison import lacking, layers_beside, step_columns_of
-from mlflow_stability.diagnosis.two_runs.layer_timeline import LayerCourse, StepColumns, layer_courses
+from mlflow_stability.diagnosis.layer_comparison import (
+    LayerCourse,
+    StepColumns,
+    lacking,
+    layer_courses,
+    layers_beside,
+    step_columns_of,
+)
 from mlflow_stability.vocabulary.measured import LayerComparison
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import Meaning

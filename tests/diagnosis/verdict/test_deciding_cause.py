@@ -8,7 +8,7 @@ from findings import at_step, changed, over_steps
 
 from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.verdict.verdict import deciding_of
+from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.vocabulary.result import Cause, Severity
 from mlflow_stability.vocabulary.run import RunHistory
 

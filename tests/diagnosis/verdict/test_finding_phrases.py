@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mlflow_stability.diagnosis.verdict.finding_phrases import listed
+from mlflow_stability.diagnosis.verdict import listed
 from mlflow_stability.kinds.catalog import KINDS, NOUNS, noun_of
 from mlflow_stability.vocabulary.run import RUN_STATUS
 from mlflow_stability.vocabulary.text import how_process_ended

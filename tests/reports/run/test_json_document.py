@@ -10,7 +10,7 @@ from reports.hostile import hostile_reports
 from reports.run.facts_schema import facts_schema, with_facts
 from reports.samples import ALL, BAD, GOOD, MIXED, NOTHING, SEVERAL, nan, run_of_a_store
 
-from mlflow_stability.diagnosis.verdict.verdict import ENDED, KINDS_THAT_DECIDE, RECOVERED
+from mlflow_stability.diagnosis.verdict import ENDED, KINDS_THAT_DECIDE, RECOVERED
 from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.json_document import render, schema

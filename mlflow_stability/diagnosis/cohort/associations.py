@@ -14,18 +14,24 @@ a parameter must also stand out among settings that count once each; one that do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
-from mlflow_stability.diagnosis.associations.association_tests import CONFIG as TESTS
-from mlflow_stability.diagnosis.associations.association_tests import corrected, p_value_of, strata_of
-from mlflow_stability.diagnosis.associations.confounding import group_equivalent, rank_correlation, warnings_about
-from mlflow_stability.diagnosis.parameters.exposure import Watched, watched_of
-from mlflow_stability.diagnosis.parameters.features import Feature, features_of
-from mlflow_stability.diagnosis.parameters.split import Split, best_split
+from mlflow_stability.diagnosis.cohort.association_tests import CONFIG as TESTS
+from mlflow_stability.diagnosis.cohort.association_tests import holm, p_value_of, rank_correlation, strata_of
+from mlflow_stability.diagnosis.parameters.features import (
+    Exposure,
+    Feature,
+    Split,
+    best_split,
+    exposure_of,
+    features_of,
+)
 from mlflow_stability.vocabulary.result import Association, RunCard
 from mlflow_stability.vocabulary.text import capitalised
 
@@ -43,6 +49,9 @@ class AssociationConfig:
     max_named: int = 4
     similar_shares: float = 0.1
     """If the shares of unstable runs differ by less than this, the median start of trouble is given too."""
+    min_correlation: float = 0.9
+    """Rank correlation of two numbers above which a warning is given."""
+    max_warnings: int = 5
 
 
 CONFIG = AssociationConfig()
@@ -56,9 +65,9 @@ class AssociationResult:
     features: tuple[Feature, ...] = ()
     """Of the judged runs."""
     judged: tuple[RunCard, ...] = ()
-    """The runs of which it is known whether they were unstable."""
-    watched: Watched | None = None
-    """Their steps and outcomes; None where they are too few to be tested."""
+    """The runs whose stability was judged."""
+    exposure: Exposure | None = None
+    """Their steps and outcomes; None for too few runs."""
     undecided: bool = False
     """Whether too few runs or settings keep a parameter from being named; `cannot_tell` says which."""
     warnings: tuple[str, ...] = ()
@@ -87,30 +96,30 @@ class _Candidate:
 def associations_of(cards: Sequence[RunCard]) -> AssociationResult:
     """Find the parameters that are associated with instability."""
     judged = tuple(card for card in cards if card.unstable is not None)
-    watched = watched_of(judged)
+    exposure = exposure_of(judged)
     features, left_out = features_of(judged)
-    few = _too_few(len(judged), int(watched.troubled.sum()), len(features))
+    few = _too_few(len(judged), int(exposure.troubled.sum()), len(features))
     if few:
         return AssociationResult((), tuple(features), judged, undecided=True, cannot_tell=(few,))
-    groups = group_equivalent(features, len(np.unique(watched.settings)))
-    by_setting = watched.repeated and len(groups) > 1  # with one group alone, its values are the settings
-    first = candidates = _candidates(groups, watched, [], by_setting)
+    groups = _group_equivalent(features, len(np.unique(exposure.settings)))
+    by_setting = exposure.repeated and len(groups) > 1  # with one group alone, its values are the settings
+    first = candidates = _candidates(groups, exposure, [], by_setting)
     associations: list[Association] = []
     named: list[Feature] = []
     while candidates and candidates[0].significant:
         best = candidates[0]
-        associations.append(_association(best, watched, named))
+        associations.append(_association(best, exposure, named))
         named.append(best.group[0])
         groups_left = [group for group in groups if group[0] not in named]
         full = len(named) == CONFIG.max_named
-        candidates = [] if full else _candidates(groups_left, watched, named, by_setting)
-    doubtful = _doubtful(candidates, watched, named)
-    warnings = (*warnings_about(groups, named), *_explained_away(first, named))
+        candidates = [] if full else _candidates(groups_left, exposure, named, by_setting)
+    doubtful = _doubtful(candidates, exposure, named)
+    warnings = (*_warnings(groups, named), *_explained_away(first, named))
     return AssociationResult(
         tuple(associations),
         tuple(features),
         judged,
-        watched,
+        exposure,
         bool(doubtful),
         warnings,
         (*doubtful, *left_out),
@@ -127,31 +136,85 @@ def _too_few(runs: int, unstable: int, features: int) -> str:
 
 
 def _candidates(
-    groups: Sequence[list[Feature]], watched: Watched, beside: list[Feature], by_setting: bool
+    groups: Sequence[list[Feature]], exposure: Exposure, beside: list[Feature], by_setting: bool
 ) -> list[_Candidate]:
     """Test each group among runs that are alike in ``beside``; the most significant candidate comes first."""
-    strata = strata_of(beside, watched.settings) if beside else None
+    strata = strata_of(beside, exposure.settings) if beside else None
     tests = len(groups)
-    p_values = [p_value_of(group[0], watched, strata, tests=tests) for group in groups]
-    known = {place: p for place, p in enumerate(p_values) if p is not None}
+    p_values = [p_value_of(group[0], exposure, strata, tests=tests) for group in groups]
+    tested = {place: p for place, p in enumerate(p_values) if p is not None}
     candidates = []
-    for place, p in zip(known, corrected(list(known.values())), strict=True):
+    for place, p in zip(tested, holm(list(tested.values())), strict=True):
         of_settings = 0.0
         if by_setting and p < CONFIG.max_p:
-            alone = p_value_of(groups[place][0], watched, strata, by_setting=True, tests=tests)
-            of_settings = 1.0 if alone is None else min(1.0, len(known) * alone)
+            alone = p_value_of(groups[place][0], exposure, strata, by_setting=True, tests=tests)
+            of_settings = 1.0 if alone is None else min(1.0, len(tested) * alone)
         candidates.append(_Candidate(groups[place], p, of_settings))
     return sorted(candidates, key=lambda candidate: (not candidate.significant, candidate.by_run))
 
 
-def _association(candidate: _Candidate, watched: Watched, beside: Sequence[Feature]) -> Association:
+def _group_equivalent(features: Sequence[Feature], settings: int) -> list[list[Feature]]:
+    """Group features that always change together; numbers come first in a group, because they can be ordered.
+
+    Where hardly any two of the ``settings`` share a value, features change together by chance.
+    """
+    groups: list[list[Feature]] = []
+    group_of: dict[bytes, list[Feature]] = {}
+    for feature in features:
+        keys = list(_orders(feature, settings))
+        group = next((group_of[key] for key in keys if key in group_of), None)
+        if group is None:
+            group = []
+            groups.append(group)
+        group.append(feature)
+        for key in keys:
+            group_of.setdefault(key, group)
+    return [sorted(group, key=lambda feature: not feature.numeric) for group in groups]
+
+
+def _orders(feature: Feature, settings: int) -> Iterator[bytes]:
+    """What two features that change together share: their order, rising or falling, and which runs are alike."""
+    is_set = ~np.isnan(feature.values)
+    if feature.numeric:
+        ranks = np.zeros(len(is_set))
+        ranks[is_set] = stats.rankdata(feature.values[is_set])
+        reversed_ranks = np.where(is_set, is_set.sum() + 1 - ranks, 0.0)
+        yield b"order" + min(ranks.tobytes(), reversed_ranks.tobytes())
+    _, first, alike = np.unique(np.where(is_set, feature.values, -np.inf), return_index=True, return_inverse=True)
+    if len(first) <= settings // 2 or not feature.numeric:
+        yield b"alike" + first[alike.reshape(-1)].tobytes()
+
+
+def _warnings(groups: Sequence[Sequence[Feature]], named: Sequence[Feature]) -> list[str]:
+    """Warn about parameters that move with a named one."""
+    names = {feature.name for feature in named}
+    warnings = [
+        f"{' and '.join(sorted(feature.name for feature in group))} change together in all of these runs: vary them "
+        "separately to see which one matters."
+        for group in groups
+        if len(group) > 1 and group[0].name in names
+    ]
+    for feature, (other, *_) in product(named, groups):
+        if other.name in names or not (feature.numeric and other.numeric):
+            continue
+        correlation = rank_correlation(feature.values, other.values)
+        if correlation is not None and abs(correlation) >= CONFIG.min_correlation:
+            warnings.append(
+                f"{feature.name} and {other.name} are correlated (rank correlation {correlation:.2f}): an association "
+                "with one may come from the other."
+            )
+    more = len(warnings) - CONFIG.max_warnings
+    return warnings if more <= 0 else [*warnings[: CONFIG.max_warnings], f"{more} more such pairs."]
+
+
+def _association(candidate: _Candidate, exposure: Exposure, beside: Sequence[Feature]) -> Association:
     feature = candidate.group[0]
-    split = best_split(feature, watched.troubled)
+    split = best_split(feature, exposure.troubled)
     return Association(
         tuple(sorted(feature.name for feature in candidate.group)),
-        _statement(feature, watched, beside),
+        _statement(feature, exposure, beside),
         max(candidate.by_run, candidate.by_setting),
-        rank_correlation(feature.values, watched.troubled.astype(np.float64)) if feature.numeric else None,
+        rank_correlation(feature.values, exposure.troubled.astype(np.float64)) if feature.numeric else None,
         tuple(feature.name for feature in beside),
         split.limit if feature.numeric and split is not None else None,
     )
@@ -168,25 +231,29 @@ def _explained_away(alone: Sequence[_Candidate], named: Sequence[Feature]) -> li
     ]
 
 
-def _doubtful(candidates: Sequence[_Candidate], watched: Watched, named: Sequence[Feature]) -> list[str]:
+def _doubtful(candidates: Sequence[_Candidate], exposure: Exposure, named: Sequence[Feature]) -> list[str]:
     """Report candidates that are significant over runs and not over settings."""
-    count = len(np.unique(watched.settings))
+    count = len(np.unique(exposure.settings))
     beside = f" beside {', '.join(feature.name for feature in named)}" if named else ""
-    return [
-        f"Association of {' / '.join(sorted(feature.name for feature in candidate.group))} with instability{beside}: "
-        f"{_statement(candidate.group[0], watched, named).removesuffix('.')}; only {count} different settings, too few "
-        "to separate it from other differences."
-        for candidate in [candidate for candidate in candidates if candidate.by_run < CONFIG.max_p][: CONFIG.max_named]
-    ]
+    doubtful = [candidate for candidate in candidates if candidate.by_run < CONFIG.max_p]
+    sentences = []
+    for candidate in doubtful[: CONFIG.max_named]:
+        names = " / ".join(sorted(feature.name for feature in candidate.group))
+        statement = _statement(candidate.group[0], exposure, named).removesuffix(".")
+        sentences.append(
+            f"Association of {names} with instability{beside}: {statement}; only {count} different settings, too few "
+            "to separate it from other differences."
+        )
+    return sentences
 
 
-def _statement(feature: Feature, watched: Watched, beside: Sequence[Feature]) -> str:
+def _statement(feature: Feature, exposure: Exposure, beside: Sequence[Feature]) -> str:
     """``Lr > 0.003: 61 of 80 unstable; lr ≤ 0.003: 5 of 120.``
 
     Beside other features, the counts are those of the runs on the worse side of the first of them, if these differ
     more.
     """
-    outcome = watched.troubled
+    outcome = exposure.troubled
     split = best_split(feature, outcome)
     outer = best_split(beside[0], outcome) if beside else None
     if outer is not None:
@@ -194,8 +261,8 @@ def _statement(feature: Feature, watched: Watched, beside: Sequence[Feature]) ->
         if inner is not None and _contrast(inner, outcome, outer.worse) > _contrast(split, outcome):
             return f"Among runs with {outer.words}: {_counts(inner, outcome, outer.worse)}."
     statement = _counts(split, outcome)
-    if split is not None and abs(_contrast(split, outcome)) < CONFIG.similar_shares and np.ptp(watched.steps):
-        worse, other = (watched.steps[outcome & side] for side in (split.worse, ~split.worse))
+    if split is not None and abs(_contrast(split, outcome)) < CONFIG.similar_shares and np.ptp(exposure.steps):
+        worse, other = (exposure.steps[outcome & side] for side in (split.worse, ~split.worse))
         if len(worse) and len(other):
             statement += f"; median start at step {np.median(worse):,.0f} and {np.median(other):,.0f}"
     return f"{capitalised(statement)}."

@@ -1,21 +1,18 @@
-"""Puts the parameters that people choose before those that come with an optimizer or a machine.
+"""What names of parameters mean: which are seeds, and which people choose.
 
-In: the name of a parameter. Out: its place: the learning rate first, then batch, optimizer, warm-up and schedule,
-weight decay, clipping, precision, the size of the model, the data, the seed; everything else behind.
+Chosen parameters come before those that come with an optimizer or a machine: the learning rate first, then batch,
+optimizer, warm-up and schedule, weight decay, clipping, precision, the size of the model, the data, the seed.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
-
-from mlflow_stability.diagnosis.parameters.seeds import is_seed
-
-_START, _END = r"(?:^|[._/ -])", r"(?=$|[./ -])"
 
 
 def _named(words: str) -> re.Pattern[str]:
-    return re.compile(f"{_START}(?:{words}){_END}", re.IGNORECASE)
+    return re.compile(rf"(?:^|[._/ -])(?:{words})(?=$|[./ -])", re.IGNORECASE)
 
 
 _WARM_UP = _named(r"warm_?up\w*|\w*_warm_?up\w*|lr_?scheduler|scheduler|schedule")
@@ -36,21 +33,31 @@ CHOSEN: tuple[re.Pattern[str], ...] = (
         r"(?:data(?:set)?|seq(?:uence)?_?len(?:gth)?|context|vocab(?:_size)?|epochs?|max_?steps|total_?steps|steps)"
     ),
 )
-"""One after the other; a name is of the first that it fits."""
-OF_A_SCHEDULE = re.compile(r"^(?:optimizer_\d+\.)?scheduler\.", re.IGNORECASE)
-"""What a schedule was made with stands behind the schedule itself."""
+"""In order; a name belongs to the first that matches."""
+SCHEDULE_OPTION = re.compile(r"^(?:optimizer_\d+\.)?scheduler\.", re.IGNORECASE)
+_SEED = re.compile(r"(?:^|[._/ -]|(?<=[a-z]))(?:seed|random_?state)s?$", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
 def place_of(name: str) -> int:
-    """Where it stands; smaller is earlier."""
+    """Return where a parameter is listed; smaller is earlier."""
     if is_seed(name):
         return len(CHOSEN)
-    if OF_A_SCHEDULE.search(name):
+    if SCHEDULE_OPTION.search(name):
         return CHOSEN.index(_WARM_UP) if "warm" in name.lower() else len(CHOSEN) + 1
-    return next((at for at, form in enumerate(CHOSEN) if form.search(name)), len(CHOSEN) + 1)
+    return next((place for place, pattern in enumerate(CHOSEN) if pattern.search(name)), len(CHOSEN) + 1)
 
 
 def is_chosen(name: str) -> bool:
-    """Whether it is one that people choose."""
+    """Whether people choose it."""
     return place_of(name) <= len(CHOSEN)
+
+
+def is_seed(name: str) -> bool:
+    """Whether it is a seed: ``seed``, ``data.seed``, ``manual_seed``, ``random_state``."""
+    return _SEED.search(name) is not None
+
+
+def seeds_of(params: Mapping[str, str]) -> dict[str, str]:
+    """Return the seeds among these parameters."""
+    return {name: value for name, value in params.items() if is_seed(name)}

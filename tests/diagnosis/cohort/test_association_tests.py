@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from diagnosis.cards import made
 
-from mlflow_stability.diagnosis.associations.association_tests import p_value_of
-from mlflow_stability.diagnosis.associations.associations import associations_of
-from mlflow_stability.diagnosis.associations.instability_tree import tree_of
+from mlflow_stability.diagnosis.cohort.association_tests import p_value_of
+from mlflow_stability.diagnosis.cohort.associations import associations_of
 from mlflow_stability.diagnosis.cohort.cohort import cohort_of
-from mlflow_stability.diagnosis.parameters.exposure import Watched, watched_of
-from mlflow_stability.diagnosis.parameters.features import Feature
-from mlflow_stability.diagnosis.parameters.split import MOST_LIMITS, best_split
+from mlflow_stability.diagnosis.cohort.instability_tree import tree_of
+from mlflow_stability.diagnosis.parameters.features import MOST_LIMITS, Exposure, Feature, best_split, exposure_of
 from mlflow_stability.vocabulary.result import RunCard
 
 COHORTS = 25
@@ -116,7 +114,7 @@ def test_a_run_without_trouble_that_was_stopped_at_once_is_no_stable_one() -> No
     cards += [made(f"high{n}", {"lr": 2, "x": n / 7}, lost=500) for n in range(12)]
     cards += [made(f"short{n}", {"lr": 2, "x": n / 7}, last=20) for n in range(24)]
     feature = Feature("lr", np.array([float(card.params["lr"]) for card in cards]) - 1, ("1", "2"))
-    found = p_value_of(feature, watched_of(cards))
+    found = p_value_of(feature, exposure_of(cards))
     assert found is not None
     assert found < 0.001
     assert [each.params for each in associations_of(cards).associations] == [("lr",)]
@@ -138,7 +136,7 @@ def test_where_time_says_nothing_more_a_p_value_is_that_of_the_exact_test() -> N
     """Five of twelve, all on one side of six: Fisher's test gives 2 * 6 / 792."""
     ill = np.array([True] * 5 + [False] * 7)
     feature = Feature("x", np.array([1.0] * 6 + [0.0] * 6), ("a", "b"))
-    found = p_value_of(feature, Watched(np.ones(12), ill, np.arange(12)), tests=50)
+    found = p_value_of(feature, Exposure(np.ones(12), ill, np.arange(12)), tests=50)
     assert found == pytest.approx(2 * 6 / 792, rel=0.2)
 
 
@@ -158,6 +156,6 @@ def test_a_tree_reads_numbers_of_any_size_and_tells_what_is_not_set() -> None:
         (size, size.values > 1e150, "size > 1e+150: 32 of 32 runs unstable"),
         (size, size.values < 1e150, "size ≤ 1e+150: 88 of 88 runs unstable"),
     ):
-        found = tree_of([feature], Watched(np.ones(120), sick, np.arange(120)))
+        found = tree_of([feature], Exposure(np.ones(120), sick, np.arange(120)))
         assert found is not None
         assert (found.better, found.rules) == (True, (said,))

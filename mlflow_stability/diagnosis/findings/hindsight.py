@@ -1,0 +1,217 @@
+"""Correct findings of a run that is over by what came after them.
+
+`in_hindsight` makes findings of detectors milder, moves the start of a divergence to where the loss left its level, and
+drops rises that are only the rounding of the log. `recovered_rises` mentions small rises that passed, many of them in
+one sentence. Nothing becomes worse, kinds with thresholds of the user's stay as they are, and what was judged during
+training is not touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mlflow_stability.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
+from mlflow_stability.curves.levels import is_rounding, read_levels
+from mlflow_stability.diagnosis.findings.notes import FallingNote, Outcome, OutcomeNote, RipplesNote, with_note
+from mlflow_stability.kinds.loss.divergence import SlowRiseFacts
+from mlflow_stability.kinds.loss.divergence_rules import ResumeFacts
+from mlflow_stability.kinds.loss.loss_spike_curve import SpikeRule
+from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts, PeakFacts
+from mlflow_stability.vocabulary.result import Finding, Severity, Statement
+
+BASELINE_POINTS = 32
+"""Values before a finding that show what was normal."""
+RESPONSE_SHARE = 0.1
+"""A loss that rises by less than this share did not respond to a jump of the gradient."""
+ONSET_POINTS = 32
+"""Maximum number of points between the rise of a loss and the step at which a detector was sure of it."""
+SHORT_SPIKE_POINTS = 3
+"""A spike of more points is no chance of a single batch."""
+RIPPLE_SHARE = 0.10
+"""A rise by less than this share that passed is a ripple."""
+RIPPLE_SHARE_BELOW = 0.25
+"""So is one by less than this, if the loss ended below where it had risen from."""
+MIN_RIPPLES = 3
+"""From this number on, ripples are one finding."""
+LAST_RIPPLE_FACTOR = 1.5
+"""A rise at the end that is at most this many times as large as the ripples before it is one of them."""
+RECOVERED_SHARE = 0.5
+"""A loss that lost this share of its rise again, in nats, is on its way down."""
+JUMP_LEVELS = 10
+"""A loss whose maximum is within this many levels of the rise, of about a hundred, jumped and has fallen since."""
+
+
+def in_hindsight(
+    findings: Sequence[Finding], by_rules: Sequence[Finding], curves: RunCurves, asked: Collection[str] = ()
+) -> list[Finding]:
+    """Return the findings of a replay, as they look now that the run is over.
+
+    ``asked``: the kinds that the user set a threshold of, or wants by a classic rule.
+    """
+    corrected = []
+    for finding in findings:
+        loss = next((curve for curve in curves.losses if curve.attempt == finding.attempt and curve.has_level), None)
+        curve = _curve_of(finding, curves.losses)
+        if curve is not None and _is_rounding(finding, curve):
+            continue
+        if finding.kind == "divergence" and curve is not None:
+            finding = _from_onset(finding, curve)
+        if finding.kind == "gradient_explosion" and loss is not None and finding.kind not in asked:
+            finding = _without_response(finding, loss)
+        elif finding.kind == "loss_spike" and finding.kind not in asked:
+            finding = _within_noise(finding, by_rules, curves)
+        elif finding.kind == "divergence" and finding.recovered and finding.kind not in asked:
+            finding = replace(finding, severity=min(finding.severity, Severity.WARNING))
+        corrected.append(finding)
+    return corrected
+
+
+def _curve_of(finding: Finding, curves: Sequence[Curve]) -> Curve | None:
+    return next((c for c in curves if (c.name, c.attempt) == (finding.metric, finding.attempt)), None)
+
+
+def _is_rounding(finding: Finding, curve: Curve) -> bool:
+    """Whether a rise is one of a step or two of the log's rounding."""
+    peak, rise = finding.known(PeakFacts), finding.known(LossRiseFacts)
+    if peak is None or rise is None:
+        return False
+    return is_rounding(curve.values[curve.finite], peak.highest - rise.baseline)
+
+
+def _from_onset(finding: Finding, curve: Curve) -> Finding:
+    """Move the start to where the loss left its level, a few steps before the detector was sure of it."""
+    finite = curve.finite
+    steps, values = curve.steps[finite], curve.values[finite]
+    first = int(np.searchsorted(steps, finding.start))
+    rise = finding.known(LossRiseFacts)
+    if rise is None or isinstance(rise, SlowRiseFacts) or not 1 <= first < len(values):
+        return finding
+    low = max(0, first - ONSET_POINTS)
+    high = np.where(values[low : first + 1] > (rise.baseline + rise.value) / 2, 1, -1)
+    onset = low + int(np.argmin(np.cumsum(high))) + 1
+    return finding.with_span(start=int(steps[min(onset, first)]))
+
+
+def _without_response(finding: Finding, loss: Curve) -> Finding:
+    """Make a jump of the gradient INFO if the loss did not respond."""
+    finite = loss.finite
+    steps, values = loss.steps[finite], loss.values[finite]
+    first, final = np.searchsorted(steps, [finding.start, finding.end + 10 * loss.distance], side="left")
+    before, after = values[max(0, first - BASELINE_POINTS) : first], values[first : max(final, first + 3)]
+    if finding.severity is not Severity.WARNING or len(before) < 8 or len(after) < 3 or not finite[-1]:
+        return finding
+    usual = float(np.median(before))
+    spread = NORMAL_MAD * median_deviation(before) + 1e-3 * abs(usual)
+    if float(after.max()) > usual + max(RESPONSE_SHARE * abs(usual), 5 * spread):
+        return finding
+    return replace(with_note(finding, OutcomeNote(Outcome.UNANSWERED)), severity=Severity.INFO)
+
+
+def _within_noise(finding: Finding, by_rules: Sequence[Finding], curves: RunCurves) -> Finding:
+    """Make a short spike INFO if it is no higher than the noise of the whole run makes likely."""
+    curve = _curve_of(finding, curves.losses)
+    if curve is None or finding.severity is not Severity.WARNING or not SpikeRule().judges(curve):
+        return finding
+    points = int(((curve.steps >= finding.start) & (curve.steps <= finding.end)).sum())
+    reach = SHORT_SPIKE_POINTS * curve.distance
+    confirmed = any(
+        other.kind == "loss_spike"
+        and (other.metric, other.attempt) == (finding.metric, finding.attempt)
+        and other.start <= finding.end + reach
+        and finding.start <= other.end + reach
+        for other in by_rules
+    )
+    if confirmed or points > SHORT_SPIKE_POINTS or not finding.recovered:
+        return finding
+    return replace(with_note(finding, OutcomeNote(Outcome.WITHIN_NOISE)), severity=Severity.INFO)
+
+
+def recovered_rises(findings: Sequence[Finding], curves: RunCurves, asked: Collection[str] = ()) -> tuple[Finding, ...]:
+    """Return the findings with divergences as what came after shows them; unchanged if ``asked`` for by a rule."""
+    if "divergence" in asked:
+        return tuple(findings)
+    corrected = []
+    for finding in findings:
+        curve = _curve_of(finding, (*curves.losses, *curves.validations))
+        if finding.kind == "divergence" and curve is not None:
+            finding = _ripple(finding, curve) if finding.recovered else _falling(finding, curve)
+        corrected.append(finding)
+    return tuple(_join_ripples(corrected))
+
+
+def _ripple(finding: Finding, curve: Curve) -> Finding:
+    """Make a small slow rise that passed INFO."""
+    rise, facts = _slow_rise(finding, math.inf), finding.known(LossRiseFacts)
+    level = -math.inf if facts is None else facts.baseline
+    is_below = _end_level(curve.values[curve.finite]) < level
+    if rise < RIPPLE_SHARE or (rise < RIPPLE_SHARE_BELOW and is_below):
+        return replace(with_note(finding, OutcomeNote(Outcome.RECOVERED)), severity=Severity.INFO)
+    return finding
+
+
+def _falling(finding: Finding, curve: Curve) -> Finding:
+    """Make the jump of a loss that has been falling ever since a WARNING, as in a new stage of a training."""
+    levels = read_levels(curve)
+    if levels is None or not levels.logarithmic or len(levels) < 3 * JUMP_LEVELS or finding.known(ResumeFacts):
+        return finding
+    start = max(1, int(np.searchsorted(levels.steps, finding.start, side="right")) - 1)
+    before, since = float(np.median(levels.x[max(0, start - 5) : start])), levels.x[start:]
+    top = int(np.argmax(since))
+    fall = since[top:]
+    if top > JUMP_LEVELS or len(fall) < JUMP_LEVELS:
+        return finding
+    third = len(fall) // 3
+    high, early, middle = (
+        float(fall[0]),
+        float(np.median(fall[:third])),
+        float(np.median(fall[third : 2 * len(fall) // 3])),
+    )
+    last = _end_level(fall)
+    has_recovered = high - last >= RECOVERED_SHARE * (high - before)
+    is_falling = last <= middle + levels.noise and early > middle + levels.noise
+    if not has_recovered or not is_falling:
+        return finding
+    noted = with_note(finding, FallingNote(math.exp(min(high, 700.0))))
+    return replace(noted.with_span(recovered=None), severity=min(finding.severity, Severity.WARNING))
+
+
+def _end_level(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    return float(np.median(values[-max(3, len(values) // 20) :]))
+
+
+def _slow_rise(finding: Finding, default: float = 0.0) -> float:
+    """Return how far a loss rose slowly, as a share of its level."""
+    slow = finding.known(SlowRiseFacts)
+    return default if slow is None else slow.rise
+
+
+def _join_ripples(findings: list[Finding]) -> list[Finding]:
+    """Make one finding of ripples that come again and again, at the first of them."""
+    ripples: dict[tuple[str, int], list[Finding]] = {}
+    for finding in findings:
+        if finding.kind == "divergence" and finding.recovered and finding.severity is Severity.INFO:
+            ripples.setdefault((finding.metric, finding.attempt), []).append(finding)
+    kept = findings
+    for curve, group in ripples.items():
+        if len(group) < MIN_RIPPLES:
+            continue
+        largest = max(map(_slow_rise, group))
+        group = [*group, *(finding for finding in findings if _is_last_ripple(finding, curve, largest))]
+        rises = [_slow_rise(finding) for finding in group]
+        first, last = group[0], max(finding.end for finding in group)
+        note = RipplesNote(first.metric, len(group), last, min(rises), max(rises))
+        count = sum(finding.count for finding in group)
+        joined = replace(first.with_span(end=last), count=count, statements=(Statement(note, first.start),))
+        kept = [joined if finding is first else finding for finding in kept if finding is first or finding not in group]
+    return kept
+
+
+def _is_last_ripple(finding: Finding, curve: tuple[str, int], largest: float) -> bool:
+    """Whether a rise that the end of the run cut off is no larger than those that passed before it."""
+    alike = finding.kind == "divergence" and (finding.metric, finding.attempt) == curve and not finding.recovered
+    is_slow = finding.severity is Severity.WARNING and finding.known(LossEndFacts) is None
+    return alike and is_slow and _slow_rise(finding, math.inf) <= LAST_RIPPLE_FACTOR * largest

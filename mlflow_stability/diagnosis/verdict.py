@@ -1,0 +1,444 @@
+"""Conclude what happened in a run in one word and one sentence.
+
+The finding that decides the outcome also has the cause and the remedies of the verdict. A run that cannot be judged is
+never called healthy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from types import MappingProxyType
+
+from mlflow_stability.diagnosis.causes.non_finite import NAN_ORIGIN, origin_of
+from mlflow_stability.diagnosis.findings.episodes import persists
+from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP, noun_of
+from mlflow_stability.kinds.loss.divergence_curve import LastingRiseFacts
+from mlflow_stability.kinds.loss.nonfinite import NonFiniteFacts
+from mlflow_stability.kinds.reported.autopilot import DataChangedFacts, EarlyStopFacts
+from mlflow_stability.kinds.reported.rollback import GiveUp, GiveUpFacts, Rollback, RollbackFacts
+from mlflow_stability.vocabulary.facts import LossEndFacts, LossRiseFacts
+from mlflow_stability.vocabulary.result import PROCESS_KINDS, CurveReading, Diagnosis, Finding, Severity
+from mlflow_stability.vocabulary.text import counted, factor, times
+
+NONE: Mapping[str, str] = MappingProxyType({})
+NON_FINITE = ("nan_detected", "inf_detected")
+KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
+    "broken": NON_FINITE,
+    "diverged": ("divergence", "loss_spike"),
+    "stuck": ("plateau",),
+    "overfitted": ("overfitting",),
+    "out_of_memory": ("out_of_memory",),
+    "killed": ("killed",),
+    "crashed": ("crashed",),
+}
+"""For each outcome the kinds that decide it; any other outcome is that of the worst findings."""
+
+
+def deciding_of(outcome: str, findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding that decides the outcome; None where there is nothing above INFO.
+
+    Of several that are equally bad and that passed, the first whose cause is known.
+    """
+    bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
+    lost = [finding for finding in bad if finding.kind in KINDS_THAT_DECIDE.get(outcome, ())]
+    if lost:
+        return min(lost, key=_order_of_loss)
+    return min(
+        bad,
+        key=lambda finding: (-finding.severity, finding.cause is None, finding.attempt, finding.start),
+        default=None,
+    )
+
+
+def _order_of_loss(finding: Finding) -> tuple[bool, int, bool, int, int]:
+    """Sort what lasted first, of the last start of the training; then a divergence, the worst, the earliest."""
+    recovered = bool(finding.recovered)
+    return recovered, -finding.attempt, finding.kind == "loss_spike", -finding.severity, finding.start
+
+
+MIN_POINTS = 8
+"""A run is called healthy only if one of its losses has this number of points."""
+MIN_POINTS_OF_LEVELS = 30
+"""From this number of points on a verdict names levels of three points or more, else single values."""
+NOISY_SHARE = 0.05
+"""A loss that varies by more than this share is noisy."""
+RECOVERED_FACTOR = 1.25
+"""A loss has recovered if it ended at most at this many times its level before the trouble."""
+RISE_FACTOR = 1.1
+"""A loss rose if it ended at this many times the level where it began, or more."""
+STOPPED = "Stopped"
+"""The title of a run without warnings that a condition of `stop_on` ended."""
+RECOVERED = "recovered"
+"""The outcome of a run that was rolled back and trained on well."""
+ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
+
+
+def outcome_of(
+    findings: Sequence[Finding],
+    readings: Sequence[CurveReading],
+    ended: str,
+    *,
+    measured: bool,
+    last_attempt: int | None = None,
+    main: CurveReading | None = None,
+) -> str:
+    """Return the outcome in one word.
+
+    ``measured``: whether there is a loss that measures progress; ``main``: that loss. ``last_attempt``: the attempt at
+    the end of a resumed run; None where attempts are runs of their own.
+    """
+    bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
+    last = max((finding.attempt for finding in bad), default=0) if last_attempt is None else last_attempt
+    remaining = [finding for finding in bad if not finding.recovered and finding.attempt == last]
+    lasting = {finding.kind for finding in remaining}
+    if lasting & set(NON_FINITE):
+        return "broken"
+    if any(_is_lost(finding) and _new_data_since(finding, findings) is None for finding in remaining):
+        return "diverged"
+    if ended in ENDED:
+        return ended
+    if "plateau" in lasting:
+        return "stuck"
+    if "overfitting" in lasting and not any(finding.severity is Severity.CRITICAL for finding in remaining):
+        return "overfitted"
+    if bad and _was_rescued(findings):
+        return RECOVERED if main is None or _is_back(main, bad) else "diverged" if _rose(main) else "unstable"
+    if bad:
+        return "unstable"
+    enough = measured and any(reading.points >= MIN_POINTS for reading in readings)
+    return "healthy" if enough and not (main is not None and _rose(main)) else "cannot_tell"
+
+
+def training_outcome(diagnosis: Diagnosis) -> str:
+    """Return the outcome of the training in one word, however its process ended."""
+    if diagnosis.outcome not in ENDED:
+        return diagnosis.outcome
+    about_training = [finding for finding in diagnosis.findings if finding.kind not in PROCESS_KINDS]
+    measured = bool(diagnosis.judged.losses or diagnosis.judged.validations)
+    return outcome_of(about_training, diagnosis.curves, "", measured=measured)
+
+
+def verdict_of(
+    outcome: str,
+    findings: Sequence[Finding],
+    readings: Sequence[CurveReading],
+    points: int,
+    silence: str = "",
+    without_level: Mapping[str, str] = NONE,
+) -> str:
+    """Return the verdict in a sentence; ``silence``: that the loss is missing at the end, or has a single point.
+
+    ``without_level``: the losses whose level does not measure progress, each with the reason.
+    """
+    sentence = _training_sentence(outcome, findings, readings, points, silence, without_level)
+    stop = _stop(findings)
+    if outcome == "healthy" and stop is not None:
+        sentence = f"{STOPPED}: {stop[1].reason_first(stop[0])}; {sentence.removeprefix('Healthy: ')}"
+    else:
+        sentence += end_on_purpose(findings)
+    main = readings[0].metric if readings else ""
+    if main not in without_level or outcome == "cannot_tell":
+        return sentence
+    return f"{sentence} The level of {main} was not judged: {without_level[main]}."
+
+
+def title_of(outcome: str, findings: Sequence[Finding]) -> str:
+    """Return the outcome as verdicts begin with it.
+
+    A run with nothing but mistakes in its set-up, or a slow machine, is not called unstable. One that a condition of
+    `stop_on` ended is not called healthy.
+    """
+    bad = {finding.kind for finding in findings if finding.severity >= Severity.WARNING}
+    if outcome == "healthy" and _stop(findings) is not None:
+        return STOPPED
+    if outcome != "unstable" or not bad or not bad <= OF_SETUP | OF_HARDWARE:
+        return outcome.capitalize()
+    return "Check the hardware" if bad <= OF_HARDWARE else "Check the set-up"
+
+
+def end_on_purpose(findings: Sequence[Finding]) -> str:
+    """Return `` Stopped before step 74 was taken: loss is 0.0397 (stop_on=loss<0.05).``; empty if it was not stopped.
+
+    An end by the autopilot is reported in the same place.
+    """
+    ended = ended_by_autopilot(findings)
+    if ended is not None:
+        return f" TrainingDiverged ended the training at {ended.unit} {ended.end}: {reason_of_end(ended)}"
+    stop = _stop(findings)
+    return "" if stop is None else f" Stopped {stop[1].statement(stop[0])}"
+
+
+def _stop(findings: Sequence[Finding]) -> tuple[int, EarlyStopFacts] | None:
+    """Return step and facts of the condition of `stop_on` that ended the training, if one did."""
+    stops = ((finding.end, finding.facts) for finding in findings if isinstance(finding.facts, EarlyStopFacts))
+    return next(stops, None) if ended_by_autopilot(findings) is None else None
+
+
+def ended_by_autopilot(findings: Sequence[Finding]) -> Finding | None:
+    """Return the end of the rollbacks, if it ended the training with `TrainingDiverged`."""
+    return next(
+        (finding for finding in findings if isinstance(finding.facts, GiveUpFacts) and finding.facts.ended_training),
+        None,
+    )
+
+
+def reason_of_end(finding: Finding) -> str:
+    """Return why the autopilot ended the training."""
+    return finding.facts.reason if isinstance(finding.facts, GiveUpFacts) else finding.message
+
+
+def _training_sentence(
+    outcome: str,
+    findings: Sequence[Finding],
+    readings: Sequence[CurveReading],
+    points: int,
+    silence: str,
+    without_level: Mapping[str, str],
+) -> str:
+    main = readings[0] if readings else None
+    if outcome == "cannot_tell":
+        rose = main is not None and main.metric not in without_level and _rose(main)
+        why = (
+            f"{_movement(main)}, but its noise is as large" if rose and main is not None else _too_little(main, points)
+        )
+        return f"Cannot tell: {silence or why}."
+    bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
+    measures = main is None or main.metric not in without_level
+    course = _course(main, bad, silence) if main is None or measures else _size(main)
+    last = ""
+    if main is not None and measures and _is_noisy(main) and "last value" not in course:
+        last = f"; last value {main.last:.4g}"
+    if outcome == "healthy":
+        return f"Healthy: {course}; no warnings."
+    deciding = deciding_of(outcome, bad)
+    title = outcome.replace("_", " ").capitalize()
+    if deciding is None:
+        return f"{title}: {course}; no warnings before that."
+    back = _rollbacks_clause(findings, bad)
+    if back and len(bad) > 1:
+        back = f"{back} ({counted(len(bad) - 1, 'more finding')})"
+    if outcome == "unstable" and back and any(map(persists, findings)):
+        return f"Unstable: {back}, but zero_grad() is still missing; {course}{last}.{_origin(findings)}"
+    if outcome == "unstable" and (new_data := _new_data(bad)):
+        return f"Unstable: {new_data}{_origin(findings)}"
+    if outcome == "unstable":
+        unit, first = bad[0].unit, min(finding.start for finding in bad)
+        where = f" at {unit} {first}" if all(finding.start == first for finding in bad) else f" from {unit} {first} on"
+        if all(finding.kind in OF_SETUP for finding in bad):
+            where = ""  # mistakes in the set-up are there from the start; the step is that of the check
+        return (
+            f"{title_of(outcome, bad)}: {listed(finding.kind for finding in bad)}{where}; {course}.{_origin(findings)}"
+        )
+    if outcome == RECOVERED:
+        return f"Recovered: {back}; {course}{last}.{_origin(findings)}"
+    others = len(bad) - 1
+    more = f" {others} more finding{'s' if others > 1 else ''} of at least WARNING." if others else ""
+    return f"{title}: {_unrescued_sentence(deciding, findings)}{more}"
+
+
+def _unrescued_sentence(deciding: Finding, findings: Sequence[Finding]) -> str:
+    """Return what decides the outcome, with the rollbacks that did not help against it."""
+    rollbacks = [finding for finding in findings if finding.kind == Rollback.kind]
+    message = _deciding_sentence(deciding)
+    if not rollbacks:
+        return message
+    back = _rollbacks_clause(findings, [finding for finding in findings if finding.severity >= Severity.WARNING])
+    was = f"The training was {back}"
+    answered = any(finding.attempt >= deciding.attempt and finding.end >= deciding.start for finding in rollbacks)
+    if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered:
+        return f"{message} {was}."
+    ended = deciding.known(LastingRiseFacts)
+    if ended is None or ended.best <= 0:
+        return f"{message} {was}; the loss has not come down again."
+    return (
+        f"{back}, but {deciding.metric or 'loss'} has not come down again: it ended at {ended.last:.4g}, "
+        f"{factor(ended.last / ended.best)} times its best level of {ended.best:.4g}."
+    )
+
+
+def _deciding_sentence(deciding: Finding) -> str:
+    """Return the sentence of a finding, with the last step of a loss that stayed non-finite."""
+    first, _, more = deciding.message.partition(". ")
+    stayed = deciding.kind in NON_FINITE and deciding.recovered is False and deciding.end > deciding.start
+    facts = deciding.facts
+    has_end = isinstance(facts, NonFiniteFacts) and facts.finite_afterwards is not None
+    if not stayed or has_end:
+        return deciding.message
+    return f"{first.rstrip('.')}; non-finite up to {deciding.unit} {deciding.end}. {more}".rstrip()
+
+
+def _was_rescued(findings: Sequence[Finding]) -> bool:
+    """Whether a rollback helped: nothing critical is left, rollbacks were not given up, and no known cause persists."""
+    undone = max(
+        ((finding.attempt, finding.end) for finding in findings if finding.kind == Rollback.kind), default=(-1, -1)
+    )
+    critical = (finding for finding in findings if finding.severity is Severity.CRITICAL and finding.recovered is False)
+    lasting = any((finding.attempt, finding.end) > undone for finding in critical)
+    kinds = {finding.kind for finding in findings}
+    held = GiveUp.kind in kinds or any(map(persists, findings))  # or it may break again at any step
+    return Rollback.kind in kinds and not held and not lasting
+
+
+def _is_back(reading: CurveReading, bad: Sequence[Finding]) -> bool:
+    """Whether the loss ended near its level before the trouble; near where it began if no finding names that level."""
+    began, ended = reading.first_level, reading.last_level
+    if began is None or ended is None or began <= 0:
+        return True
+    rises = (finding.known(LossRiseFacts) for finding in bad if finding.metric == reading.metric)
+    levels = [rise.baseline for rise in rises if rise is not None]
+    return ended <= RECOVERED_FACTOR * max(levels, default=0.0) or (
+        not any(levels) and ended <= RECOVERED_FACTOR * began
+    )
+
+
+def _rose(reading: CurveReading) -> bool:
+    """Whether the loss ended clearly above where it began."""
+    began, ended = reading.first_level, reading.last_level
+    return reading.best > 0 and began is not None and ended is not None and RISE_FACTOR * began <= ended
+
+
+def _rollbacks_clause(findings: Sequence[Finding], bad: Sequence[Finding]) -> str:
+    """Return ``rolled back 2 times, last to step 380 after a divergence at step 402``; empty if it never was."""
+    rollbacks = [finding for finding in findings if finding.kind == Rollback.kind]
+    if not rollbacks:
+        return ""
+    undone = sum(finding.count for finding in rollbacks if _is_reverted(finding))
+    count = max(1, sum(finding.count for finding in rollbacks) - 2 * undone)  # to undo one is one more
+    last = max(rollbacks, key=lambda finding: (finding.attempt, finding.start))
+    only = last.facts if last.count == 1 else None  # of several in one finding, the first is known
+    if not isinstance(only, RollbackFacts):
+        return f"rolled back {times(count)} after {_worst_of(bad)}"
+    state = f"{last.unit} {only.target:.0f}"
+    to = f"rolled back to {state}" if count == 1 else f"rolled back {times(count)}, last to {state}"
+    answered = [
+        finding
+        for finding in bad
+        if finding.attempt == last.attempt and only.onset <= finding.end and finding.start <= last.end
+    ]
+    named = [finding for finding in answered if finding.kind == only.finding] or answered
+    if named or not only.reason:
+        return f"{to} after {_worst_of(named or bad)}"
+    reason, _, _ = only.reason.partition(". ")
+    return f"{to} ({reason[0].lower()}{reason[1:].rstrip('.')})"
+
+
+def _is_reverted(rollback: Finding) -> bool:
+    return isinstance(rollback.facts, RollbackFacts) and rollback.facts.steps_regained is not None
+
+
+def _worst_of(bad: Sequence[Finding]) -> str:
+    """Return ``a divergence at step 402``, which says more than what led to it."""
+    lost = (*KINDS_THAT_DECIDE["diverged"], *NON_FINITE)
+    order = {kind: place for place, kind in enumerate(lost)}
+    worst = min(bad, key=lambda finding: (order.get(finding.kind, len(order)), -finding.severity, finding.start))
+    return f"{listed([worst.kind])} at {worst.unit} {worst.start}"
+
+
+def _origin(findings: Sequence[Finding]) -> str:
+    """Return where the first non-finite number came from, if that was found."""
+    origins = sorted(
+        (finding for finding in findings if finding.kind == NAN_ORIGIN),
+        key=lambda finding: (finding.attempt, finding.start),
+    )
+    if not origins:
+        return ""
+    return f" {origins[0].unit.capitalize()} {origins[0].start}: {origin_of(origins[0]).statement}"
+
+
+def _is_lost(finding: Finding) -> bool:
+    """Whether a loss rose for good, or is far up in its last points."""
+    if finding.kind == "loss_spike":
+        return finding.severity is Severity.CRITICAL
+    return finding.kind == "divergence" and finding.recovered is False
+
+
+def _new_data_since(divergence: Finding, findings: Sequence[Finding]) -> Finding | None:
+    """Return the change of the data that a divergence was, if the loss has fallen since."""
+    ended = divergence.known(LossEndFacts)
+    last = inf if ended is None else ended.last
+    changes = (
+        finding
+        for finding in findings
+        if isinstance(finding.facts, DataChangedFacts)
+        and finding.attempt >= divergence.attempt
+        and divergence.start <= finding.start <= divergence.end
+        and last < finding.facts.loss
+    )
+    return next(changes, None)
+
+
+def _new_data(bad: Sequence[Finding]) -> str:
+    """Return that the data changed and how the loss continued; empty if a divergence has another reason."""
+    lost = next((finding for finding in bad if _is_lost(finding)), None)
+    change = None if lost is None else _new_data_since(lost, bad)
+    facts = None if change is None else change.facts
+    ended = None if lost is None else lost.known(LossEndFacts)
+    if lost is None or ended is None or not isinstance(facts, DataChangedFacts):
+        return ""
+    return (
+        f"the data or the loss function changed at about {lost.unit} {facts.onset}; "
+        f"{lost.metric or 'loss'} rose from {facts.level:.4g} to {facts.loss:.4g} "
+        f"and has fallen to {ended.last:.4g} since."
+    )
+
+
+def _course(reading: CurveReading | None, bad: Sequence[Finding], silence: str) -> str:
+    if reading is None:
+        return silence or "no loss was logged"
+    ends_in_it = any(
+        finding.metric == reading.metric and not finding.recovered and finding.end >= reading.last_step
+        for finding in bad
+    )
+    return (
+        f"{_movement(reading)}; last value {reading.last:.4g}"
+        if ends_in_it and _is_noisy(reading)
+        else _movement(reading)
+    )
+
+
+def _size(reading: CurveReading) -> str:
+    """Return the end of a loss that does not measure progress."""
+    state = "finite" if math.isfinite(reading.last) else "not finite at the end"
+    return f"{reading.metric} {state}, last value {reading.last:.4g} after {_steps(reading)}"
+
+
+def _is_noisy(reading: CurveReading) -> bool:
+    return reading.first_level is not None and reading.best > 0 and (reading.volatility or 0.0) > NOISY_SHARE
+
+
+def _movement(reading: CurveReading) -> str:
+    steps, name, about, first, last = _steps(reading), reading.metric, "", f"{reading.first:.4g}", f"{reading.last:.4g}"
+    if reading.points >= MIN_POINTS_OF_LEVELS and reading.first_level is not None:
+        first, last = f"{reading.first_level:.4g}", f"{reading.last_level:.4g}"  # one step may be any batch
+    if _is_noisy(reading):
+        name, about = f"{name} (noisy)", "about "
+        first, last = f"{reading.first_level:.3g}", f"{reading.last_level:.3g}"
+    if float(first) < float(last) < RISE_FACTOR * float(first):
+        return f"{name} stayed between {about}{first} and {last} for {steps}"
+    if first == last:
+        return f"{name} stayed at {about}{last} for {steps}"
+    return f"{name} {'fell' if float(last) < float(first) else 'rose'} from {about}{first} to {last} in {steps}"
+
+
+def _steps(reading: CurveReading) -> str:
+    """``1,000 steps``, or ``30 epochs``."""
+    span = reading.last_step - reading.first_step
+    steps = span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
+    return f"{steps:,} {reading.unit}s"
+
+
+def _too_little(reading: CurveReading | None, points: int) -> str:
+    if reading is None:
+        return "no loss among its metrics" if points else "no values were logged"
+    if reading.points >= MIN_POINTS:
+        return f"{reading.metric} stayed finite, but does not measure progress"
+    return f"{reading.metric} has {counted(reading.points, 'point')}, {MIN_POINTS} are needed"
+
+
+def listed(kinds: Iterable[str]) -> str:
+    """All of them: "2 loss spikes, a plateau and NaN"."""
+    nouns = [noun_of(kind, count) for kind, count in Counter(kinds).items()]
+    return nouns[0] if len(nouns) == 1 else f"{', '.join(nouns[:-1])} and {nouns[-1]}"
