@@ -1,4 +1,4 @@
-"""Failures of data and script: a bad batch, a NaN loss, gradients that are never cleared, a wrong loss scale."""
+"""Failures of data and script: a bad batch, a NaN loss, a missing zero_grad(), a wrong loss scale."""
 
 from __future__ import annotations
 
