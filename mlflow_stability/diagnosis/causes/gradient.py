@@ -133,10 +133,11 @@ def growth_check(context: EpisodeContext) -> CheckResult:
 def vanishing_check(context: EpisodeContext) -> CheckResult:
     """Check whether the gradients were too small to learn from."""
     episode, name = context.episode, "vanishing_gradients"
-    layer = last_layer_with_gradient(context)
-    if episode.kind == "gradient_vanishing" and episode.place and layer.place:
-        statement = f"The gradients vanish {layer.sentence}."
-        return cause_found(name, statement, _model_norm(context), since=episode.start, place=layer.place)
+    if episode.kind == "gradient_vanishing" and episode.place:
+        layer = last_layer_with_gradient(context)
+        if layer.place:
+            statement = f"The gradients vanish {layer.sentence}."
+            return cause_found(name, statement, _model_norm(context), since=episode.start, place=layer.place)
     events = context.events_of("gradient_vanishing") if episode.kind == "plateau" else []
     event = next((event for event in events if event.place and event.step <= episode.end), None)
     if event is not None:
@@ -162,6 +163,7 @@ def vanishing_check(context: EpisodeContext) -> CheckResult:
     fell = f"fell from {first:.3g} to {last:.3g}"
     low = f"was {first:.3g} at the start and {last:.3g} at the end"
     high = np.flatnonzero(values >= first / 2)
+    layer = last_layer_with_gradient(context)
     return cause_found(
         name,
         f"The gradients vanished: their norm {fell if last < 0.9 * first else low}.",
