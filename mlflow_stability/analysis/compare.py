@@ -188,8 +188,8 @@ def _heads(sources: Sequence[str], experiment: dict[str, RunHead], tracking_uri:
     run_ids = [source for source in sources if source not in experiment and _is_stored(source, tracking_uri)]
     if not run_ids:
         return {}
+    from mlflow_stability.tracking.client import answering_client
     from mlflow_stability.tracking.read.run_search import head_by
-    from mlflow_stability.tracking.store.client import answering_client
 
     heads: dict[str, RunHead] = {}
     try:

@@ -66,7 +66,7 @@ def no_such(text: str, what: str, tracking_uri: str | None) -> str:
 def _searched_place(tracking_uri: str | None) -> str:
     place = store_folder(tracking_uri)
     if place is None:
-        from mlflow_stability.tracking.store.client import store_address
+        from mlflow_stability.tracking.client import store_address
 
         address = store_address(tracking_uri)  # without credentials
     else:
@@ -100,7 +100,7 @@ def _recent(count: int, tracking_uri: str | None) -> list[FoundRun]:
 
 def _has_no_store(tracking_uri: str | None) -> bool:
     """Whether MLflow would look into a database that does not exist."""
-    from mlflow_stability.tracking.store.client import missing_database
+    from mlflow_stability.tracking.client import missing_database
 
     return missing_database(tracking_uri) is not None
 

@@ -23,7 +23,7 @@ from mlflow_stability.journal.process_identity import (
     process_status,
 )
 from mlflow_stability.journal.writer import JOURNAL
-from mlflow_stability.tracking.store.address import default_uri, same_store
+from mlflow_stability.tracking.address import default_uri, same_store
 
 _SILENT_SECONDS = 60.0
 _SETTLE_SECONDS = 0.2

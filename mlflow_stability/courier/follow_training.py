@@ -23,7 +23,7 @@ from mlflow_stability.courier.claim import next_orphan
 from mlflow_stability.courier.deliver import TICK, ask_for_short_requests, deliver_session, given_up
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.courier.training_process import MemoryWatch
-from mlflow_stability.tracking.store.address import without_credentials
+from mlflow_stability.tracking.address import without_credentials
 
 LINGER = 600.0
 _ORPHAN_LINGER = 30.0

@@ -36,9 +36,9 @@ from mlflow_stability.courier.sinks.table_sinks import LayerSink, PartSink
 from mlflow_stability.courier.training_process import TrainingProcess, TrainingState
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.follower import journal_size
-from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write.run_files import REPORT_FOLDER
-from mlflow_stability.tracking.write.run_writer import SystemMetrics
+from mlflow_stability.tracking.run_files import REPORT_FOLDER
+from mlflow_stability.tracking.run_writer import SystemMetrics
+from mlflow_stability.tracking.store_errors import RefusedError
 from mlflow_stability.vocabulary.run import Closing, Opening
 
 _logger = logging.getLogger("mlflow_stability.courier")

@@ -25,8 +25,8 @@ from mlflow_stability.courier.training_process import TrainingProcess, TrainingS
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import is_deleted, journal_size, opening_if_readable, opening_of
 from mlflow_stability.journal.writer import read_final_status
-from mlflow_stability.tracking.store.address import tracking_uri_for
-from mlflow_stability.tracking.store.client import run_page
+from mlflow_stability.tracking.address import tracking_uri_for
+from mlflow_stability.tracking.client import run_page
 
 NO_OUTLETS = OutletPlan()
 

@@ -35,6 +35,7 @@ from mlflow_stability.session.rank_comparison import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.recording.script_metrics import ScriptMetrics
 from mlflow_stability.session.sweep_trials import SweepTrial, running_trial
+from mlflow_stability.tracking.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.in_process import (
     CLIENT,
     ImplicitRunJoin,
@@ -49,7 +50,6 @@ from mlflow_stability.tracking.in_process import (
     measures_machine,
     tracking_uri,
 )
-from mlflow_stability.tracking.store.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.tag_names import last_step
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing, Opening

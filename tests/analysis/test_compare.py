@@ -24,7 +24,7 @@ from mlflow_stability.analysis.cards.worker_pool import AHEAD
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
 from mlflow_stability.kinds.catalog import default_detectors, detectors_named
-from mlflow_stability.tracking.store import client as store_client
+from mlflow_stability.tracking import client as store_client
 
 NO_RUN = "0123456789abcdef" * 2
 

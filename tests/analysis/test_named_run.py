@@ -13,7 +13,7 @@ import mlflow_stability
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.named_run import last_runs, run_called, run_id_of
 from mlflow_stability.errors import RunNotFoundError, UnreadableLogError
-from mlflow_stability.tracking.write.run_files import log_comparison
+from mlflow_stability.tracking.run_files import log_comparison
 
 
 @pytest.fixture(params=["sqlite_uri", pytest.param("rest_server", marks=pytest.mark.slow)])

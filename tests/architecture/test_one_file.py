@@ -405,7 +405,7 @@ def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_lo
         "import sys\n"
         "from mlflow_stability.alerts.metrics.run_metrics import BY_QUANTITY, KNOWN_QUANTITIES\n"
         "from mlflow_stability.tracking.keys import metric_key\n"
-        "from mlflow_stability.tracking.write.thinning import chosen_signals\n"
+        "from mlflow_stability.tracking.thinning import chosen_signals\n"
         "from mlflow_stability.vocabulary.measured import Signal\n"
         "names = BY_QUANTITY['toy_peak']\n"
         "print(metric_key(Signal('toy_peak')), names.prometheus, names.otel, names.meaning, names.unit)\n"

@@ -16,7 +16,7 @@ from typing import Any
 from mlflow_stability import Comparison, Diagnosis, Finding, ModelCheck, ModelFinding, diagnose
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
-from mlflow_stability.diagnosis.checklist.checklist import Checklist, checklist_of
+from mlflow_stability.diagnosis.checklist import Checklist, checklist_of
 from mlflow_stability.diagnosis.checklist.orders import ORDERS
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.kinds.catalog import default_detectors

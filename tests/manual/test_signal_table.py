@@ -14,7 +14,7 @@ from architecture.repository import PACKAGE
 from mlflow_stability.alerts.metrics.run_metrics import EVENTS, EVERYTHING, STEP_DURATION
 from mlflow_stability.manual.pages import signals_page
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.tracking.write.thinning import LOGGED_BY_THE_SCRIPT
+from mlflow_stability.tracking.thinning import LOGGED_BY_THE_SCRIPT
 from mlflow_stability.vocabulary.measured import Signal, signal_types
 
 PAGE = PACKAGE / "manual" / "alerts.md"

@@ -16,7 +16,7 @@ from stores.trainings import Ended, must_have_arrived_once, run_trainings, runs_
 
 import mlflow_stability
 from mlflow_stability.tracking.read.run_search import runs_of_experiment
-from mlflow_stability.tracking.write.run_files import RunCheckpoints
+from mlflow_stability.tracking.run_files import RunCheckpoints
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,7 +15,7 @@ from servers.troubled_server import TroubledServer
 from stores.trainings import must_have_arrived_once, run_trainings, runs_of
 
 from mlflow_stability.cli.main import run
-from mlflow_stability.tracking.store.client import check_store
+from mlflow_stability.tracking.client import check_store
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from mlflow_stability.analysis.cards.card_cache import rules_here
 from mlflow_stability.analysis.diagnose import texts_at
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.tracking.store.address import tracking_uri_for
+from mlflow_stability.tracking.address import tracking_uri_for
 from mlflow_stability.vocabulary.result import AskedCurves, RunCard, card_from_json
 
 DEADLINE = 20

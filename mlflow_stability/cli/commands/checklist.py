@@ -18,7 +18,7 @@ from mlflow_stability.cli.options import (
     typed_runs,
 )
 from mlflow_stability.cli.output import notes_console, present
-from mlflow_stability.diagnosis.checklist.checklist import Checklist, ChecklistItem, checklist_of
+from mlflow_stability.diagnosis.checklist import Checklist, ChecklistItem, checklist_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.text import capitalised
 

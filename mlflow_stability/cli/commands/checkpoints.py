@@ -25,8 +25,8 @@ from mlflow_stability.recovery.checkpoints import (
     read_meta,
     step_of_name,
 )
-from mlflow_stability.tracking.store.client import answering_client
-from mlflow_stability.tracking.write.run_files import RunCheckpoints
+from mlflow_stability.tracking.client import answering_client
+from mlflow_stability.tracking.run_files import RunCheckpoints
 
 
 @dataclass(frozen=True, slots=True)

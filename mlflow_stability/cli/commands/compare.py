@@ -153,13 +153,13 @@ def _log(comparison: Comparison, run_id: str | None, experiment: str | None, tra
         "comparison.json": render_comparison(comparison, "json"),
     }
     if run_id is not None:
-        from mlflow_stability.tracking.write.run_files import log_report
+        from mlflow_stability.tracking.run_files import log_report
 
         with notes_console().status("Logging the comparison to the run ..."):
             log_report(run_id, tracking_uri, files)
         note(_logged(run_id, files))
     if experiment is not None:
-        from mlflow_stability.tracking.write.run_files import log_comparison
+        from mlflow_stability.tracking.run_files import log_comparison
 
         with notes_console().status("Logging the comparison to the experiment ..."):
             new_run = log_comparison(experiment, tracking_uri, files, comparison.summary)

@@ -158,7 +158,7 @@ def _must_be_runs(sources: Sequence[str], tracking_uri: str | None) -> None:
 
 
 def _log(report: Report, tracking_uri: str | None) -> None:
-    from mlflow_stability.tracking.write.run_files import log_report
+    from mlflow_stability.tracking.run_files import log_report
 
     for diagnosis in report.diagnoses:
         if is_from_store(diagnosis):

@@ -27,7 +27,7 @@ from mlflow_stability.cli.commands.sync import sessions_in
 from mlflow_stability.cli.options import journal_root, tracking_uri_option
 from mlflow_stability.cli.output import megabytes, notes_console, result_console
 from mlflow_stability.errors import TORCH_IS_MISSING
-from mlflow_stability.tracking.store.client import check_store, mlflow_version
+from mlflow_stability.tracking.client import check_store, mlflow_version
 from mlflow_stability.vocabulary.result import Severity
 
 MIN_FREE_BYTES = 200e6  # a day of 20 signals at 10 steps a second is about 150 MB

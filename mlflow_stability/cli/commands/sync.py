@@ -44,7 +44,7 @@ from mlflow_stability.journal.layout import (
     session_folders,
 )
 from mlflow_stability.journal.writer import JOURNAL
-from mlflow_stability.tracking.store.address import is_sqlite, same_store, strip_credentials
+from mlflow_stability.tracking.address import is_sqlite, same_store, strip_credentials
 from mlflow_stability.vocabulary.run import Opening
 from mlflow_stability.vocabulary.settings import JOURNAL_FOLDER
 

@@ -32,7 +32,7 @@ from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import run_phrases
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_history import read_run_history
-from mlflow_stability.tracking.write.run_writer import description_section
+from mlflow_stability.tracking.run_writer import description_section
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.text import capitalised, counted, how_process_ended

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.training_process import TrainingProcess
-from mlflow_stability.tracking.store.client import run_page
+from mlflow_stability.tracking.client import run_page
+from mlflow_stability.tracking.recording_claim import RecordingTag, claim_place, earlier_left, place_among
+from mlflow_stability.tracking.run_writer import RunWriter, TrackingStore, tracking_store
 from mlflow_stability.tracking.tag_names import JOB
-from mlflow_stability.tracking.write.recording_claim import RecordingTag, claim_place, earlier_left, place_among
-from mlflow_stability.tracking.write.run_writer import RunWriter, TrackingStore, tracking_store
 from mlflow_stability.vocabulary.run import Opening
 
 RECORD_SCHEMA = "1"

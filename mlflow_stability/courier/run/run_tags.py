@@ -18,8 +18,8 @@ from mlflow_stability.courier.sinks.sink import upload_file
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.artifacts import DATA_FOLDER, README, bookkeeping_name
-from mlflow_stability.tracking.write.recording_claim import RecordingTag, recordings_in, tag_name
-from mlflow_stability.tracking.write.run_writer import RunWriter, description_section
+from mlflow_stability.tracking.recording_claim import RecordingTag, recordings_in, tag_name
+from mlflow_stability.tracking.run_writer import RunWriter, description_section
 from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.run import Closing
 from mlflow_stability.vocabulary.text import times

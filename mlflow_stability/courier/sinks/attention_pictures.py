@@ -20,10 +20,10 @@ from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.array_files import AttentionMapFile, read_attention_map
 from mlflow_stability.journal.layout import recording_folders
 from mlflow_stability.tracking.artifacts import ATTENTION_FOLDER, AttentionPart, picture_of_layer
-from mlflow_stability.tracking.store.store_errors import RefusedError
+from mlflow_stability.tracking.run_files import RunImages, image_key
+from mlflow_stability.tracking.run_writer import RunWriter
+from mlflow_stability.tracking.store_errors import RefusedError
 from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
-from mlflow_stability.tracking.write.run_files import RunImages, image_key
-from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured import AttentionMap
 
 MOST_LAYERS = 12

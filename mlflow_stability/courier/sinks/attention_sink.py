@@ -19,8 +19,8 @@ from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.array_files import AttentionMapFile, attention_map_files, read_attention_map
 from mlflow_stability.tracking.artifacts import MAPS_FOLDER, AttentionPart, write_attention_part
-from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.run_writer import RunWriter
+from mlflow_stability.tracking.store_errors import RefusedError
 from mlflow_stability.vocabulary.measured import AttentionMap
 
 PAGE = "attention.json"

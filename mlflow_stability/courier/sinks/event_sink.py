@@ -20,7 +20,7 @@ from mlflow_stability.journal.record import Record
 from mlflow_stability.kinds.reported.endings import Stall, StallEnd, StallFacts
 from mlflow_stability.kinds.reported.rollback import Rollback
 from mlflow_stability.tracking.artifacts import EVENTS_FOLDER, LINES_PER_FILE, EventLine, events_name, line_of
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Reset, Returned

@@ -17,8 +17,8 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import RunSink
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import DATA_FOLDER
-from mlflow_stability.tracking.write.run_params import is_chosen
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.run_params import is_chosen
+from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Fact, Opening
 
 SECONDS = 5.0

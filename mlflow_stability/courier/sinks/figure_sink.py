@@ -24,8 +24,8 @@ from mlflow_stability.journal.array_files import LayerTableFile, layer_table_fil
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import picture_name
 from mlflow_stability.tracking.keys import is_group
-from mlflow_stability.tracking.store.store_errors import RefusedError
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.run_writer import RunWriter
+from mlflow_stability.tracking.store_errors import RefusedError
 from mlflow_stability.vocabulary.measured import LayerTable, Signal, StepReading
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.run import Closing

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from mlflow_stability.courier.sinks.sink import TimedSink
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.record import Record
-from mlflow_stability.tracking.store.address import is_sqlite
-from mlflow_stability.tracking.write.thinning import (
+from mlflow_stability.tracking.address import is_sqlite
+from mlflow_stability.tracking.thinning import (
     LayerMetrics,
     Point,
     SingleValues,

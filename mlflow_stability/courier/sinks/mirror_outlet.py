@@ -37,7 +37,7 @@ from mlflow_stability.journal.array_files import LayerTableFile, layer_table_fil
 from mlflow_stability.journal.layout import mirror_page
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.tracking.write.thinning import Point
+from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.run import Opening
 
 RUN_SECONDS = 30.0

@@ -20,8 +20,8 @@ from mlflow_stability.journal.array_files import LayerTableFile, layer_table_fil
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import LAYER_TABLES_FOLDER, RECORD_FOLDER
 from mlflow_stability.tracking.parquet_parts import PartBuffer, part_name, write_layer_part
-from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.tracking.write.thinning import LayerMetrics, Point, chosen_signals
+from mlflow_stability.tracking.run_writer import RunWriter
+from mlflow_stability.tracking.thinning import LayerMetrics, Point, chosen_signals
 from mlflow_stability.vocabulary.measured import STATISTICS, LayerTable, Signal, StepReading
 
 _SHORTEST_INTERVAL = 60.0

@@ -217,8 +217,8 @@ def agreed_folder_of_job(root: Path) -> Path | None:
 
 def fetch_from_run(run_id: str, which: Which) -> Path:
     """Download the wanted checkpoint of a run, or the next older one that is whole, and return its folder."""
-    from mlflow_stability.tracking.store.client import answering_client  # MLflow takes seconds to load
-    from mlflow_stability.tracking.write.run_files import RunCheckpoints
+    from mlflow_stability.tracking.client import answering_client  # MLflow takes seconds to load
+    from mlflow_stability.tracking.run_files import RunCheckpoints
 
     checkpoints = RunCheckpoints(answering_client(), run_id)
     root = Settings().journal_root()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mlflow_stability.diagnosis.causes.catalog import cause_phrase
+from mlflow_stability.diagnosis.causes import cause_phrase
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result import (
     Association,

@@ -19,6 +19,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import RunNotFoundError
+from mlflow_stability.tracking.address import strip_credentials
 from mlflow_stability.tracking.artifacts import (
     EVENTS_FOLDERS,
     LAYER_TABLES_FOLDERS,
@@ -29,12 +30,11 @@ from mlflow_stability.tracking.artifacts import (
     lines_in,
     read_line,
 )
+from mlflow_stability.tracking.client import answering_client, no_progress_bar
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.parquet_parts import part_order, read_layer_part, read_part
 from mlflow_stability.tracking.read.run_record import RecordThinner, RunRecord, joined, whole_number
-from mlflow_stability.tracking.store.address import strip_credentials
-from mlflow_stability.tracking.store.client import answering_client, no_progress_bar
-from mlflow_stability.tracking.store.store_errors import not_mlflow, sentence, store_trouble
+from mlflow_stability.tracking.store_errors import not_mlflow, sentence, store_trouble
 from mlflow_stability.vocabulary.measured import LayerTable, Signal
 from mlflow_stability.vocabulary.result import Finding
 from mlflow_stability.vocabulary.text import chart_order

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-FOLDERS = ("probes", "session/recording", "session/autopilot", "tracking/write")
+FOLDERS = ("probes", "session/recording", "session/autopilot", "tracking")
 """Where signals are measured."""
 Interval = Literal["every step", "every 10 steps", "by layer", "forward pass"]
 Combined = Literal["mean", "norm", "min", "max"]

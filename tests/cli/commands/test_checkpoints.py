@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from mlflow_stability.cli.main import run
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import CheckpointMeta
-from mlflow_stability.tracking.write.run_files import RunCheckpoints
+from mlflow_stability.tracking.run_files import RunCheckpoints
 
 
 def keep(

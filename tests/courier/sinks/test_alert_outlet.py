@@ -19,7 +19,7 @@ from mlflow_stability.courier.deliver import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.courier.sinks import alert_outlet
-from mlflow_stability.tracking.store.client import run_page
+from mlflow_stability.tracking.client import run_page
 from mlflow_stability.vocabulary.result import Finding, Severity
 from mlflow_stability.vocabulary.run import Closing
 

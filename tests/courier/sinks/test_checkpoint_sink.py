@@ -15,8 +15,8 @@ from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.checkpoint_sink import CheckpointSink
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import CheckpointMeta
-from mlflow_stability.tracking.write.run_files import RunCheckpoints
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.run_files import RunCheckpoints
+from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Closing, Note
 
 

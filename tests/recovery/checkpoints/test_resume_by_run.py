@@ -12,7 +12,7 @@ import mlflow_stability
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.state.state_copy import copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts
-from mlflow_stability.tracking.write.run_files import RunCheckpoints
+from mlflow_stability.tracking.run_files import RunCheckpoints
 
 
 def a_training(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -31,7 +31,7 @@ from mlflow_stability.recovery.checkpoints.sharded_state import _member_of_enum,
 from mlflow_stability.recovery.checkpoints.stored_checkpoints import listing
 from mlflow_stability.recovery.state.state_copy import copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts, find_parts
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.result import Severity
 
 TRAINING = str(Path(sharded_training.__file__))

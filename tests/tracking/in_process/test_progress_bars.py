@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mlflow_stability.tracking.store.client import no_progress_bar
+from mlflow_stability.tracking.client import no_progress_bar
 
 NAME = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 

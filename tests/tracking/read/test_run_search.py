@@ -14,7 +14,7 @@ from servers.troubled_server import TroubledServer
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.tracking.read import run_search
 from mlflow_stability.tracking.read.run_search import head_of, runs_of_experiment
-from mlflow_stability.tracking.write.run_files import log_comparison
+from mlflow_stability.tracking.run_files import log_comparison
 
 
 def test_all_pages_are_read(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

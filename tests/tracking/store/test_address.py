@@ -1,6 +1,6 @@
 import pytest
 
-from mlflow_stability.tracking.store.address import (
+from mlflow_stability.tracking.address import (
     absolute_uri,
     is_sqlite,
     same_store,

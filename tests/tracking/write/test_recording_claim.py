@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mlflow import MlflowClient
 
-from mlflow_stability.tracking.write.recording_claim import (
+from mlflow_stability.tracking.recording_claim import (
     RecordingTag,
     claim_place,
     earlier_left,
@@ -11,7 +11,7 @@ from mlflow_stability.tracking.write.recording_claim import (
     recordings_in,
     tag_name,
 )
-from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Opening
 
 

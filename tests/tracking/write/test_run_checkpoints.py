@@ -6,7 +6,7 @@ import pytest
 from mlflow import MlflowClient
 
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.tracking.write.run_files import RunCheckpoints
+from mlflow_stability.tracking.run_files import RunCheckpoints
 
 STORES = ["sqlite_uri", pytest.param("rest_server", marks=pytest.mark.slow)]
 

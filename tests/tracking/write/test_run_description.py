@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mlflow_stability.tracking.write.run_writer import (
+from mlflow_stability.tracking.run_writer import (
     END,
     HEADING,
     LONGEST_DESCRIPTION,

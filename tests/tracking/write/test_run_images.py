@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from mlflow import MlflowClient
 
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.tracking.write.run_files import RunImages, image_key
+from mlflow_stability.tracking.run_files import RunImages, image_key
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.tracking.write.run_params import LONGEST, RunParams, cut
+from mlflow_stability.tracking.run_params import LONGEST, RunParams, cut
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from mlflow import MlflowClient
 
-from mlflow_stability.tracking.write.run_files import log_comparison
+from mlflow_stability.tracking.run_files import log_comparison
 
 
 def test_a_comparison_goes_into_the_experiment_of_a_name_or_an_id_and_into_a_new_one_of_a_name_of_digits(

@@ -2,9 +2,9 @@ import pytest
 from mlflow import MlflowClient
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.tracking.store.store_errors import sentence
-from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.tracking.write.thinning import Point
+from mlflow_stability.tracking.run_writer import RunWriter
+from mlflow_stability.tracking.store_errors import sentence
+from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.measured import Signal
 
 

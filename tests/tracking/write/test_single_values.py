@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 
-from mlflow_stability.tracking.write.thinning import Point, SingleValues
+from mlflow_stability.tracking.thinning import Point, SingleValues
 from mlflow_stability.vocabulary.measured.signal import Signal
 
 

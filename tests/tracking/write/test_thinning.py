@@ -4,7 +4,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.tracking.write.thinning import Thinner
+from mlflow_stability.tracking.thinning import Thinner
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 
 LOSS, NORM, RATE, LAYER = (

@@ -17,13 +17,8 @@ from mlflow import MlflowClient
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.tracking.store.client import (
-    answering_client,
-    bars_on_a_terminal,
-    experiment_by_id,
-    no_progress_bar,
-)
-from mlflow_stability.tracking.store.store_errors import RefusedError, store_trouble
+from mlflow_stability.tracking.client import answering_client, bars_on_a_terminal, experiment_by_id, no_progress_bar
+from mlflow_stability.tracking.store_errors import RefusedError, store_trouble
 from mlflow_stability.tracking.tag_names import COMPARISON, DESCRIPTION
 
 CHECKPOINTS_FOLDER = "stability/checkpoints"

@@ -22,13 +22,13 @@ from mlflow.system_metrics import system_metrics_monitor
 from mlflow.tracking.default_experiment.registry import get_experiment_id
 
 from mlflow_stability.errors import RunNotFoundError
+from mlflow_stability.tracking.address import sqlite_file
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.tracking.store.address import sqlite_file
-from mlflow_stability.tracking.store.store_errors import RefusedError, store_trouble
+from mlflow_stability.tracking.run_files import RunCheckpoints, RunImages
+from mlflow_stability.tracking.run_params import RunParams
+from mlflow_stability.tracking.store_errors import RefusedError, store_trouble
 from mlflow_stability.tracking.tag_names import DESCRIPTION
-from mlflow_stability.tracking.write.run_files import RunCheckpoints, RunImages
-from mlflow_stability.tracking.write.run_params import RunParams
-from mlflow_stability.tracking.write.thinning import Point
+from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.measured import Signal
 
 HEADING = "### Training stability: "

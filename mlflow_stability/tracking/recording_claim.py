@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.keys import SECTION, section_of
+from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
-from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.run import Opening
 
 LIVE_SECONDS = 30.0

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from mlflow.exceptions import MlflowException, RestException
 
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
-from mlflow_stability.tracking.store.address import strip_credentials, without_credentials
+from mlflow_stability.tracking.address import strip_credentials, without_credentials
 
 NOT_MLFLOW = "answers, but not as an MLflow server. Check the address: a login page or another service?"
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS"})

@@ -1,1 +1,0 @@
-"""Connects to a tracking store, and explains its errors."""

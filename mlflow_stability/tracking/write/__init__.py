@@ -1,1 +1,0 @@
-"""Writes into one run."""
