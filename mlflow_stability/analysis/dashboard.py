@@ -8,7 +8,7 @@ from collections import Counter
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.figures.run_page import (
-    MOST_CURVES,
+    MAX_CURVES,
     QUANTITIES,
     ROLLBACK,
     Curve,
@@ -54,8 +54,8 @@ def board_of(history: RunHistory, diagnosis: Diagnosis) -> DashboardData:
     left_out: Counter[str] = Counter()
     for quantity in QUANTITIES:
         wanted = [metric for metric in history.of(quantity) if _is_drawn(metric)]
-        curves.extend(curve_of(metric.series) for metric in wanted[:MOST_CURVES])
-        left_out[quantity] = max(0, len(wanted) - MOST_CURVES)
+        curves.extend(curve_of(metric.series) for metric in wanted[:MAX_CURVES])
+        left_out[quantity] = max(0, len(wanted) - MAX_CURVES)
     return DashboardData(history.name, diagnosis.verdict, tuple(curves), _marks(history, diagnosis), left_out)
 
 
@@ -71,6 +71,6 @@ def _marks(history: RunHistory, diagnosis: Diagnosis) -> tuple[Mark, ...]:
     turns = MarkSketch()
     for event in history.events or ():
         if event.kind == ROLLBACK:
-            turns.hear(event, event.step)
+            turns.add_event(event, event.step)
     findings = (finding for finding in diagnosis.findings if finding.kind != ROLLBACK or not turns.marks())
     return (*turns.marks(), *(Mark(f.kind, f.severity, f.start, max(f.start, f.end), f.count) for f in findings))

@@ -18,9 +18,9 @@ from mlflow_stability.analysis.named_run import last_runs
 from mlflow_stability.diagnosis.checklist import checklist_of
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.manual.references import explained_names, section
+from mlflow_stability.reports.brief import brief, brief_finding
 from mlflow_stability.reports.escape import plain
-from mlflow_stability.reports.run.brief import brief, finding
-from mlflow_stability.reports.run.json_document import number
+from mlflow_stability.reports.formats.json import json_value
 from mlflow_stability.vocabulary.argument import did_you_mean
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard, Severity
 from mlflow_stability.vocabulary.run import Metric, RunHistory
@@ -112,8 +112,8 @@ class RunTools:
             item for item in self._read(run)[1].findings if item.severity >= floor and issue_type in ("", item.kind)
         ]
         page = [
-            finding(item)
-            | {"metrics": {name: number(value) for name, value in item.metrics.items()}}
+            brief_finding(item)
+            | {"metrics": {name: json_value(value) for name, value in item.metrics.items()}}
             | {"remedies": [_cut(str(remedy)) for remedy in item.remedies]}
             for item in findings[max(0, offset) :][: max(1, min(limit, MAX_FINDINGS))]
         ]
@@ -164,7 +164,7 @@ class RunTools:
             "metric": _cut(chosen.name),
             "points": len(steps),
             "thinned_to": len(kept),
-            "series": [[int(steps[index]), number(float(f"{values[index]:.6g}"))] for index in kept],
+            "series": [[int(steps[index]), json_value(float(f"{values[index]:.6g}"))] for index in kept],
         }
 
     def run_checklist(self, run: str = LAST, finding: str = "") -> dict[str, Any]:
@@ -231,8 +231,8 @@ def _card(card: RunCard) -> dict[str, Any]:
         "cause": card.cause,
         "first_issue_step": card.onset,
         "last_step": card.last_step,
-        "final_loss": number(card.final_loss),
-        "best_loss": number(card.best_loss),
+        "final_loss": json_value(card.final_loss),
+        "best_loss": json_value(card.best_loss),
     }
 
 

@@ -1,8 +1,4 @@
-"""Draws several pairs of losses side by side: of a failure and of its healthy twin.
-
-In: the losses of each pair by step, and where trouble was found. Out: a figure with a panel for each pair. Guarantees:
-a loss that is not finite is a gap.
-"""
+"""Draw pairs of losses side by side: of a failure and of its healthy twin."""
 
 from __future__ import annotations
 
@@ -22,13 +18,14 @@ from mlflow_stability.figures.style import (
     SMALL_SIZE,
     WIDTH,
     Picture,
+    add_legend,
     entitle,
     new_figure,
     our_style,
     shown,
 )
 
-MOST_COLUMNS = 3
+MAX_COLUMNS = 3
 _TOP, _BOTTOM, _TALL, _ABOVE = 1.45, 0.55, 1.9, 0.75
 _LEFT, _RIGHT, _GAP = 0.75, 0.3, 0.6
 
@@ -39,23 +36,19 @@ class LossPair:
 
     name: str
     conclusion: str
-    """What was found, in a few words."""
+    """The findings, in a few words."""
     healthy: tuple[float, ...]
     """The loss of each step of the healthy twin."""
     failure: tuple[float, ...]
     """The loss of each step of the failure."""
     found_at: int | None
-    """The step of the first finding; None: nothing was found."""
+    """The step of the first finding, or None."""
 
 
+@our_style()
 def loss_pairs(pairs: Sequence[LossPair], title: str) -> Picture:
-    """The picture of these pairs."""
-    with our_style():
-        return _drawn(pairs, title)
-
-
-def _drawn(pairs: Sequence[LossPair], title: str) -> Picture:
-    columns = min(MOST_COLUMNS, len(pairs))
+    """Draw a panel for each pair; a loss that is not finite is a gap."""
+    columns = min(MAX_COLUMNS, len(pairs))
     rows = -(-len(pairs) // columns)
     total = _TOP + rows * (_TALL + _ABOVE) - _ABOVE + _BOTTOM
     wide = (WIDTH - _LEFT - _RIGHT - (columns - 1) * _GAP) / columns
@@ -66,16 +59,13 @@ def _drawn(pairs: Sequence[LossPair], title: str) -> Picture:
         left, bottom = _LEFT + column * (wide + _GAP), total - _TOP - row * (_TALL + _ABOVE) - _TALL
         axes = figure.add_axes((left / WIDTH, bottom / total, wide / WIDTH, _TALL / total))
         _draw(axes, pair, int(wide / 0.08))
-    figure.legend(
-        [Line2D([], [], color=LINES[0]), Line2D([], [], color=BAD), Line2D([], [], color=FAINT, linestyle=":")],
-        ["healthy twin", "failure", "first finding"],
-        loc="upper left",
-        bbox_to_anchor=(_LEFT / WIDTH - 0.01, 1 - 0.6 / total),
-        ncols=3,
-        fontsize=SMALL_SIZE,
-        frameon=False,
-        labelcolor=FAINT,
-    )
+    lines = {
+        "healthy twin": Line2D([], [], color=LINES[0]),
+        "failure": Line2D([], [], color=BAD),
+        "first finding": Line2D([], [], color=FAINT, linestyle=":"),
+    }
+    place = (_LEFT / WIDTH - 0.01, 1 - 0.6 / total)
+    add_legend(figure, lines, loc="upper left", bbox_to_anchor=place, ncols=3, borderaxespad=None)
     return figure
 
 

@@ -1,7 +1,7 @@
-"""What a figure of a run is, and which of them the courier draws into each run.
+"""The figures that the courier draws into each run.
 
-A module of `of_run` that has `FIGURES` is all that a new figure needs. In: what was kept of a recording. Out: a PNG.
-Guarantees: finding the figures loads nothing that draws; a figure loads it when it is drawn.
+A new figure needs only a module of `of_run` with `FIGURES`. Finding the figures does not load matplotlib; a
+figure loads it when it is drawn.
 """
 
 from __future__ import annotations
@@ -16,35 +16,33 @@ from mlflow_stability.figures.run_page.dashboard_data import DashboardData
 from mlflow_stability.vocabulary.discovery import modules_of
 from mlflow_stability.vocabulary.measured import LayerTable
 
-LAST = 1000
-
 
 class FigureData(Protocol):
-    """What is known of one recording."""
+    """The data of one recording."""
 
     @property
     def subtitle(self) -> str:
-        """Which run, which steps, how it stands."""
+        """The run, its steps and its state."""
         ...
 
     def board(self) -> DashboardData:
-        """The curves and marks of the whole model."""
+        """Return the curves and marks of the whole model."""
         ...
 
     def has_layers(self, quantity: str) -> bool:
-        """Whether a quantity that a figure asked for was measured by layer."""
+        """Return whether a quantity of `RunFigure.by_layer` was measured."""
         ...
 
     def grid(self, quantity: str) -> LayerGrid:
-        """It by layer and step."""
+        """Return this quantity by layer and step."""
         ...
 
     def has_histograms(self, what: str) -> bool:
-        """Whether the gradients of layers, or their weights, were measured with histograms."""
+        """Return whether there are histograms of ``gradient`` or ``weight`` by layer."""
         ...
 
     def tables(self, what: str, most: int) -> Sequence[LayerTable]:
-        """At most so many of these tables, spread over the run, the newest last."""
+        """Return at most this many of these tables, spread over the run, the newest last."""
         ...
 
 
@@ -53,21 +51,21 @@ class RunFigure:
     """One figure."""
 
     name: str
-    """Of its file."""
+    """Of its file, without the ending."""
     draw: Callable[[FigureData], bytes]
-    """The PNG; whatever draws is imported within."""
+    """Returns the PNG; imports matplotlib within."""
     there: Callable[[FigureData], bool] = lambda _: True
     """Whether there is anything to draw."""
     by_layer: tuple[str, ...] = ()
-    """The quantities that are to be kept by layer for it."""
+    """The quantities to keep by layer for it."""
     folder: str = "stability/layers"
-    """Among the artifacts of the run."""
-    order: int = LAST
-    """Which is drawn first."""
+    """Its folder among the artifacts of the run."""
+    order: int = 1000
+    """Lower ones are drawn first."""
 
 
 @cache
 def run_figures() -> tuple[RunFigure, ...]:
-    """All of them, in the order in which they are drawn."""
-    found = [each for module in modules_of(f"{__package__}.of_run") for each in getattr(module, "FIGURES", ())]
-    return tuple(sorted(found, key=lambda each: (each.order, each.name)))
+    """Return all figures in the order of drawing."""
+    figures = [figure for module in modules_of(f"{__package__}.of_run") for figure in getattr(module, "FIGURES", ())]
+    return tuple(sorted(figures, key=lambda figure: (figure.order, figure.name)))

@@ -1,8 +1,4 @@
-"""The scale on which values are shown: its kind, its limits and the numbers written beside it.
-
-In: the finite values of a panel. Out: an axis that fits them. Guarantees: positive values get a logarithmic scale;
-of others, a few extremes do not press the rest into a line, and `Scale.cut` says how far they went.
-"""
+"""Scales of axes: kind, limits, and the numbers written beside them."""
 
 from __future__ import annotations
 
@@ -17,26 +13,27 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _HEADROOM = 0.08
-_CUT_BEYOND = 2.0
-"""A linear scale ends where a value is farther out than so many times the range of the middle 98 %."""
-_SMALLEST, _LARGEST = 1e-250, 1e250  # beyond these the arithmetic of an axis is not finite
+_MAX_REACH = 2.0
+"""A linear scale reaches at most this many times the range of the middle 98 % of values beyond these."""
+_SMALLEST, _LARGEST = 1e-250, 1e250  # beyond these the arithmetic of an axis overflows
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a panel shows its values."""
+    """The vertical scale of a panel."""
 
     logarithmic: bool
     bottom: float
     top: float
     cut: float | None = None
-    """The largest value that lies beyond `top`, where one does."""
+    """The largest value beyond `top`, or None."""
 
 
 def scale_of(values: Floats, *, never_negative: bool = False) -> Scale | None:
-    """The scale for these values; None where none is finite.
+    """Return the scale for these values, or None where none is finite.
 
-    With `never_negative` a zero stands at the lower edge of a logarithmic scale.
+    Positive values get a logarithmic scale; in a linear one, a few extremes do not press the others into a line.
+    With `never_negative`, zeros are at the lower edge of a logarithmic scale.
     """
     values = np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST)
     if not len(values):
@@ -49,7 +46,7 @@ def scale_of(values: Floats, *, never_negative: bool = False) -> Scale | None:
         room = max((math.log(high) - math.log(low)) * _HEADROOM, 0.05)
         return Scale(True, low * math.exp(-room), high * math.exp(room))
     inner_low, inner_high = np.percentile(values, [1, 99]).tolist()
-    reach = _CUT_BEYOND * (inner_high - inner_low)
+    reach = _MAX_REACH * (inner_high - inner_low)
     cut = None
     if reach > 0:
         low = max(low, inner_low - reach)
@@ -79,7 +76,7 @@ def apply(axes: Axes, scale: Scale) -> None:
 
 
 def number_text(value: float) -> str:
-    """A number as it stands beside an axis: short, and the way people type it."""
+    """Return a short number, as people type it: ``1e-5``."""
     if value != 0 and not 1e-3 <= abs(value) < 1e5:
         mantissa, _, power = f"{value:.2e}".partition("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"

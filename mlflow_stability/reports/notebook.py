@@ -1,7 +1,6 @@
-"""Shows results in notebooks as the page of the HTML report, in a frame.
+"""Show results in notebooks as the page of the HTML report, in a frame that loads nothing and runs no script.
 
-In: a diagnosis or a comparison. Out: HTML for the output of a cell. Guarantees: the styles of the notebook and those of
-the page do not reach each other; nothing is loaded and no script runs; links within the page stay within it.
+Importing this module registers the pages.
 """
 
 from __future__ import annotations
@@ -12,27 +11,25 @@ from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render, render_comparison
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis, register_page
 
-HEIGHT = 640
-"""Pixels of the frame; its lower edge can be dragged, and the page scrolls in it."""
+# The lower edge of the frame can be dragged, and the page scrolls in it.
 _STYLE = (
-    f"width:100%;height:{HEIGHT}px;border:1px solid #8886;border-radius:4px;resize:vertical;overflow:auto;"
+    "width:100%;height:640px;border:1px solid #8886;border-radius:4px;resize:vertical;overflow:auto;"
     "box-sizing:border-box"
 )
 
 
 def diagnosis_in_frame(diagnosis: Diagnosis) -> str:
-    """The report of one run."""
-    return in_frame(render(Report((diagnosis,)), "html"), f"Diagnosis of {diagnosis.name}")
+    """Return the report of one run."""
+    return _in_frame(render(Report((diagnosis,)), "html"), f"Diagnosis of {diagnosis.name}")
 
 
 def comparison_in_frame(comparison: Comparison) -> str:
-    """The report of several."""
-    return in_frame(render_comparison(comparison, "html"), "Comparison of runs")
+    """Return the report of several runs."""
+    return _in_frame(render_comparison(comparison, "html"), "Comparison of runs")
 
 
-def in_frame(page: str, title: str) -> str:
-    """A whole page as the content of a frame."""
-    # Without this, links to a part of the page would lead to the notebook's address.
+def _in_frame(page: str, title: str) -> str:
+    # Without a base, links to a part of the page would lead to the notebook's address.
     page = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
     return f'<iframe title="{escape(title)}" sandbox srcdoc="{escape(page)}" style="{_STYLE}"></iframe>'
 

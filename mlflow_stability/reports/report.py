@@ -1,12 +1,12 @@
-"""What a report is made from: the conclusions about everything that was asked for, and what could not be read."""
+"""What a report is made from, and what an output format is."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
+from mlflow_stability.vocabulary.result import Comparison, Diagnosis, Finding, Severity
 
 _STORED = frozenset({"recorded", "mlflow"})
 _RUN_ID = re.compile(r"[0-9a-fA-F]{32}")
@@ -19,7 +19,7 @@ def is_from_store(diagnosis: Diagnosis) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One input of which nothing could be read."""
+    """One input that could not be read."""
 
     source: str
     """The run id or path, as it was given."""
@@ -30,36 +30,36 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that one call of `diagnose` has to say."""
+    """The result of one call of `diagnose`."""
 
     diagnoses: tuple[Diagnosis, ...]
-    """In the order in which they were asked for."""
+    """In the order of the question."""
     failures: tuple[Failure, ...] = ()
 
     def issues(self) -> Iterator[tuple[Diagnosis, Finding]]:
-        """Every episode of every run."""
+        """Every finding of every run."""
         for diagnosis in self.diagnoses:
-            for episode in diagnosis.findings:
-                yield diagnosis, episode
+            for finding in diagnosis.findings:
+                yield diagnosis, finding
 
     def count(self, severity: Severity) -> int:
-        """How many episodes are just this bad."""
-        return sum(episode.severity is severity for _, episode in self.issues())
+        """Return the number of findings of exactly this severity."""
+        return sum(finding.severity is severity for _, finding in self.issues())
 
     @property
     def worst(self) -> Severity:
-        """The severity of the worst episode; INFO where there is none."""
-        return max((each.severity for each in self.diagnoses), default=Severity.INFO)
+        """The severity of the worst finding, or INFO."""
+        return max((diagnosis.severity for diagnosis in self.diagnoses), default=Severity.INFO)
 
     @property
     def files(self) -> int:
-        """How many files were read, of which one may hold several runs."""
-        return len({each.source for each in self.diagnoses if not is_from_store(each)})
+        """Number of files read; one file may hold several runs."""
+        return len({diagnosis.source for diagnosis in self.diagnoses if not is_from_store(diagnosis)})
 
     @property
     def runs(self) -> int:
-        """How many runs of a tracking store were read."""
-        return sum(is_from_store(each) for each in self.diagnoses)
+        """Number of runs read from a tracking store."""
+        return sum(map(is_from_store, self.diagnoses))
 
     @property
     def asked_for_files(self) -> bool:
@@ -70,3 +70,19 @@ class Report:
     def asked_for_runs(self) -> bool:
         """Whether any of the inputs was a run id."""
         return self.runs > 0 or any(not failure.is_path for failure in self.failures)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFormat:
+    """One output format."""
+
+    name: str
+    """As people type it."""
+    run: Callable[[Report], str]
+    """Writes what `diagnose` found in one or more runs."""
+    comparison: Callable[[Comparison], str]
+    """Writes what `compare` found in many."""
+    endings: tuple[str, ...] = ()
+    """File name endings that select it."""
+    order: int = 1000
+    """Its position in help texts."""

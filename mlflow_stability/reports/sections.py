@@ -1,7 +1,4 @@
-"""Section model of reports: terminal, Markdown and HTML draw the same titles, sentences and rows.
-
-In: what is to be said. Out: frozen sections. Guarantees: a report's words are chosen once; renderers only lay them out.
-"""
+"""Section model of reports: terminal, Markdown and HTML draw the same titles, sentences and rows."""
 
 from __future__ import annotations
 
@@ -34,13 +31,13 @@ class Row:
     """One sentence, or one row of a table."""
 
     cells: tuple[str, ...]
-    """Sentences; of a table one for each column beside the label."""
+    """Sentences; in a table one for each column beside the label."""
     label: str = ""
     sign: Sign = Sign.ITEM
     note: str = ""
     """What to type to see more: a run id or a path."""
     severity: Severity | None = None
-    """How bad what it says is, where that is shown."""
+    """Its severity, where that is shown."""
 
     @property
     def text(self) -> str:
@@ -59,9 +56,9 @@ class Section:
     numbers: frozenset[str] = frozenset()
     """The columns that hold numbers."""
     few: int | None = None
-    """How many rows a terminal shows unless it is asked for all."""
+    """Number of rows that a terminal shows without --verbose."""
     most: int | None = None
-    """How many rows a page shows."""
+    """Number of rows that a page shows."""
     remarks: tuple[str, ...] = ()
     """Sentences about the whole section, shown beneath its rows."""
 
@@ -70,16 +67,16 @@ class Section:
 
     @property
     def beyond(self) -> str:
-        """How many rows a page does not show; empty for none."""
+        """The number of rows that a page leaves out, as a sentence; empty for none."""
         return "" if self.most is None or len(self.rows) <= self.most else f"{len(self.rows) - self.most} more."
 
 
-def sentences(title: str, said: Iterable[str], sign: Sign = Sign.ITEM, few: int | None = None) -> Section:
-    """A section of sentences without labels."""
-    return Section(title, tuple(Row((each,), sign=sign) for each in said), few=few)
+def sentences(title: str, texts: Iterable[str], sign: Sign = Sign.ITEM, few: int | None = None) -> Section:
+    """Return a section of sentences without labels."""
+    return Section(title, tuple(Row((text,), sign=sign) for text in texts), few=few)
 
 
 def failures(unread: Iterable[tuple[str, str]], few: int | None = None) -> Section:
-    """The inputs that could not be read, each with the reason."""
+    """Return the section of inputs that could not be read, each with the reason."""
     rows = (Row((" ".join(reason.split()),), source, Sign.LABEL) for source, reason in unread)
     return Section("Not read", tuple(rows), few=few)

@@ -15,8 +15,8 @@ from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
 from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.reports.formats.json import schema
 from mlflow_stability.reports.report import Failure
-from mlflow_stability.reports.run.json_document import schema
 from mlflow_stability.vocabulary.result import AskedCurves
 
 OTHER = "aux/objective_value"
@@ -82,7 +82,7 @@ def test_every_format_says_which_curves_were_judged(log: str, capsys: pytest.Cap
         assert "train_loss, no validation loss (1 other curve)" in said.replace("train\\_loss", "train_loss")
     run(["diagnose", log, "--output-format", "json"])
     said = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema()).validate(said)
+    Draft202012Validator(schema("diagnosis")).validate(said)
     assert said["runs"][0]["judged"] == {"losses": ["train_loss"], "validations": [], "others": 1, "reasons": []}
 
 

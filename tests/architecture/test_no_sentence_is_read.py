@@ -35,8 +35,8 @@ DISPLAYED = {
     ("courier/run/conclusion.py", "partition"): "shows the first sentence in bold",
     ("diagnosis/verdict.py", "partition"): "adds the last step of a NaN to the first sentence",
     ("vocabulary/result/action.py", "removesuffix"): "adds numbers before the full stop",
-    ("reports/comparison/sections.py", "compare"): "shows a cause once, where the verdict repeats it as it is",
-    ("reports/words/run_phrases.py", "removeprefix"): "takes the outcome off the verdict, which stands beside it",
+    ("reports/comparison_sections.py", "compare"): "shows a cause once, where the verdict repeats it as it is",
+    ("reports/run_phrases.py", "removeprefix"): "takes the outcome off the verdict, which stands beside it",
 }
 """Where a part of a sentence is left out because it is shown elsewhere, and why."""
 

@@ -10,7 +10,7 @@ from diagnosis.cards import made
 from reports.comparisons import many, two, two_with_layers
 
 from mlflow_stability.diagnosis.compare import comparison_of
-from mlflow_stability.reports.comparison.comparison_html import render
+from mlflow_stability.reports.html_kit.pages import comparison_page as render
 from mlflow_stability.vocabulary.result import Mark, Severity
 
 PROGRAM = find_chromium()

@@ -8,8 +8,8 @@ import pytest
 from browser.chromium import Chromium, find_chromium
 from reports.samples import SEVERAL, broken
 
+from mlflow_stability.reports.html_kit.pages import run_page as render
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run.html_page import render
 
 PROGRAM = find_chromium()
 pytestmark = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from findings import at_step
 
-from mlflow_stability.figures.run_page.mark import MOST_PER_KIND, Mark, MarkSketch, grouped
+from mlflow_stability.figures.run_page.dashboard_data import MAX_MARKS, Mark, MarkSketch, grouped
 from mlflow_stability.figures.scale import number_text, scale_of
 from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.vocabulary.result import Finding, Severity
@@ -14,9 +14,9 @@ def test_a_storm_of_events_stays_few_marks_and_none_is_forgotten() -> None:
     sketch = MarkSketch()
     for step in range(0, 20_000, 2):
         severity = Severity.CRITICAL if step == 7_778 else Severity.WARNING
-        sketch.hear(at_step(step, "loss_spike", severity, "spike"), step)
+        sketch.add_event(at_step(step, "loss_spike", severity, "spike"), step)
     marks = sketch.marks()
-    assert len(marks) <= MOST_PER_KIND
+    assert len(marks) <= MAX_MARKS
     assert sum(each.count for each in marks) == 10_000
     assert sum(each.severity == Severity.CRITICAL for each in marks) == 1
     assert (marks[0].start, marks[-1].end) == (0, 19_998)
@@ -24,7 +24,7 @@ def test_a_storm_of_events_stays_few_marks_and_none_is_forgotten() -> None:
 
 def test_a_rollback_knows_where_it_led_back_to_as_the_run_counts() -> None:
     sketch = MarkSketch()
-    sketch.hear(Finding.at(RollbackFacts("back", 30, 40, 20, 0.1, 1), 50, Severity.INFO), 1050)
+    sketch.add_event(Finding.at(RollbackFacts("back", 30, 40, 20, 0.1, 1), 50, Severity.INFO), 1050)
     assert sketch.marks() == (Mark("rollback", Severity.INFO, 1050, 1050, target=1030),)
 
 

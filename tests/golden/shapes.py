@@ -20,12 +20,11 @@ from mlflow_stability.diagnosis.checklist import Checklist, checklist_of
 from mlflow_stability.diagnosis.checklist.orders import ORDERS
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.kinds.catalog import default_detectors
-from mlflow_stability.reports.comparison import comparison_terminal
+from mlflow_stability.reports import comparison_terminal, run_terminal
 from mlflow_stability.reports.model_check import show_model_check
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run import terminal
+from mlflow_stability.reports.run_phrases import character, figures
 from mlflow_stability.reports.terminal_kit import TerminalWriter, written
-from mlflow_stability.reports.words.run_phrases import character, figures
 from mlflow_stability.vocabulary.result import Cause, CurveReading, RunCard, SeedGroup
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -80,7 +79,7 @@ def diagnosis_shape(diagnosis: Diagnosis) -> Shape:
             "curves": [curve_shape(reading) for reading in diagnosis.curves],
             "not_judged": [str(each) for each in diagnosis.cannot_tell],
             "notes": diagnosis.notes,
-            "text": lines(terminal.render(Report((named,)), width=WIDTH)),
+            "text": lines(run_terminal.render(Report((named,)), width=WIDTH)),
         }
     )
 

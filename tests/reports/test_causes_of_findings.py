@@ -10,14 +10,16 @@ import jsonschema
 import pytest
 from reports.samples import broken, spike
 
+from mlflow_stability.reports.formats import csv as csv_form
+from mlflow_stability.reports.formats import html, markdown, rich
+from mlflow_stability.reports.formats import json as json_form
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run import csv_table, html_page, json_document, markdown_page, terminal
 
 BATCH = "A bad batch at step 300: the loss jumped and came back."
 DECIDING = "The loss was infinite one step before it was NaN."
 
 
-@pytest.mark.parametrize("render", [terminal.render, markdown_page.render, html_page.render])
+@pytest.mark.parametrize("render", [rich.run, markdown.run, html.run])
 def test_each_finding_has_its_cause_beside_it_and_the_deciding_one_a_section(
     render: Callable[[Report], str],
 ) -> None:
@@ -36,7 +38,7 @@ def test_each_finding_has_its_cause_beside_it_and_the_deciding_one_a_section(
         assert said in text
 
 
-@pytest.mark.parametrize("render", [terminal.render, markdown_page.render, html_page.render])
+@pytest.mark.parametrize("render", [rich.run, markdown.run, html.run])
 def test_a_cause_that_is_told_as_that_of_the_run_is_not_told_twice(render: Callable[[Report], str]) -> None:
     run = replace(broken(), findings=(spike(),), cause=spike().cause)
     text = " ".join(render(Report((run,))).replace("\\", "").replace("<bdi>", "").split())
@@ -45,8 +47,8 @@ def test_a_cause_that_is_told_as_that_of_the_run_is_not_told_twice(render: Calla
 
 
 def test_json_has_the_cause_of_each_issue_and_of_the_run() -> None:
-    document = json_document.document(Report((broken(),)))
-    jsonschema.validate(document, json_document.schema())
+    document = json_form.document(Report((broken(),)))
+    jsonschema.validate(document, json_form.schema("diagnosis"))
     (run,) = json.loads(json.dumps(document))["runs"]
     assert [each["cause"] and each["cause"]["name"] for each in run["findings"]] == ["bad_batch", None, None]
     assert (run["cause"]["explains"], run["cause"]["step"]) == ("nan_detected", 960)
@@ -54,5 +56,5 @@ def test_json_has_the_cause_of_each_issue_and_of_the_run() -> None:
 
 
 def test_the_table_has_the_cause_of_each_issue() -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_table.render(Report((broken(),))))))
+    rows = list(csv.DictReader(io.StringIO(csv_form.run(Report((broken(),))))))
     assert [(each["cause"], each["cause_statement"]) for each in rows] == [("bad_batch", BATCH), ("", ""), ("", "")]

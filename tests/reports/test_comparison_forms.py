@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 from markdown_it import MarkdownIt
 from reports.comparisons import ALL, HOSTILE, many, two
 
-from mlflow_stability.reports.comparison import comparison_terminal
-from mlflow_stability.reports.comparison.comparison_json import schema
+from mlflow_stability.reports import comparison_terminal
+from mlflow_stability.reports.formats.json import schema
 from mlflow_stability.reports.report_format import FORMATS, render_comparison
 from mlflow_stability.vocabulary.result import Comparison
 
@@ -27,8 +27,8 @@ def test_every_form_can_be_written_and_is_the_same_each_time(made: Made, form: s
 
 @pytest.mark.parametrize("made", ALL)
 def test_the_json_keeps_to_its_schema(made: Made) -> None:
-    Draft202012Validator.check_schema(schema())
-    Draft202012Validator(schema()).validate(json.loads(render_comparison(made(), "json")))
+    Draft202012Validator.check_schema(schema("comparison"))
+    Draft202012Validator(schema("comparison")).validate(json.loads(render_comparison(made(), "json")))
 
 
 def test_the_json_has_the_runs_in_order_and_what_could_not_be_read() -> None:

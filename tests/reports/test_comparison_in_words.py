@@ -9,9 +9,9 @@ from rich.cells import cell_len
 
 from mlflow_stability.diagnosis.compare import comparison_of
 from mlflow_stability.diagnosis.parameters.settings import differences_of
-from mlflow_stability.reports.comparison import comparison_terminal
+from mlflow_stability.reports import comparison_phrases as wording
+from mlflow_stability.reports import comparison_terminal
 from mlflow_stability.reports.report_format import render_comparison
-from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.vocabulary.result import (
     JUDGED_LIVE,
     Association,

@@ -10,11 +10,8 @@ from diagnosis.histories import falling
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mlflow_stability.reports.html_kit.axis import axis_of
-from mlflow_stability.reports.html_kit.dots import dots_of
-from mlflow_stability.reports.html_kit.overlay import HEIGHT, WIDTH, overlay_of
-from mlflow_stability.reports.html_kit.strips import strips_of
-from mlflow_stability.reports.html_kit.survival_picture import survival_picture_of
+from mlflow_stability.reports.html_kit.axis import HEIGHT, WIDTH, axis_of
+from mlflow_stability.reports.html_kit.comparison_pictures import dots_of, overlay_of, strips_of, survival_picture_of
 from mlflow_stability.vocabulary.result import ParamPlot, SurvivalCurve
 
 POINT = re.compile(r"(-?[\d.]+) (-?[\d.]+)")

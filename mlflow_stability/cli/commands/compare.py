@@ -21,7 +21,7 @@ from mlflow_stability.cli.options import (
     typed_runs,
 )
 from mlflow_stability.cli.output import form_for, must_not_overwrite, note, notes_console, present, put_out
-from mlflow_stability.reports.comparison import comparison_terminal
+from mlflow_stability.reports import comparison_terminal
 from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report_format import FORMATS, render_comparison
 from mlflow_stability.vocabulary.result import Comparison, Severity

@@ -32,7 +32,7 @@ from mlflow_stability.kinds.reported.rollback import RollbackFacts
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
-from mlflow_stability.reports.run.terminal import show_gist
+from mlflow_stability.reports.run_terminal import show_gist
 from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
 from mlflow_stability.tracking.client import RunPage, run_page
 from mlflow_stability.tracking.read.run_reader import RunReader

@@ -24,10 +24,10 @@ from mlflow_stability.cli.options import (
 )
 from mlflow_stability.cli.output import MAX_WIDTH, form_for, must_not_overwrite, note, notes_console, present, put_out
 from mlflow_stability.errors import StabilityError
+from mlflow_stability.reports import brief, run_terminal
 from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report import Failure, Report, is_from_store
 from mlflow_stability.reports.report_format import FORMATS, render
-from mlflow_stability.reports.run import brief, terminal
 from mlflow_stability.reports.terminal_kit import TerminalWriter, written
 from mlflow_stability.vocabulary.result import Diagnosis, Severity
 
@@ -122,18 +122,18 @@ def _show(report: Report, form: str, file: Path | None, verbose: bool) -> None:
     if form != "rich":
         put_out(render(report, form), file)
     elif file is not None:
-        put_out(terminal.render(report, verbose=verbose), file)
+        put_out(run_terminal.render(report, verbose=verbose), file)
     elif report.diagnoses:
-        present(lambda out: terminal.show(out, report), verbose=verbose)
+        present(lambda out: run_terminal.show(out, report), verbose=verbose)
 
 
 def _show_brief(report: Report, form: str, file: Path | None) -> None:
     if form == "json":
         put_out(brief.render(report), file)
     elif file is not None:
-        put_out(written(lambda console: terminal.show_brief(TerminalWriter(console), report), MAX_WIDTH), file)
+        put_out(written(lambda console: run_terminal.show_brief(TerminalWriter(console), report), MAX_WIDTH), file)
     elif report.diagnoses:
-        present(lambda out: terminal.show_brief(out, report))
+        present(lambda out: run_terminal.show_brief(out, report))
 
 
 def _print_notes(sources: Sequence[str], report: Report, tracking_uri: str | None) -> None:

@@ -14,7 +14,7 @@ from mlflow_stability.demo.catalog import SIMULATIONS, known_simulation
 from mlflow_stability.demo.processes import Training
 from mlflow_stability.demo.simulate import Simulation, run_simulation
 from mlflow_stability.errors import TORCH_IS_MISSING, StabilityError
-from mlflow_stability.reports.run.terminal import show_gist
+from mlflow_stability.reports.run_terminal import show_gist
 from mlflow_stability.reports.terminal_kit import TerminalWriter, number_text
 
 

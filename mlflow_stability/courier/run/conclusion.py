@@ -24,12 +24,12 @@ from mlflow_stability.diagnosis.verdict import (
 from mlflow_stability.kinds.inside.sparse_codes import SdrCollapse, SdrLowDiversity
 from mlflow_stability.kinds.reported.endings import RepresentationSummaryFacts
 from mlflow_stability.recovery.checkpoints import best_of, listing
+from mlflow_stability.reports import run_phrases
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
-from mlflow_stability.reports.run.sections import HEADINGS
+from mlflow_stability.reports.run_sections import HEADINGS
 from mlflow_stability.reports.terminal_kit import number_text
-from mlflow_stability.reports.words import run_phrases
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.run_writer import description_section

@@ -19,7 +19,7 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks.sink import RunSink, temporary_file
 from mlflow_stability.figures.layers import LayerGrid, LayerSketch
 from mlflow_stability.figures.run_figure import RunFigure, run_figures
-from mlflow_stability.figures.run_page import MOST_CURVES, QUANTITIES, CurveSketch, DashboardData, MarkSketch
+from mlflow_stability.figures.run_page import MAX_CURVES, QUANTITIES, CurveSketch, DashboardData, MarkSketch
 from mlflow_stability.journal.array_files import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts import picture_name
@@ -65,7 +65,7 @@ class PictureData:
         if isinstance(record, StepReading):
             self._take_step(record)
         elif isinstance(record, Finding):
-            self._marks.hear(record, record.step + self._offset)
+            self._marks.add_event(record, record.step + self._offset)
         elif isinstance(record, Closing):
             self._outcome = record.outcome
 
@@ -145,7 +145,7 @@ class PictureData:
     def _curve(self, signal: Signal) -> CurveSketch | None:
         sketch = self._curves.get(signal)
         if sketch is None and signal not in self._refused:
-            if sum(other.quantity == signal.quantity for other in self._curves) >= MOST_CURVES:
+            if sum(other.quantity == signal.quantity for other in self._curves) >= MAX_CURVES:
                 self._refused.add(signal)
                 return None
             sketch = self._curves[signal] = CurveSketch(signal)

@@ -1,7 +1,6 @@
-"""Draws where the heads of one layer look: a panel for each head, and one for their mean.
+"""Draw the attention of one layer: a panel for each head, and one for their mean.
 
-In: an `AttentionMap`. Out: a figure. Guarantees: all panels share one scale; up to 32 heads are legible; the entropy of
-each head stands above it, and that of a collapsed one stands out.
+All panels share one scale. The entropy of each head is above it; that of a collapsed head stands out.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from mlflow_stability.figures.attention.attention_cells import (
     COLLAPSED,
     Floats,
     about,
-    entropy_in_words,
     painted,
     special_legend,
     weight_bar,
@@ -39,16 +37,16 @@ from mlflow_stability.figures.style import (
 )
 from mlflow_stability.vocabulary.measured import AttentionMap
 
-_MOST_COLUMNS = 7
-_WIDEST = 2.9
+_MAX_COLUMNS = 7
+_MAX_WIDTH = 2.9
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 0.95, 0.98, 0.78
 _ABOVE = 0.26
-"""What the words above a panel take."""
+"""Height of the words above a panel."""
 _GAP = 0.14
-_FLATTEST, _TALLEST = 0.4, 1.4
-"""How high a panel is for its width, at least and at most."""
+_MIN_ASPECT, _MAX_ASPECT = 0.4, 1.4
+"""Height of a panel by its width."""
 _SMALL_PANEL = 1.5
-_LONGEST_LAYER = 64
+_MAX_LAYER_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,41 +74,37 @@ class _Mosaic:
         return self.rows * (self.height + _ABOVE + _GAP) - _GAP - _ABOVE
 
 
+@our_style()
 def attention_heatmap(attention: AttentionMap, fact: str = "", name: str = "", title: str = "") -> Picture:
-    """The picture of one layer at one step; `fact`: what else there is to say of it, `name`: of its run.
+    """Draw one layer at one step; `fact` is a fact beside those of the map, `name` that of its run.
 
-    A `title` is written instead of the usual one, which moves below.
+    A `title` replaces the default one, which moves below.
     """
-    with our_style():
-        return _attention_heatmap(attention, fact, name, title)
-
-
-def _attention_heatmap(attention: AttentionMap, fact: str, name: str, title: str) -> Picture:
     panels = _panels(attention)
     queries, keys = attention.shape
     mosaic = _mosaic(len(panels), queries / max(1, keys))
     total = _TOP + mosaic.down + _BOTTOM
     figure = new_figure(total)
-    usual = f"Attention in {shown(attention.layer or 'the model', _LONGEST_LAYER)}"
+    default = f"Attention in {shown(attention.layer or 'the model', _MAX_LAYER_NAME)}"
     entitle(
         figure,
-        title or usual,
-        " · ".join(filter(None, [usual if title else "", f"step {attention.step:,}", *about(attention), fact])),
+        title or default,
+        " · ".join(filter(None, [default if title else "", f"step {attention.step:,}", *about(attention), fact])),
         name,
     )
     if not queries or not keys:
         say_instead(figure.add_axes((0, 0, 1, 0.8), frameon=False, xticks=[], yticks=[]), "no tokens")
         return figure
-    scale = weight_scale(np.concatenate([each.weights.reshape(-1) for each in panels]))
-    seen: set[str] = set()
+    scale = weight_scale(np.concatenate([panel.weights.reshape(-1) for panel in panels]))
+    special: set[str] = set()
     for number, panel in enumerate(panels):
         axes = figure.add_axes(_place(mosaic, number, total))
-        cells, special = painted(panel.weights, scale, attention.causal)
-        seen |= special
+        cells, names = painted(panel.weights, scale, attention.causal)
+        special |= names
         axes.imshow(cells, aspect="auto", interpolation="nearest")
         is_lowest = number + mosaic.columns >= len(panels)
         _dress(axes, panel, mosaic.width < _SMALL_PANEL, left=number % mosaic.columns == 0, lowest=is_lowest)
-    _name_axes(figure, mosaic, total, seen)
+    _name_axes(figure, mosaic, total, special)
     tall = min(mosaic.down, 3.2)
     place = ((_LEFT + mosaic.across + 0.16) / WIDTH, 1 - (_TOP + tall) / total, 0.15 / WIDTH, tall / total)
     weight_bar(figure, place, scale)
@@ -122,20 +116,20 @@ def _panels(attention: AttentionMap) -> list[_Panel]:
     if attention.all_heads == 1 and attention.heads == (0,):
         mean = _Panel("head 0", mean.weights, float(attention.entropy[0]))
         return [mean]
-    found = [mean]
+    panels = [mean]
     for head, weights in zip(attention.heads, attention.weights, strict=True):
         entropy = float(attention.entropy[head]) if head < attention.all_heads else math.nan
-        found.append(_Panel(f"head {head}", weights.astype(np.float32), entropy))
-    return found
+        panels.append(_Panel(f"head {head}", weights.astype(np.float32), entropy))
+    return panels
 
 
 def _mosaic(count: int, ratio: float) -> _Mosaic:
-    """Columns for a picture about as wide as high, for MLflow's image card is a square, with few places empty."""
-    shape = min(_TALLEST, max(_FLATTEST, ratio))
-    liked = math.sqrt(count * (shape + _ABOVE))
-    columns = min(range(1, min(count, _MOST_COLUMNS) + 1), key=lambda each: -count % each + 5 * abs(each - liked))
+    """Columns for a picture about as wide as high, as MLflow's image card is a square, with few places empty."""
+    shape = min(_MAX_ASPECT, max(_MIN_ASPECT, ratio))
+    square = math.sqrt(count * (shape + _ABOVE))
+    columns = min(range(1, min(count, _MAX_COLUMNS) + 1), key=lambda number: -count % number + 5 * abs(number - square))
     room = WIDTH - _LEFT - _RIGHT - (columns - 1) * _GAP
-    width = min(_WIDEST, room / columns)
+    width = min(_MAX_WIDTH, room / columns)
     return _Mosaic(columns, -(-count // columns), width, width * shape)
 
 
@@ -149,7 +143,8 @@ def _place(mosaic: _Mosaic, number: int, total: float) -> tuple[float, float, fl
 def _dress(axes: Axes, panel: _Panel, small: bool, *, left: bool, lowest: bool) -> None:
     size = SMALL_SIZE - 1 if small else SMALL_SIZE
     is_mean = math.isnan(panel.entropy) and panel.name.startswith("mean")
-    name = panel.name if is_mean else f"{panel.name} · {entropy_in_words(panel.entropy)}"
+    entropy = f"{panel.entropy:.2f}" if math.isfinite(panel.entropy) else "not finite"
+    name = panel.name if is_mean else f"{panel.name} · {entropy}"
     collapsed = panel.entropy < COLLAPSED
     axes.set_title(
         name,
@@ -162,12 +157,12 @@ def _dress(axes: Axes, panel: _Panel, small: bool, *, left: bool, lowest: bool) 
     )
     for axis, labels in ((axes.xaxis, lowest), (axes.yaxis, left)):
         ticks = MaxNLocator(3 if small else 5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
-        axis.set_major_locator(ticks if labels else NullLocator())  # ticks are most of what drawing a panel costs
+        axis.set_major_locator(ticks if labels else NullLocator())  # ticks are most of the cost of a panel
         if labels:
             axis.set_tick_params(labelsize=size, length=2, pad=2)
 
 
-def _name_axes(figure: Picture, mosaic: _Mosaic, total: float, seen: set[str]) -> None:
+def _name_axes(figure: Picture, mosaic: _Mosaic, total: float, special: set[str]) -> None:
     middle = 1 - (_TOP + mosaic.down / 2) / total
     figure.text(0.24 / WIDTH, middle, "query position", rotation=90, ha="left", va="center", fontsize=TEXT_SIZE)
     across = (_LEFT + mosaic.across / 2) / WIDTH
@@ -182,4 +177,4 @@ def _name_axes(figure: Picture, mosaic: _Mosaic, total: float, seen: set[str]) -
         color=FAINT,
     )
     frame = figure.add_axes((0, 0, 1, 1), frameon=False, xticks=[], yticks=[])
-    special_legend(frame, seen, 0.988, 0.14 / total)
+    special_legend(frame, special, 0.988, 0.14 / total)

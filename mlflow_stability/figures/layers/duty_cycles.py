@@ -1,9 +1,4 @@
-"""Draws how often the bits of sparse codes are on, over the steps.
-
-In: grids of the percentiles of duty cycles, of their maximum, of active bits and width, by module. Out: a figure with
-one panel a module. Guarantees: of many modules the first, the last and others between them are drawn; bits that are
-never on, and bits that are always on, are seen at the ends of the scale.
-"""
+"""Draw how often the bits of sparse codes are on, over the steps."""
 
 from __future__ import annotations
 
@@ -20,76 +15,73 @@ from mlflow_stability.figures.layers.layer_grid import LayerGrid
 from mlflow_stability.figures.scale import number_text, step_axis
 from mlflow_stability.figures.style import (
     BAD,
-    FAINT,
     GRID,
     INK,
     LINES,
     SMALL_SIZE,
     WIDTH,
     Picture,
+    add_legend,
     entitle,
     new_figure,
     our_style,
     say_instead,
     shown,
 )
+from mlflow_stability.vocabulary.text import counted
 
-MOST_MODULES = 6
+MAX_MODULES = 6
 _TICKS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _LEFT, _RIGHT, _TOP, _BOTTOM, _TALL, _BETWEEN = 0.8, 0.3, 1.25, 0.6, 1.9, 0.42
 
 Floats = NDArray[np.float64]
 
 
+@our_style()
 def duty_cycles(grids: Sequence[LayerGrid], subtitle: str = "") -> Picture:
-    """The picture of the duty cycles of all modules."""
-    known = {grid.quantity.removeprefix("sdr_"): grid for grid in grids}
-    modules = known["duty_p50"].layers
-    count = min(len(modules), MOST_MODULES)
-    drawn = [modules[round(at * (len(modules) - 1) / max(1, count - 1))] for at in range(count)]
-    with our_style():
-        return _drawn(known, drawn, len(modules), subtitle)
+    """Draw a panel for each module: percentiles and maximum of duty cycles, and the share of active bits.
 
-
-def _drawn(known: Mapping[str, LayerGrid], drawn: Sequence[str], every: int, subtitle: str) -> Picture:
+    Of many modules the first, the last and others between them are drawn.
+    """
+    by_name = {grid.quantity.removeprefix("sdr_"): grid for grid in grids}
+    modules = by_name["duty_p50"].layers
+    count = min(len(modules), MAX_MODULES)
+    drawn = [modules[round(place * (len(modules) - 1) / max(1, count - 1))] for place in range(count)]
     total = _TOP + max(1, len(drawn)) * (_TALL + _BETWEEN) - _BETWEEN + _BOTTOM
     figure = new_figure(total)
-    where = f"{every} module{'s' if every != 1 else ''}" + (f", {len(drawn)} drawn" if every > len(drawn) else "")
+    where = counted(len(modules), "module") + (f", {len(drawn)} drawn" if len(modules) > len(drawn) else "")
     entitle(figure, "Duty cycles", f"{where} · share of the codes in which a bit is on, scale stretched to 0", subtitle)
     if not drawn:
         say_instead(figure.add_axes((0, 0, 1, 0.8), frameon=False, xticks=[], yticks=[]), "not measured")
         return figure
-    steps = known["duty_p50"].steps
+    steps = by_name["duty_p50"].steps
     for number, module in enumerate(drawn):
         bottom = total - _TOP - number * (_TALL + _BETWEEN) - _TALL
         axes = figure.add_axes((_LEFT / WIDTH, bottom / total, (WIDTH - _LEFT - _RIGHT) / WIDTH, _TALL / total))
-        step_axis(axes, int(steps[0]), max(known["duty_p50"].last, int(steps[-1])), labels=number == len(drawn) - 1)
+        step_axis(axes, int(steps[0]), max(by_name["duty_p50"].last, int(steps[-1])), labels=number == len(drawn) - 1)
         axes.set_title(shown(module, 90), loc="left", fontsize=SMALL_SIZE, pad=4)
-        _draw(axes, {name: _of(grid, module, steps) for name, grid in known.items()}, steps.astype(np.float64))
+        _draw(axes, {name: _values_at(grid, module, steps) for name, grid in by_name.items()}, steps.astype(np.float64))
     _legend(figure, total)
     return figure
 
 
-def _of(grid: LayerGrid, module: str, steps: NDArray[np.int64]) -> Floats:
-    """The values of one module at these steps, NaN where there is none."""
-    found = np.full(len(steps), np.nan)
+def _values_at(grid: LayerGrid, module: str, steps: NDArray[np.int64]) -> Floats:
+    """The values of one module at these steps; NaN where a step was not measured."""
+    values = np.full(len(steps), np.nan)
     if module in grid.layers:
-        places = {step: column for column, step in enumerate(grid.steps.tolist())}
-        values = grid.values[grid.layers.index(module)]
-        for at, step in enumerate(steps.tolist()):
-            if step in places:
-                found[at] = values[places[step]]
-    return found
+        _, here, there = np.intersect1d(steps, grid.steps, return_indices=True)
+        values[here] = grid.values[grid.layers.index(module)][there]
+    return values
 
 
-def _draw(axes: Axes, of: Mapping[str, Floats], steps: Floats) -> None:
-    there = np.isfinite(of["duty_p50"])
-    at = steps[there]
-    cut = {name: values[there] for name, values in of.items()}
+def _draw(axes: Axes, values: Mapping[str, Floats], steps: Floats) -> None:
+    measured = np.isfinite(values["duty_p50"])
+    at = steps[measured]
+    cut = {name: column[measured] for name, column in values.items()}
     axes.set_yscale("function", functions=(_root, np.square))
     highest = float(np.nanmax(cut["duty_max"], initial=0.0))
     axes.set_ylim(0.0, min(1.0, max(0.1, highest * 1.15)))
-    axes.yaxis.set_major_locator(FixedLocator([each for each in _TICKS if each <= axes.get_ylim()[1]]))
+    axes.yaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if tick <= axes.get_ylim()[1]]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number_text(value)))
     axes.minorticks_off()
     axes.grid(axis="y", color=GRID, linewidth=0.6)
@@ -115,16 +107,7 @@ def _legend(figure: Picture, total: float) -> None:
         "most used bit": Line2D([], [], color=BAD, linewidth=1.0),
         "all bits used alike": Line2D([], [], color=INK, linewidth=1.0, linestyle=(0, (4, 3))),
     }
-    figure.legend(
-        list(marks.values()),
-        list(marks),
-        loc="upper left",
-        bbox_to_anchor=(0.008, 1 - 0.68 / total),
-        ncols=len(marks),
-        fontsize=SMALL_SIZE,
-        frameon=False,
-        labelcolor=FAINT,
-        borderaxespad=0.0,
-        handlelength=1.4,
-        columnspacing=1.3,
+    place = (0.008, 1 - 0.68 / total)
+    add_legend(
+        figure, marks, loc="upper left", bbox_to_anchor=place, ncols=len(marks), handlelength=1.4, columnspacing=1.3
     )

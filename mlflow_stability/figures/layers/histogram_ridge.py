@@ -1,8 +1,7 @@
-"""Histograms as ridges: of all layers at one step, and of one layer over the steps.
+"""Draw histograms as ridges: of all layers at one step, and of one layer over the steps.
 
-In: layer tables. Out: a figure. Guarantees: each ridge is drawn in units of its own σ, printed beside it with the
-name of its shape; of too many layers the unhealthy ones are drawn, and others between them. Where outliers leave all
-other values in two or three bins, the percentiles shape the outline.
+Each ridge is in units of its own σ, with that and the name of its shape beside it. Where outliers leave all other
+values in two or three bins, the percentiles shape the outline.
 """
 
 from __future__ import annotations
@@ -41,35 +40,35 @@ from mlflow_stability.vocabulary.measured import (
 )
 
 REACH = 6.0
-"""How far to both sides a ridge is drawn, in widths."""
+"""The length of a ridge to each side, in widths."""
 _FINE = 0.05
-_LEAST_SMOOTH, _MOST_SMOOTH, _SMOOTH = 0.1, 0.4, 0.7
-"""Over how many widths an outline is smoothed: at least, at most, and for each width that a bin takes."""
+_MIN_SMOOTH, _MAX_SMOOTH, _SMOOTH = 0.1, 0.4, 0.7
+"""Widths over which an outline is smoothed: at least, at most, and for each width of a bin."""
 
 
 def width_of(table: LayerTable, row: int) -> float:
-    """As the quartiles tell it; as the standard deviation does where half of all values are one; zero: all are one."""
-    p25, p75 = (table.percentiles[row, PERCENTILES.index(each)] for each in ("p25", "p75"))
+    """Return σ from the quartiles, or the standard deviation where these are equal; 0 where all values are equal."""
+    p25, p75 = (table.percentiles[row, PERCENTILES.index(name)] for name in ("p25", "p75"))
     quartiles = float(p75 - p25) / NORMAL_IQR
     width = quartiles if quartiles > 0 else float(table.statistics[row, STATISTICS.index("std")])
     return width if np.isfinite(width) else 0.0
 
 
 def outline(table: LayerTable, row: int) -> tuple[Floats, Floats]:
-    """Where the outline goes, in widths, and how high it is there, as a share of the highest."""
+    """Return places of the outline, in widths, and its heights there, as shares of the highest."""
     width, edges = width_of(table, row), table.edges[row]
     span = float(edges[1] - edges[0])
-    if not (width > 0 and span > 0):  # all values are one: a needle
+    if not (width > 0 and span > 0):  # all values are equal: a needle
         return np.array([-REACH, 0, 0, 0, REACH]), np.array([0.0, 0, 1, 0, 0])
     places, below = _shares_below(table, row)
     at = np.arange(-REACH - 2, REACH + 2 + _FINE / 2, _FINE)
     density = np.diff(np.interp(at * width, places, below, left=0.0, right=1.0))
     middle = (at[1:] + at[:-1]) / 2
-    sigma = min(_MOST_SMOOTH, max(_LEAST_SMOOTH, _SMOOTH * span / width)) / _FINE
+    sigma = min(_MAX_SMOOTH, max(_MIN_SMOOTH, _SMOOTH * span / width)) / _FINE
     bell = np.exp(-0.5 * (np.arange(-round(3 * sigma), round(3 * sigma) + 1) / sigma) ** 2)
     height = np.convolve(density, bell, "same")
-    least, most = (float(table.percentiles[row, PERCENTILES.index(each)]) / width for each in ("min", "max"))
-    drawn = (middle >= max(-REACH, least - _MOST_SMOOTH)) & (middle <= min(REACH, most + _MOST_SMOOTH))
+    least, most = (float(table.percentiles[row, PERCENTILES.index(name)]) / width for name in ("min", "max"))
+    drawn = (middle >= max(-REACH, least - _MAX_SMOOTH)) & (middle <= min(REACH, most + _MAX_SMOOTH))
     highest = float(height[drawn].max(initial=0.0))
     if not highest > 0:  # everything lies farther out than is drawn
         return np.array([-REACH, REACH]), np.zeros(2)
@@ -87,9 +86,9 @@ def _shares_below(table: LayerTable, row: int) -> tuple[Floats, Floats]:
     return places[order], np.maximum.accumulate(below[order])
 
 
-MOST_RIDGES = 24
-MOST_STEPS = 10
-"""How many steps of one layer are drawn."""
+MAX_RIDGES = 24
+MAX_STEPS = 10
+"""Steps of one layer that are drawn."""
 _WORST_FIRST: tuple[Shape, ...] = ("collapsed", "unknown", "multi-modal", "shifted", "heavy-tailed")
 _UNREMARKABLE: tuple[Shape, ...] = ("healthy", "too few values")
 _COLOURS: dict[Shape, str] = {
@@ -103,9 +102,9 @@ _COLOURS: dict[Shape, str] = {
 }
 _WORDS: dict[Shape, str] = {"unknown": "not finite"}
 _RIDGE, _OVERLAP = 0.3, 1.5
-"""Inches between two ridges, and how many of these the highest point of a ridge is above its foot."""
+"""Inches between two ridges, and the height of a ridge in these."""
 _TOP, _BOTTOM, _BETWEEN, _RIGHT = 1.05, 0.6, 1.25, 2.1
-_LETTER, _LONGEST = 0.078, 34
+_LETTER, _MAX_NAME = 0.078, 34
 _TITLES = {"gradient": "Gradient histograms", "weight": "Weight histograms"}
 
 Floats = NDArray[np.float64]
@@ -116,44 +115,45 @@ class _Ridge:
     name: str
     shape: Shape
     width: float
-    """What a standard deviation would be if its middle half were that of a normal distribution."""
+    """The standard deviation of a normal distribution with its quartiles."""
     across: Floats
     """In widths."""
     height: Floats
     """As a share of the highest."""
 
 
+@our_style()
 def histogram_ridges(tables: Sequence[LayerTable], subtitle: str = "", rows: str = "") -> Picture:
-    """The layers at the newest of these steps, and beneath over all of them the layer that changed most.
+    """Draw the layers at the newest of these steps, and beneath over all steps the layer that changed most.
 
-    ``rows``: what the rows are, in place of "layers at step 100".
+    ``rows`` names the rows, in place of "layers at step 100".
     """
-    with our_style():
-        tables = [each for each in tables if each.has_histograms and each.layers]
-        if not tables:
-            return _nothing(subtitle)
-        newest = tables[-1]
-        shapes = [distribution_shape(newest, row) for row in range(len(newest.layers))]
-        layers = _layers(newest, shapes)
-        if len(tables) < 2:
-            return _drawn(newest.what, [layers], [_all_in_words(newest, shapes, rows)], subtitle)
-        words = _all_in_words(newest, shapes)
-        over, layer = _to_follow(tables, shapes)
-        if not layer:
-            return _drawn(newest.what, [layers], [f"{words}; {over}"], subtitle)
-        return _drawn(newest.what, [layers, _steps(tables, layer)], [words, f"{over}: {shown(layer, 60)}"], subtitle)
+    tables = [table for table in tables if table.has_histograms and table.layers]
+    if not tables:
+        return _nothing(subtitle)
+    newest = tables[-1]
+    shapes = [distribution_shape(newest, row) for row in range(len(newest.layers))]
+    layers = _layers(newest, shapes)
+    if len(tables) < 2:
+        return _drawn(newest.what, [layers], [_summary(newest, shapes, rows)], subtitle)
+    summary = _summary(newest, shapes)
+    reason, layer = _layer_to_follow(tables, shapes)
+    if not layer:
+        return _drawn(newest.what, [layers], [f"{summary}; {reason}"], subtitle)
+    titles = [summary, f"{reason}: {shown(layer, 60)}"]
+    return _drawn(newest.what, [layers, _steps(tables, layer)], titles, subtitle)
 
 
 def _layers(table: LayerTable, shapes: Sequence[Shape]) -> list[_Ridge]:
     """The layers to draw: all, or some of each shape and others evenly between them."""
     rows = list(range(len(shapes)))
-    if len(rows) > MOST_RIDGES:
+    if len(rows) > MAX_RIDGES:
         groups = [[row for row in rows if shapes[row] == shape] for shape in _WORST_FIRST]
         groups = [group for group in groups if group]
-        chosen = {row for group in groups for row in _evenly(group, max(1, MOST_RIDGES // 2 // len(groups)))}
+        chosen = {row for group in groups for row in _evenly(group, max(1, MAX_RIDGES // 2 // len(groups)))}
         others = [row for row in rows if row not in chosen]
-        rows = sorted(chosen | set(_evenly(others, MOST_RIDGES - len(chosen))))
-    return [_ridge(table, row, shown(table.layers[row], _LONGEST), shapes[row]) for row in rows]
+        rows = sorted(chosen | set(_evenly(others, MAX_RIDGES - len(chosen))))
+    return [_ridge(table, row, shown(table.layers[row], _MAX_NAME), shapes[row]) for row in rows]
 
 
 def _evenly(rows: list[int], most: int) -> list[int]:
@@ -162,16 +162,17 @@ def _evenly(rows: list[int], most: int) -> list[int]:
 
 
 def _steps(tables: Sequence[LayerTable], layer: str) -> list[_Ridge]:
-    there = [each for each in tables if layer in each.layers]
-    found = []
-    for table in (there[place] for place in _evenly(list(range(len(there))), MOST_STEPS)):
+    tables = [table for table in tables if layer in table.layers]
+    ridges = []
+    for place in _evenly(list(range(len(tables))), MAX_STEPS):
+        table = tables[place]
         row = table.layers.index(layer)
-        found.append(_ridge(table, row, f"step {table.step:,}", distribution_shape(table, row)))
-    return found
+        ridges.append(_ridge(table, row, f"step {table.step:,}", distribution_shape(table, row)))
+    return ridges
 
 
-def _to_follow(tables: Sequence[LayerTable], shapes: Sequence[Shape]) -> tuple[str, str]:
-    """Which layer to follow over the steps, and why this one; no layer where none ever had a width."""
+def _layer_to_follow(tables: Sequence[LayerTable], shapes: Sequence[Shape]) -> tuple[str, str]:
+    """Why a layer is followed over the steps, and its name; empty where no layer ever had finite values."""
     newest = tables[-1]
     finite = [row for row, shape in enumerate(shapes) if shape != "unknown"]
     if finite:
@@ -186,7 +187,7 @@ def _to_follow(tables: Sequence[LayerTable], shapes: Sequence[Shape]) -> tuple[s
 
 
 def _changed_most(newest: LayerTable, oldest: LayerTable) -> int:
-    """The layer to follow over the steps: the one whose width changed most; whose width is gone, before all others."""
+    """The row of the layer whose width changed most; one that lost its width precedes all others."""
     before = {name: width_of(oldest, row) for row, name in enumerate(oldest.layers)}
 
     def change(row: int) -> float:
@@ -247,9 +248,8 @@ def _draw_ridges(axes: Axes, ridges: list[_Ridge], tall: float) -> None:
 
 
 def _numbers(values: Sequence[float]) -> list[str]:
-    """Numbers of a column: three digits each, and all written in one way."""
-    there = [abs(value) for value in values if np.isfinite(value) and value != 0]
-    plain = all(1e-2 <= value < 1e3 for value in there)
+    """Numbers of a column: three digits each, all in one notation."""
+    plain = all(1e-2 <= abs(value) < 1e3 for value in values if np.isfinite(value) and value != 0)
     return [_number(value, plain) if np.isfinite(value) else "" for value in values]
 
 
@@ -260,10 +260,10 @@ def _number(value: float, plain: bool) -> str:
     return f"{mantissa}e{int(power)}"
 
 
-def _all_in_words(table: LayerTable, shapes: Sequence[Shape], rows: str = "") -> str:
-    found = Counter(_WORDS.get(each, each) for each in shapes)
-    counts = ", ".join(f"{count:,} {name}" for name, count in found.most_common())
-    drawn = f"{MOST_RIDGES} of them drawn" if len(shapes) > MOST_RIDGES else ""
+def _summary(table: LayerTable, shapes: Sequence[Shape], rows: str = "") -> str:
+    names = Counter(_WORDS.get(shape, shape) for shape in shapes)
+    counts = ", ".join(f"{count:,} {name}" for name, count in names.most_common())
+    drawn = f"{MAX_RIDGES} of them drawn" if len(shapes) > MAX_RIDGES else ""
     return "; ".join(filter(None, [f"{len(shapes):,} {rows or f'layers at step {table.step:,}'}: {counts}", drawn]))
 
 

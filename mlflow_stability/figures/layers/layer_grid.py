@@ -1,21 +1,20 @@
-"""One quantity by layer and step, small enough to draw while it is still being measured.
+"""Keep one quantity by layer and step, small enough to draw while it is measured.
 
-In: the values of the layers at the steps at which they were measured, in order. Out: a `LayerGrid`. Guarantees: at most
-`MOST_COLUMNS` columns are kept, each with the largest of its values, so that the explosion of a single step is seen
-in a run of any length; a value that was not finite is never lost.
+Each of at most `MAX_COLUMNS` columns has the largest of its values, so that the explosion of a single step is visible
+in a run of any length. A value that was not finite is never lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_COLUMNS = 384
-MOST_LAYERS = 2048
-"""Layers beyond these are left out, and `LayerGrid.left_out` says how many."""
+MAX_COLUMNS = 384
+MAX_LAYERS = 2048
+"""Layers beyond these are left out and counted in `LayerGrid.left_out`."""
 
 Values = NDArray[np.float32]
 """By layer and column: the largest value; infinite where one was not finite, NaN where nothing was measured."""
@@ -32,73 +31,70 @@ class LayerGrid:
     """The first step of each column."""
     values: Values
     measured: int
-    """At how many steps there was anything."""
+    """Number of steps with a measurement."""
     last: int = 0
     """The last of these steps."""
     left_out: int = 0
 
 
 class LayerSketch:
-    """One quantity of all layers as far as it has come."""
+    """One quantity of all layers while it is measured."""
 
     def __init__(self, quantity: str) -> None:
         self.quantity = quantity
         self._rows: dict[str, int] = {}
-        self._values: Values = np.full((0, MOST_COLUMNS), np.nan, np.float32)
-        self._steps = np.zeros(MOST_COLUMNS, np.int64)
+        self._values: Values = np.full((0, MAX_COLUMNS), np.nan, np.float32)
+        self._steps = np.zeros(MAX_COLUMNS, np.int64)
         self._columns = self._measured = self._last = 0
         self._width = 1
         self._left_out: set[str] = set()
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers in the order in which they were first seen."""
+        """The layers in the order of their first measurement."""
         return tuple(self._rows)
 
     def rows(self, layers: Sequence[str]) -> NDArray[np.int64]:
-        """The rows of these layers, -1 for one that finds no place; keep them, for names are slow."""
-        return np.array([self._row(each) for each in layers], np.int64)
+        """Return the rows of these layers, -1 for one beyond `MAX_LAYERS`; keep them, as looking up names is slow."""
+        return np.array([self._row(layer) for layer in layers], np.int64)
 
     def add(self, step: int, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Take in what was measured at a step, in the rows that `rows` gave."""
-        there = rows >= 0
+        """Add the values measured at a step, in the rows that `rows` returned."""
+        kept = rows >= 0
         column = self._column(step)
         with np.errstate(over="ignore"):
-            shown = np.where(np.isfinite(values), values, np.inf).astype(np.float32)[there]
-        self._values[rows[there], column] = np.fmax(self._values[rows[there], column], shown)
+            shown = np.where(np.isfinite(values), values, np.inf).astype(np.float32)[kept]
+        self._values[rows[kept], column] = np.fmax(self._values[rows[kept], column], shown)
 
     def grid(self, order: Sequence[str] = ()) -> LayerGrid:
-        """What is known so far; layers named in `order` come in that order, others behind them."""
-        known = [each for each in order if each in self._rows]
-        layers = [*known, *(each for each in self._rows if each not in set(known))]
-        values = self._values[[self._rows[each] for each in layers], : self._columns]
+        """Return all values; layers named in `order` come in that order, others behind them."""
+        layers = tuple(dict.fromkeys([*(layer for layer in order if layer in self._rows), *self._rows]))
+        values = self._values[[self._rows[layer] for layer in layers], : self._columns]
         steps = self._steps[: self._columns].copy()
-        return LayerGrid(
-            self.quantity, tuple(layers), steps, values, self._measured, self._last, len(self._left_out)
-        )  # fmt: skip
+        return LayerGrid(self.quantity, layers, steps, values, self._measured, self._last, len(self._left_out))
 
     def _row(self, layer: str) -> int:
         row = self._rows.get(layer)
         if row is not None:
             return row
-        if len(self._rows) >= MOST_LAYERS:
+        if len(self._rows) >= MAX_LAYERS:
             self._left_out.add(layer)
             return -1
         row = self._rows[layer] = len(self._rows)
         if row >= len(self._values):
-            more = np.full((max(16, len(self._values)), MOST_COLUMNS), np.nan, np.float32)
+            more = np.full((max(16, len(self._values)), MAX_COLUMNS), np.nan, np.float32)
             self._values = np.concatenate([self._values, more])
         return row
 
     def _column(self, step: int) -> int:
-        """The column of a step; where they have run out, two neighbours become one first."""
+        """The column of a step; neighbours are merged first where there is no free one."""
         self._measured += step != self._last or not self._columns
         self._last = step
         while True:
             newest = self._columns - 1
             if newest >= 0 and step // self._width == self._steps[newest] // self._width:
                 return newest
-            if self._columns < MOST_COLUMNS:
+            if self._columns < MAX_COLUMNS:
                 self._steps[self._columns] = step
                 self._columns += 1
                 return self._columns - 1
@@ -109,7 +105,7 @@ class LayerSketch:
             self._width *= 2
             places = self._steps // self._width
             starts = np.flatnonzero(np.r_[True, np.diff(places) != 0])
-            if len(starts) <= MOST_COLUMNS // 2:
+            if len(starts) <= MAX_COLUMNS // 2:
                 break
         kept = np.fmax.reduceat(self._values, starts, axis=1)
         self._steps[: len(starts)] = self._steps[starts]
@@ -119,15 +115,12 @@ class LayerSketch:
 
 
 def evened(grid: LayerGrid) -> LayerGrid:
-    """The grid with columns wide enough for nearly every layer to be in each: layers may be measured in turns."""
+    """Return the grid with columns so wide that nearly every layer is in each, as layers may be measured in turns."""
     columns = len(grid.steps)
-    often = np.sort(np.count_nonzero(~np.isnan(grid.values), axis=1))
-    usual = int(often[len(often) // 2]) if len(often) else 0
-    together = -(-columns // usual) if usual else 1
-    if together < 2 or columns < 2:
+    counts = np.sort(np.count_nonzero(~np.isnan(grid.values), axis=1))
+    median = int(counts[len(counts) // 2]) if len(counts) else 0
+    merged = -(-columns // median) if median else 1
+    if merged < 2 or columns < 2:
         return grid
-    starts = np.arange(0, max(1, columns - together + 1), together)  # what is left over belongs to the last one
-    values = np.fmax.reduceat(grid.values, starts, axis=1)
-    return LayerGrid(
-        grid.quantity, grid.layers, grid.steps[starts], values, grid.measured, grid.last, grid.left_out
-    )  # fmt: skip
+    starts = np.arange(0, max(1, columns - merged + 1), merged)  # remaining columns belong to the last one
+    return replace(grid, steps=grid.steps[starts], values=np.fmax.reduceat(grid.values, starts, axis=1))

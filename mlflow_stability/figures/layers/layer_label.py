@@ -1,8 +1,6 @@
-"""Which names stand beside the rows of many layers.
+"""Labels of pictures by layer: the titles of quantities, and the names beside rows.
 
-In: the layers' names in order, and how many labels there is room for. Out: labels with their rows. Guarantees: few
-layers all have their names; many have the names of the blocks they are in, and of too many blocks every so many is
-named.
+A few layers all have their names; many have the names of their blocks, and of too many blocks every n-th is named.
 """
 
 from __future__ import annotations
@@ -10,8 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-_LEAST = 8
-"""How many blocks there should be at least before blocks are named instead of layers."""
+_MIN_BLOCKS = 8
+"""Names are shortened to the depth at which there are at least this many blocks."""
+_TITLES = {
+    "grad_norm": "Gradient norm by layer",
+    "update_ratio": "Update ratio by layer",
+    "param_norm": "Parameter norm by layer",
+    "attention_entropy": "Attention entropy by head",
+}
+
+
+def quantity_title(quantity: str) -> str:
+    """Return the title of a picture that compares two runs: ``Gradient norm by layer``."""
+    return _TITLES.get(quantity, quantity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +33,12 @@ class LayerLabel:
 
     @property
     def middle(self) -> float:
-        """Where it stands."""
+        """The row in its middle."""
         return (self.first + self.last) / 2
 
 
 def labels_of(layers: tuple[str, ...], most: int) -> tuple[str, list[LayerLabel]]:
-    """What all names begin with, and the labels without it."""
+    """Return the common beginning of all names, and at most `most` labels without it."""
     common = _common(layers)
     names = [name[len(common) :] for name in layers]
     if len(names) <= most:
@@ -45,30 +54,30 @@ def _common(layers: tuple[str, ...]) -> str:
         return ""
     parts = [name.split(".") for name in layers]
     depth = 0
-    while all(len(each) > depth + 1 and each[depth] == parts[0][depth] for each in parts):
+    while all(len(path) > depth + 1 and path[depth] == parts[0][depth] for path in parts):
         depth += 1
     return "".join(f"{part}." for part in parts[0][:depth])
 
 
 def _blocks(names: list[str]) -> list[LayerLabel]:
-    """Neighbours whose names begin alike, as deep as is needed for a few of them."""
+    """Neighbours whose names begin with the same parts, as many parts as give enough blocks."""
     deepest = max(name.count(".") for name in names) + 1
-    found: list[LayerLabel] = []
+    blocks: list[LayerLabel] = []
     for depth in range(1, deepest + 1):
-        found, row = [], 0
-        for name, group in groupby(".".join(each.split(".")[:depth]) for each in names):
+        blocks, row = [], 0
+        for name, group in groupby(".".join(layer.split(".")[:depth]) for layer in names):
             count = len(list(group))
-            found.append(LayerLabel(name, row, row + count - 1))
+            blocks.append(LayerLabel(name, row, row + count - 1))
             row += count
-        if len(found) >= _LEAST:
+        if len(blocks) >= _MIN_BLOCKS:
             break
-    return found
+    return blocks
 
 
 def _apart(blocks: list[LayerLabel], rows: float) -> list[LayerLabel]:
-    """Those that are at least so many rows from each other, the larger ones first."""
+    """Blocks that are at least this many rows from each other; larger ones take precedence."""
     kept: list[LayerLabel] = []
-    for block in sorted(blocks, key=lambda one: one.first - one.last):
+    for block in sorted(blocks, key=lambda block: block.first - block.last):
         if all(abs(block.middle - other.middle) >= rows for other in kept):
             kept.append(block)
-    return sorted(kept, key=lambda one: one.first)
+    return sorted(kept, key=lambda block: block.first)

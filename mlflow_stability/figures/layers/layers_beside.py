@@ -1,9 +1,4 @@
-"""Draws one quantity by layer of two runs beside each other.
-
-In: a `LayerComparison` and what to call the runs. Out: a figure with the same rows, the same columns and one scale of
-colours for both. Guarantees: what is not finite, zero, or not measured is told apart from every value, and so are
-layers that only one of the two has and steps that only one of them made.
-"""
+"""Draw one quantity by layer of two runs beside each other, with one scale of colours."""
 
 from __future__ import annotations
 
@@ -17,15 +12,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_label import labels_of
+from mlflow_stability.figures.layers.layer_label import labels_of, quantity_title
 from mlflow_stability.figures.scale import number_text
 from mlflow_stability.figures.style import (
     BAD,
-    FAINT,
     GRID,
     SMALL_SIZE,
     WIDTH,
     Picture,
+    add_legend,
     entitle,
     new_figure,
     our_style,
@@ -42,36 +37,26 @@ _SPECIAL = {
     "not measured": "#d9d9d9",
     OUTSIDE: "#ffffff",
 }
-_TITLES = {
-    "grad_norm": "Gradient norm by layer",
-    "update_ratio": "Update ratio by layer",
-    "param_norm": "Parameter norm by layer",
-    "attention_entropy": "Attention entropy by head",
-}
-_ROW, _THIN_ROW, _FEW = 0.3, 0.17, 24
-_LEAST_HEIGHT, _MOST_HEIGHT = 0.9, 8.0
-_LABEL_HEIGHT, _LETTER, _LONGEST = 0.17, 0.078, 26
+_ROW, _THIN_ROW, _MAX_HIGH_ROWS = 0.3, 0.17, 24
+_MIN_HEIGHT, _MAX_HEIGHT = 0.9, 8.0
+_LABEL_HEIGHT, _LETTER, _MAX_NAME = 0.17, 0.078, 26
 _TOP, _BOTTOM, _RIGHT, _BETWEEN = 1.1, 0.95, 1.2, 0.25
 
 
+@our_style()
 def layers_beside(beside: LayerComparison, names: tuple[str, str]) -> Picture:
-    """The picture of a quantity of two runs."""
-    with our_style():
-        return _drawn(beside, names)
-
-
-def _drawn(beside: LayerComparison, names: tuple[str, str]) -> Picture:
+    """Draw both runs with the same rows and columns; what has no value has a colour of its own."""
     count = len(beside.layers)
-    tall = min(_MOST_HEIGHT, max(_LEAST_HEIGHT, count * (_ROW if count <= _FEW else _THIN_ROW)))
+    tall = min(_MAX_HEIGHT, max(_MIN_HEIGHT, count * (_ROW if count <= _MAX_HIGH_ROWS else _THIN_ROW)))
     common, labels = labels_of(beside.layers, max(1, int(tall / _LABEL_HEIGHT)))
-    rows = [shown(each.name, _LONGEST) for each in labels]
+    rows = [shown(label.name, _MAX_NAME) for label in labels]
     left = 0.35 + _LETTER * max(map(len, rows), default=0)
     total = _TOP + tall + _BOTTOM
     figure = new_figure(total)
     extreme = "smallest" if beside.smallest else "largest"
-    said = [f"all in {shown(common.rstrip('.'), 40)}"] if common else []
-    said += [f"each column the {extreme} of {beside.width:,} steps"] if beside.width > 1 else []
-    entitle(figure, _TITLES.get(beside.quantity, beside.quantity), " · ".join(said))
+    facts = [f"all in {shown(common.rstrip('.'), 40)}"] if common else []
+    facts += [f"each column the {extreme} of {beside.width:,} steps"] if beside.width > 1 else []
+    entitle(figure, quantity_title(beside.quantity), " · ".join(facts))
     low, high = beside.colour_limits
     norm = LogNorm(low, high) if beside.logarithmic else Normalize(low, high)
     wide = (WIDTH - left - _RIGHT - _BETWEEN) / 2
@@ -79,7 +64,7 @@ def _drawn(beside: LayerComparison, names: tuple[str, str]) -> Picture:
         begin = left + number * (wide + _BETWEEN)
         axes = figure.add_axes((begin / WIDTH, _BOTTOM / total, wide / WIDTH, tall / total))
         _draw_run(axes, beside, number, norm, name)
-        axes.set_yticks([each.middle for each in labels], rows if number == 0 else [""] * len(rows))
+        axes.set_yticks([label.middle for label in labels], rows if number == 0 else [""] * len(rows))
         axes.tick_params(axis="y", length=2 if number == 0 else 0)
     box = axes.get_position()
     bar = Colorbar(figure.add_axes((box.x1 + 0.014, box.y0, 0.014, box.height)), ScalarMappable(norm, _COLOURS))
@@ -89,7 +74,7 @@ def _drawn(beside: LayerComparison, names: tuple[str, str]) -> Picture:
         bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number_text(value)))
     bar.outline.set_visible(False)
-    bar.set_label(_TITLES.get(beside.quantity, beside.quantity).partition(" by ")[0].lower(), fontsize=SMALL_SIZE)
+    bar.set_label(quantity_title(beside.quantity).partition(" by ")[0].lower(), fontsize=SMALL_SIZE)
     _legend(axes, beside, tall)
     return figure
 
@@ -111,27 +96,21 @@ def _draw_run(axes: Axes, beside: LayerComparison, number: int, norm: Normalize,
 
 def _colours(beside: LayerComparison, number: int, norm: Normalize) -> NDArray[np.float64]:
     cells = (beside.first, beside.second)[number]
-    known = np.where(np.isfinite(cells), cells, np.nan).astype(np.float64)
+    finite = np.where(np.isfinite(cells), cells, np.nan).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        picture = np.array(matplotlib.colormaps[_COLOURS](norm(known))[..., :3], np.float64)
+        picture = np.array(matplotlib.colormaps[_COLOURS](norm(finite))[..., :3], np.float64)
     for name, where in beside.without_colour(number).items():
         picture[where] = to_rgb(_SPECIAL[name])
     return picture
 
 
 def _legend(axes: Axes, beside: LayerComparison, tall: float) -> None:
-    """What the colours outside of the bar say, beneath the steps."""
+    """Name the colours outside of the bar, beneath the steps."""
     both = [beside.without_colour(number) for number in (0, 1)]
-    seen = [name for name in _SPECIAL if any(each[name].any() for each in both if name in each)]
-    if seen:
-        axes.legend(
-            [Patch(facecolor=_SPECIAL[name], edgecolor=GRID) for name in seen],
-            seen,
-            loc="upper right",
-            bbox_to_anchor=(1.0, -0.52 / tall),
-            ncols=5,
-            fontsize=SMALL_SIZE,
-            frameon=False,
-            labelcolor=FAINT,
-            borderaxespad=0.0,
-        )
+    patches = {
+        name: Patch(facecolor=colour, edgecolor=GRID)
+        for name, colour in _SPECIAL.items()
+        if any(cells[name].any() for cells in both if name in cells)
+    }
+    if patches:
+        add_legend(axes, patches, loc="upper right", bbox_to_anchor=(1.0, -0.52 / tall), ncols=5)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from mlflow_stability.figures.run_page.curve import Curve, CurveSketch, curve_of, curve_of_values
-from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTITIES, DashboardData
-from mlflow_stability.figures.run_page.mark import ROLLBACK, Mark, MarkSketch
-from mlflow_stability.figures.run_page.zone import GRADIENT_NORM, zone_of
+from mlflow_stability.figures.run_page.dashboard_data import (
+    GRADIENT_NORM,
+    MAX_CURVES,
+    QUANTITIES,
+    ROLLBACK,
+    DashboardData,
+    Mark,
+    MarkSketch,
+    zone_of,
+)
 
 __all__ = [
     "GRADIENT_NORM",
-    "MOST_CURVES",
+    "MAX_CURVES",
     "QUANTITIES",
     "ROLLBACK",
     "Curve",

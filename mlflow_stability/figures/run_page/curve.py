@@ -1,8 +1,7 @@
-"""A series reduced for drawing without losing any extreme, at once or while it is measured.
+"""Reduce a series for drawing without losing any extreme, at once or while it is measured.
 
-In: points, in order. Out: at most `MOST_STRETCHES` stretches, each with lowest, highest and mean value and its
-non-finite count. Guarantees: memory is bounded for any number of points; no extreme and no non-finite value is lost;
-attempts stay separate while there are few.
+Memory is bounded for any number of points; no extreme and no non-finite value is lost; attempts stay separate while
+there are few.
 """
 
 from __future__ import annotations
@@ -15,8 +14,11 @@ from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.measured import Series, Signal
 
-MOST_ATTEMPTS = 64
-"""How many attempts are kept apart; beyond that nobody could tell their lines from each other."""
+MAX_ATTEMPTS = 64
+"""Attempts that are kept apart; the lines of more could not be distinguished."""
+MAX_STRETCHES = 3000
+_BUFFERED_POINTS = 1024
+_MAX_WIDTH = 1 << 60
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -24,19 +26,19 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """One signal in stretches, in the order in which they were measured; arrays of equal length."""
+    """One signal in stretches of steps, in the order of measurement; arrays of equal length."""
 
     signal: Signal
     steps: Integers
     """The first step of each stretch."""
     low: Floats
-    """The lowest finite value; NaN where there is none, as in `high` and `mean`."""
+    """The lowest finite value, or NaN, as in `high` and `mean`."""
     high: Floats
     mean: Floats
     counts: Integers
-    """How many values were finite."""
+    """Number of finite values."""
     nonfinite: Integers
-    """How many were not."""
+    """Number of other values."""
     attempts: Integers
 
     def __len__(self) -> int:
@@ -44,32 +46,30 @@ class Curve:
 
 
 def curve_of(series: Series) -> Curve:
-    """A series in stretches of one value each."""
+    """Return a series in stretches of one value each."""
     return curve_of_values(series.signal, series.steps, series.values, series.attempts)
 
 
 def curve_of_values(signal: Signal, steps: Integers, values: Floats, attempts: Integers) -> Curve:
-    """The same of bare arrays."""
+    """Return arrays as a curve in stretches of one value each."""
     finite = np.isfinite(values)
     shown = np.where(finite, values, np.nan)
     return Curve(signal, steps, shown, shown, shown, finite.astype(np.int64), (~finite).astype(np.int64), attempts)
 
 
-def joined(curves: list[Curve]) -> Curve:
-    """Curves of one signal, one behind the other."""
-    if len(curves) == 1:
-        return curves[0]
+def _joined(first: Curve, second: Curve) -> Curve:
     names = ("steps", "low", "high", "mean", "counts", "nonfinite", "attempts")
-    return Curve(curves[0].signal, *(np.concatenate([getattr(each, name) for each in curves]) for name in names))
+    arrays = (np.concatenate([getattr(first, name), getattr(second, name)]) for name in names)
+    return Curve(first.signal, *arrays)
 
 
 def condensed(curve: Curve, width: int) -> Curve:
-    """The curve with all that falls into the same `width` steps put together."""
+    """Return the curve with all stretches of the same `width` steps merged."""
     if len(curve) < 2 or width <= 1:
         return curve
     place = curve.steps // width
     attempts = curve.attempts
-    if attempts.max() - attempts.min() >= MOST_ATTEMPTS:
+    if attempts.max() - attempts.min() >= MAX_ATTEMPTS:
         attempts = np.zeros_like(attempts)
     starts = np.flatnonzero(np.r_[True, (np.diff(place) != 0) | (np.diff(attempts) != 0)])
     counts = np.add.reduceat(curve.counts, starts)
@@ -89,40 +89,35 @@ def condensed(curve: Curve, width: int) -> Curve:
 
 
 def fitted(curve: Curve, most: int) -> Curve:
-    """The curve in at most about so many stretches."""
+    """Return the curve in at most about `most` stretches."""
     if len(curve) <= most:
         return curve
     span = int(curve.steps.max() - curve.steps.min()) + 1
     return condensed(curve, max(2, -(-span // most)))
 
 
-MOST_STRETCHES = 3000
-_AT_ONCE = 1024
-_WIDEST = 1 << 60
-
-
 class CurveSketch:
-    """One signal as far as it has come."""
+    """One signal while it is measured."""
 
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
         self._width = 1
-        self._known: Curve | None = None
+        self._curve: Curve | None = None
         self._clear()
 
     def add(self, step: int, value: float, attempt: int) -> None:
-        """Take a point in."""
+        """Add a point."""
         self._steps.append(step)
         self._values.append(value)
         self._attempts.append(attempt)
-        if len(self._steps) >= _AT_ONCE:
+        if len(self._steps) >= _BUFFERED_POINTS:
             self._settle()
 
     def curve(self) -> Curve:
-        """What is known so far."""
+        """Return all points in at most `MAX_STRETCHES` stretches."""
         self._settle()
-        assert self._known is not None
-        return self._known
+        assert self._curve is not None
+        return self._curve
 
     def _settle(self) -> None:
         new = curve_of_values(
@@ -132,11 +127,11 @@ class CurveSketch:
             np.array(self._attempts, np.int64),
         )
         self._clear()
-        curve = condensed(joined([new] if self._known is None else [self._known, new]), self._width)
-        while len(curve) > MOST_STRETCHES and self._width < _WIDEST:
+        curve = condensed(new if self._curve is None else _joined(self._curve, new), self._width)
+        while len(curve) > MAX_STRETCHES and self._width < _MAX_WIDTH:
             self._width *= 2
             curve = condensed(curve, self._width)
-        self._known = curve
+        self._curve = curve
 
     def _clear(self) -> None:
         self._steps, self._attempts, self._values = array("q"), array("q"), array("d")

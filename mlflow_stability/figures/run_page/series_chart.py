@@ -1,12 +1,13 @@
-"""Draws the curves of one quantity over the steps.
+"""Draw the curves of one quantity over the steps.
 
-In: curves. Out: a panel. Guarantees: every value that is not finite shows as a cross at the upper edge, with how many
-there are; lines are parted where the training was rolled back and where values are missing because they are not finite;
-what is finer than a pixel is drawn as the range it covers, with the usual value of what is noisy as a darker line in
-it. No two lines have the same name.
+Every non-finite value shows as a cross at the upper edge, with the count. Lines have gaps at rollbacks and at
+non-finite values. Detail finer than a pixel is drawn as its range; noisy curves have their median as a
+darker line.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,53 +16,82 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from mlflow_stability.figures.run_page.curve import Curve, fitted
-from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES
-from mlflow_stability.figures.run_page.zone import Zone
-from mlflow_stability.figures.run_page.zone_bands import draw_zones
+from mlflow_stability.figures.run_page.dashboard_data import MAX_CURVES, Zone
 from mlflow_stability.figures.scale import apply, number_text, scale_of
 from mlflow_stability.figures.style import BAD, FAINT, GRID, LINES, SMALL_SIZE, TEXT_SIZE, say_instead, shown
 
-PIXELS = 1200
-"""Stretches that a line is drawn of at most: about the pixels of its width."""
-_NOISY_FROM = 150
-"""Points from which on a line gets its usual value drawn over it."""
-_SET_BY_THE_SCRIPT = frozenset({"learning_rate", "learning_rate_used"})
-"""What has no noise: each of its jumps is meant, and none is to be smoothed away."""
-_APART = 0.05
+MAX_STRETCHES = 1200
+"""Stretches of a line: about the pixels of its width."""
+_NOISY_POINTS = 150
+"""From this many points on, the median is drawn over a line."""
+_WITHOUT_NOISE = frozenset({"learning_rate", "learning_rate_used"})
+"""Quantities whose jumps the script makes."""
+_MERGED_SHARE = 0.05
 """The share of the width below which non-finite values are counted together."""
-_LEGEND_FROM = 2
-_LEGEND_LETTERS, _HANDLE_LETTERS, _SHORTEST = 78, 6, 5
-"""The room for the names of all lines, what of it the mark of a line takes, and the least for a name."""
+_MIN_NAMED_LINES = 2
+_LEGEND_LETTERS, _HANDLE_LETTERS, _MIN_LETTERS = 78, 6, 5
+"""The room for the names of all lines, the part of it for the mark of a line, and the least for a name."""
+_ZONE_CHARACTERS = 14
+"""Characters that fit beside a panel."""
 
 Floats = NDArray[np.float64]
 
 
 def draw_series(axes: Axes, curves: list[Curve], name: str, zones: tuple[Zone, ...] = (), left_out: int = 0) -> None:
-    """Draw the curves of a quantity into axes whose horizontal limits are set; `left_out`: how many there are more."""
-    axes.set_title(name, loc="left", fontsize=TEXT_SIZE, y=1.0, pad=5)  # a given y spares a look at all labels
+    """Draw curves into axes whose horizontal limits are set; `left_out` is the number of other curves."""
+    axes.set_title(name, loc="left", fontsize=TEXT_SIZE, y=1.0, pad=5)  # a given y avoids measuring all labels
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    shown_curves, left_out = curves[:MOST_CURVES], left_out + max(0, len(curves) - MOST_CURVES)
+    shown_curves, left_out = curves[:MAX_CURVES], left_out + max(0, len(curves) - MAX_CURVES)
     if not shown_curves:
         _say(axes, "not measured")
         return
-    drawn = [fitted(curve, PIXELS) for curve in shown_curves]
-    scale = scale_of(np.concatenate([np.r_[each.low, each.high] for each in drawn]), never_negative=bool(zones))
+    drawn = [fitted(curve, MAX_STRETCHES) for curve in shown_curves]
+    scale = scale_of(np.concatenate([np.r_[curve.low, curve.high] for curve in drawn]), never_negative=bool(zones))
     if scale is None:
         _say(axes, "no finite value")
     else:
         apply(axes, scale)
         if zones and scale.logarithmic:
-            draw_zones(axes, zones)
+            _draw_zones(axes, zones)
         pairs = list(zip(drawn, LINES, strict=False))
-        # Where nothing was clipped both norms are one, and the line that is always meant is the one to see.
+        # Where nothing was clipped both norms are equal; the unclipped norm is drawn on top.
         for curve, colour in sorted(pairs, key=lambda pair: pair[0].signal.quantity != "grad_norm_clipped"):
             _draw_line(axes, curve, colour)
         if scale.cut is not None:
             _note(axes, 0.99, f"▲ up to {number_text(scale.cut)}", "right")
     _mark_nonfinite(axes, shown_curves)
-    if len(shown_curves) >= _LEGEND_FROM:
+    if len(shown_curves) >= _MIN_NAMED_LINES:
         _name_lines(axes, shown_curves, left_out)
+
+
+def _draw_zones(axes: Axes, zones: tuple[Zone, ...]) -> None:
+    """Draw zones as tinted bands on a logarithmic scale, with their names to the right."""
+    bottom, top = axes.get_ylim()
+    height = math.log(top) - math.log(bottom)
+    inches = axes.bbox.height / axes.figure.dpi
+    for zone in zones:
+        low, high = max(zone.low, bottom), min(zone.high, top)
+        if low >= high:
+            continue
+        axes.axhspan(low, high, color=zone.tint, linewidth=0, zorder=0)
+        share = (math.log(high) - math.log(low)) / height
+        lines = share * inches / 0.16
+        if lines < 1:
+            continue
+        line = f"{zone.name} {zone.limits}"
+        text = f"{zone.name}\n{zone.limits}" if lines >= 2 else line if len(line) <= _ZONE_CHARACTERS else zone.name
+        axes.text(
+            1.008,
+            ((math.log(low) + math.log(high)) / 2 - math.log(bottom)) / height,
+            text,
+            transform=axes.transAxes,
+            ha="left",
+            va="center",
+            color=FAINT,
+            fontsize=SMALL_SIZE,
+            linespacing=1.1,
+        )
 
 
 def _say(axes: Axes, text: str) -> None:
@@ -71,7 +101,7 @@ def _say(axes: Axes, text: str) -> None:
 
 
 def _draw_line(axes: Axes, curve: Curve, colour: str) -> None:
-    is_noisy = len(curve) >= _NOISY_FROM and curve.signal.quantity not in _SET_BY_THE_SCRIPT
+    is_noisy = len(curve) >= _NOISY_POINTS and curve.signal.quantity not in _WITHOUT_NOISE
     steps, low, high = curve.steps.astype(np.float64), curve.low, curve.high
     across, values = np.repeat(steps, 2), np.stack([low, high], axis=1).reshape(-1)
     if np.array_equal(low, high, equal_nan=True):
@@ -83,7 +113,7 @@ def _draw_line(axes: Axes, curve: Curve, colour: str) -> None:
     axes.plot(*_with_gaps(across, values, parted * per_step), color=pale, linewidth=1.0 if is_noisy else 1.6, zorder=2)
     axes.plot(*lone, linestyle="none", marker="o", markersize=4, color=colour, zorder=3)
     if is_noisy:
-        axes.plot(*_with_gaps(steps, _usual(curve), parted), color=colour, linewidth=1.6, zorder=3)
+        axes.plot(*_with_gaps(steps, _running_median(curve), parted), color=colour, linewidth=1.6, zorder=3)
 
 
 def _with_gaps(steps: Floats, values: Floats, parted: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -91,23 +121,23 @@ def _with_gaps(steps: Floats, values: Floats, parted: NDArray[np.int64]) -> tupl
 
 
 def _lone_points(steps: Floats, values: Floats, curve: Curve) -> tuple[Floats, Floats]:
-    """The points that no line reaches: with nothing finite of their attempt on either side."""
-    there = np.isfinite(values)
-    linked = there[1:] & there[:-1] & (np.diff(curve.attempts) == 0)
-    lone = there & ~np.r_[False, linked] & ~np.r_[linked, False]
+    """Points without a finite neighbour of the same attempt, which no line reaches."""
+    finite = np.isfinite(values)
+    linked = finite[1:] & finite[:-1] & (np.diff(curve.attempts) == 0)
+    lone = finite & ~np.r_[False, linked] & ~np.r_[linked, False]
     return steps[lone], values[lone]
 
 
-def _usual(curve: Curve) -> Floats:
-    """The running median of what was measured within each attempt, over a sixtieth of the width."""
-    usual = np.full(len(curve), np.nan)
+def _running_median(curve: Curve) -> Floats:
+    """The running median within each attempt, over a sixtieth of the width."""
+    median = np.full(len(curve), np.nan)
     reach = max(2, len(curve) // 120)
     for attempt in np.unique(curve.attempts):
         here = np.flatnonzero((curve.attempts == attempt) & np.isfinite(curve.mean))
         if len(here):
             padded = np.pad(curve.mean[here], min(reach, len(here) - 1), mode="reflect")
-            usual[here] = np.median(sliding_window_view(padded, 2 * min(reach, len(here) - 1) + 1), axis=1)
-    return usual
+            median[here] = np.median(sliding_window_view(padded, 2 * min(reach, len(here) - 1) + 1), axis=1)
+    return median
 
 
 def _paler(colour: str) -> tuple[float, float, float]:
@@ -116,7 +146,7 @@ def _paler(colour: str) -> tuple[float, float, float]:
 
 
 def _mark_nonfinite(axes: Axes, curves: list[Curve]) -> None:
-    """Crosses at the upper edge; those too near to be told apart are one, with how many values it stands for."""
+    """Draw crosses at the upper edge; those close together are one cross with their count."""
     left, right = axes.get_xlim()
     steps = np.concatenate([curve.steps[curve.nonfinite > 0] for curve in curves])
     counts = np.concatenate([curve.nonfinite[curve.nonfinite > 0] for curve in curves])
@@ -124,7 +154,7 @@ def _mark_nonfinite(axes: Axes, curves: list[Curve]) -> None:
         return
     order = np.argsort(steps, kind="stable")
     steps, counts = steps[order], counts[order]
-    starts = np.flatnonzero(np.r_[True, np.diff(steps) > (right - left) * _APART])
+    starts = np.flatnonzero(np.r_[True, np.diff(steps) > (right - left) * _MERGED_SHARE])
     ends = np.r_[starts[1:] - 1, len(steps) - 1]
     edge = axes.get_xaxis_transform()
     for begin, end, count in zip(steps[starts], steps[ends], np.add.reduceat(counts, starts), strict=True):
@@ -152,7 +182,7 @@ def _note(axes: Axes, across: float, text: str, side: str) -> None:
 
 
 def _names_of(curves: list[Curve], longest: int) -> list[str]:
-    """The place where all are of one quantity; names that are the same when cut to their length are numbered."""
+    """Places, or quantities where these differ; names that are equal when cut to their length are numbered."""
     first = curves[0].signal.quantity
     names: list[str] = []
     for curve in curves:
@@ -167,7 +197,7 @@ def _names_of(curves: list[Curve], longest: int) -> list[str]:
 
 
 def _name_lines(axes: Axes, curves: list[Curve], left_out: int) -> None:
-    longest = max(_SHORTEST, _LEGEND_LETTERS // (len(curves) + (left_out > 0)) - _HANDLE_LETTERS)
+    longest = max(_MIN_LETTERS, _LEGEND_LETTERS // (len(curves) + (left_out > 0)) - _HANDLE_LETTERS)
     for name, colour in zip(_names_of(curves, longest), LINES, strict=False):
         axes.plot([], [], color=colour, linewidth=2, label=name)
     if left_out > 0:

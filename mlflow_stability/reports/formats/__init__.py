@@ -1,1 +1,1 @@
-"""The output formats: each module has a `FORMAT`, and loads what it needs when it is asked for."""
+"""The output formats: each module has a `FORMAT`."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.report_format import ReportFormat
+from mlflow_stability.reports.report import Report, ReportFormat
 from mlflow_stability.vocabulary.result import Comparison
 
 
 def run(report: Report) -> str:
-    """Write what `diagnose` found."""
-    from mlflow_stability.reports.run.html_page import render
+    """Return what `diagnose` found."""
+    from mlflow_stability.reports.html_kit.pages import run_page
 
-    return render(report)
+    return run_page(report)
 
 
 def comparison(compared: Comparison) -> str:
-    """Write what `compare` found."""
-    from mlflow_stability.reports.comparison.comparison_html import render
+    """Return what `compare` found."""
+    from mlflow_stability.reports.html_kit.pages import comparison_page
 
-    return render(compared)
+    return comparison_page(compared)
 
 
 FORMAT = ReportFormat("html", run, comparison, (".html", ".htm"), order=40)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.report_format import ReportFormat
+from mlflow_stability.reports.report import Report, ReportFormat
 from mlflow_stability.vocabulary.result import Comparison
 
 
 def run(report: Report) -> str:
-    """Write what `diagnose` found."""
-    from mlflow_stability.reports.run.terminal import render
+    """Return what `diagnose` found."""
+    from mlflow_stability.reports.run_terminal import render
 
     return render(report)
 
 
 def comparison(compared: Comparison) -> str:
-    """Write what `compare` found."""
-    from mlflow_stability.reports.comparison.comparison_terminal import render
+    """Return what `compare` found."""
+    from mlflow_stability.reports.comparison_terminal import render
 
     return render(compared)
 

@@ -1,1 +1,1 @@
-"""What is drawn on a page; the pages, and the order of their sections, are in `reports/templates/`."""
+"""HTML pages and what is drawn on them; the order of their sections is in `reports/templates/`."""

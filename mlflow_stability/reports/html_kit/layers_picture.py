@@ -1,12 +1,6 @@
-"""Lays out what two runs have by layer as two pictures beside each other, with one scale of colours.
+"""Lay out one quantity by layer of two runs as two pictures beside each other, with one scale of colours.
 
-In: a `LayerComparison` and what to call the runs. Out: two images of one pixel a cell, names of rows, ticks and a bar
-of colours in percent. Guarantees: what is not finite, zero, or not measured is told apart from every value, and so are
-layers that only one of the two has and steps that only one of them made.
-
-Writes a small picture as PNG inside of a page, one pixel for each cell, so that a browser makes the cells large.
-
-In: pixels of red, green, blue and opacity. Out: an address that holds the picture itself.
+Each picture is a PNG inside of the page with one pixel a cell, which a browser enlarges.
 The format: https://www.w3.org/TR/png-3/
 """
 
@@ -20,25 +14,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers import labels_of
+from mlflow_stability.figures.layers import labels_of, quantity_title
+from mlflow_stability.reports import comparison_phrases as wording
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, apart
-from mlflow_stability.reports.words import layer_phrases as wording
 from mlflow_stability.vocabulary.measured import LayerComparison
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_EIGHT_BITS, _WITH_OPACITY = 8, 6
+_EIGHT_BITS, _RGBA = 8, 6
 
 
 def data_address(pixels: NDArray[np.uint8]) -> str:
-    """``data:image/png;base64,...`` of an array of rows, columns and four channels."""
+    """Return ``data:image/png;base64,...`` of an array of rows, columns and four channels."""
     return f"data:image/png;base64,{base64.b64encode(png_of(pixels)).decode('ascii')}"
 
 
 def png_of(pixels: NDArray[np.uint8]) -> bytes:
-    """The file."""
+    """Return a PNG file of these pixels."""
     rows, columns, _ = pixels.shape
     unfiltered = np.concatenate([np.zeros((rows, 1), np.uint8), pixels.reshape(rows, -1)], axis=1)
-    head = struct.pack(">IIBBBBB", columns, rows, _EIGHT_BITS, _WITH_OPACITY, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", columns, rows, _EIGHT_BITS, _RGBA, 0, 0, 0)
     body = zlib.compress(unfiltered.tobytes(), 9)
     return _SIGNATURE + _chunk(b"IHDR", head) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
 
@@ -64,14 +58,16 @@ _COLOURS = np.array(
     np.float64,
 )
 NOT_FINITE, ZERO, ABSENT = (213, 94, 0), (160, 160, 160), (205, 184, 150)
-ROW, THIN_ROW, FEW = 0.95, 0.5, 24
-"""The height of a layer, in the letters of the page, where there are few and where there are many."""
-LOWEST, HIGHEST = 4.0, 30.0
-BAR = 24
-"""Characters that fit beneath the bar of colours, where it is narrowest."""
-LABEL = 0.85
-LONGEST = 26
-"""Characters of a name beside a row; of longer ones the end is kept."""
+ROW_HEIGHT, THIN_ROW_HEIGHT = 0.95, 0.5
+"""Heights of a layer in rem, up to and beyond `MAX_HIGH_ROWS` layers."""
+MAX_HIGH_ROWS = 24
+MIN_HEIGHT, MAX_HEIGHT = 4.0, 30.0
+"""Of a picture, in rem."""
+LABEL_HEIGHT = 0.85
+BAR_CHARACTERS = 24
+"""Characters that fit beneath the bar of colours where it is narrowest."""
+MAX_NAME_CHARACTERS = 26
+"""Of longer names beside a row the end is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ class LayerHeat:
 
     name: str
     address: str
-    """Its picture, of the columns that it has steps in."""
+    """Its picture, only the columns that have steps of the run."""
     left: float
     width: float
     """Percent of the width of the plane."""
@@ -93,18 +89,18 @@ class LayersPicture:
     """Both runs."""
 
     title: str
-    said: str
-    """Where they are farthest apart."""
+    text: str
+    """A sentence about where they are farthest apart."""
     columns: str
     height: float
-    """In the letters of the page."""
+    """In rem."""
     heats: tuple[LayerHeat, LayerHeat]
     rows: tuple[Tick, ...]
     """Names of layers, in percent from the top."""
     letters: int
-    """How many the longest of these names has."""
+    """Length of the longest of these names."""
     common: str
-    """What all names begin with, and which is left out beside the rows."""
+    """The common beginning of all names, left out beside the rows."""
     steps: tuple[Tick, ...]
     zero: float | None
     """Percent from the left where the onset is; None where nothing was aligned."""
@@ -113,33 +109,34 @@ class LayersPicture:
     values: tuple[Tick, ...]
     """Beside the bar."""
     special: tuple[str, ...]
-    """Which of ``not finite``, ``zero``, ``absent layer``, ... are to be seen."""
+    """Which of ``not finite``, ``zero``, ``absent layer``, ... there are."""
     measure: str
-    """What the colours stand for: ``gradient norm``."""
+    """The quantity shown by colour: ``gradient norm``."""
 
 
 def layers_picture_of(beside: LayerComparison, names: tuple[str, str]) -> LayersPicture:
-    """The picture of one quantity."""
+    """Lay out one quantity."""
     count = len(beside.layers)
-    height = min(HIGHEST, max(LOWEST, count * (ROW if count <= FEW else THIN_ROW)))
-    common, labels = labels_of(beside.layers, max(1, int(height / LABEL)))
+    height = min(MAX_HEIGHT, max(MIN_HEIGHT, count * (ROW_HEIGHT if count <= MAX_HIGH_ROWS else THIN_ROW_HEIGHT)))
+    common, labels = labels_of(beside.layers, max(1, int(height / LABEL_HEIGHT)))
     across = Axis(float(beside.begin), float(beside.begin + beside.columns * beside.width))
     low, high = beside.colour_limits
+    special = [beside.without_colour(number) for number in (0, 1)]
     return LayersPicture(
-        title=wording.title(beside),
-        said=wording.sentences(beside, names),
-        columns=wording.columns(beside),
+        title=quantity_title(beside.quantity),
+        text=wording.layer_difference(beside, names),
+        columns=wording.layer_columns(beside),
         height=height,
         heats=(_heat(beside, 0, names[0]), _heat(beside, 1, names[1])),
-        rows=tuple(Tick((each.middle + 0.5) / count * 100, _ending(each.name)) for each in labels),
-        letters=max(len(_ending(each.name)) for each in labels),
+        rows=tuple(Tick((label.middle + 0.5) / count * 100, _ending(label.name)) for label in labels),
+        letters=max(len(_ending(label.name)) for label in labels),
         common=common.rstrip("."),
         steps=across.ticks(4),
         zero=across.place(0.0) if beside.aligned and across.low <= 0 <= across.high else None,
-        bar=tuple("#{:02x}{:02x}{:02x}".format(*each) for each in _COLOURS.astype(int)),
-        values=apart(Axis(low, high, beside.logarithmic).ticks(4), BAR),
-        special=tuple(_special(beside)),
-        measure=wording.measure(beside),
+        bar=tuple("#{:02x}{:02x}{:02x}".format(*colour) for colour in _COLOURS.astype(int)),
+        values=apart(Axis(low, high, beside.logarithmic).ticks(4), BAR_CHARACTERS),
+        special=tuple(name for name in special[0] if special[0][name].any() or special[1][name].any()),
+        measure=wording.layer_measure(beside),
     )
 
 
@@ -154,21 +151,16 @@ def _pixels(beside: LayerComparison, number: int) -> NDArray[np.uint8]:
     cells = (beside.first, beside.second)[number]
     pixels = np.zeros((*cells.shape, 4), np.uint8)
     shares = beside.shares(cells)
-    known = np.isfinite(shares)
+    finite = np.isfinite(shares)
     points = np.linspace(0.0, 1.0, len(_COLOURS))
     for channel in range(3):
-        pixels[known, channel] = np.interp(shares[known], points, _COLOURS[:, channel]).round().astype(np.uint8)
-    pixels[known, 3] = 255
+        pixels[finite, channel] = np.interp(shares[finite], points, _COLOURS[:, channel]).round().astype(np.uint8)
+    pixels[finite, 3] = 255
     special = beside.without_colour(number)
-    for what, colour in (("zero", ZERO), ("not finite", NOT_FINITE), (f"absent {beside.row}", ABSENT)):
-        pixels[special[what]] = (*colour, 255)
+    for name, colour in (("zero", ZERO), ("not finite", NOT_FINITE), (f"absent {beside.row}", ABSENT)):
+        pixels[special[name]] = (*colour, 255)
     return pixels
 
 
-def _special(beside: LayerComparison) -> list[str]:
-    one, other = (beside.without_colour(number) for number in (0, 1))
-    return [name for name in one if one[name].any() or other[name].any()]
-
-
 def _ending(name: str) -> str:
-    return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
+    return name if len(name) <= MAX_NAME_CHARACTERS else f"…{name[1 - MAX_NAME_CHARACTERS :]}"

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from mlflow_stability.reports.terminal_kit.braille_curve import GUTTER, axis, draw, number_text
-from mlflow_stability.reports.terminal_kit.marks import mark_line
-from mlflow_stability.reports.terminal_kit.writer import OUTCOME_STYLES, TerminalWriter, written
+from mlflow_stability.reports.terminal_kit.curve import GUTTER, axis, draw, mark_line, number_text
+from mlflow_stability.reports.terminal_kit.writer import OUTCOME_STYLES, TerminalWriter, draw_section, written
 
-__all__ = ["GUTTER", "OUTCOME_STYLES", "TerminalWriter", "axis", "draw", "mark_line", "number_text", "written"]
+__all__ = [
+    "GUTTER",
+    "OUTCOME_STYLES",
+    "TerminalWriter",
+    "axis",
+    "draw",
+    "draw_section",
+    "mark_line",
+    "number_text",
+    "written",
+]

@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from waiting import wait_until
 
 from mlflow_stability.cli.main import run
-from mlflow_stability.reports.comparison.comparison_json import schema
+from mlflow_stability.reports.formats.json import schema
 
 NO_RUN = "0123456789abcdef" * 2
 
@@ -74,7 +74,7 @@ def test_a_person_reads_the_order_and_where_two_part(capsys: pytest.CaptureFixtu
 def test_the_ending_of_the_file_says_the_form() -> None:
     for name in ("c.json", "c.csv", "c.md", "c.html", "c.txt"):
         run(["compare", "logs", "--output", name])
-    Draft202012Validator(schema()).validate(json.loads(Path("c.json").read_text()))
+    Draft202012Validator(schema("comparison")).validate(json.loads(Path("c.json").read_text()))
     assert len(list(csv.DictReader(io.StringIO(Path("c.csv").read_text())))) == 3
     assert Path("c.md").read_text().startswith("# Training comparison")
     assert Path("c.html").read_text().startswith("<!doctype html>")

@@ -19,8 +19,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from mlflow_stability.cli.main import commands, run
+from mlflow_stability.reports.formats.json import schema
 from mlflow_stability.reports.report_format import FORMATS
-from mlflow_stability.reports.run.json_document import schema
 
 CLOSED = "http://127.0.0.1:9"
 NO_RUN = "0123456789abcdef" * 2
@@ -44,7 +44,7 @@ def stored_run(uri: str, values: list[float], name: str = "train_loss") -> str:
 
 def document(capsys: pytest.CaptureFixture[str]) -> dict:
     said = json.loads(capsys.readouterr().out)
-    Draft202012Validator(schema()).validate(said)
+    Draft202012Validator(schema("diagnosis")).validate(said)
     return said
 
 

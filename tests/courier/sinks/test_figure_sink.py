@@ -21,7 +21,7 @@ from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.sinks import figure_sink
 from mlflow_stability.courier.sinks.figure_sink import FigureSink, PictureData
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.figures.of_run.duty_cycles import QUANTITIES as DUTY_CYCLES
+from mlflow_stability.figures.of_run.standard_figures import DUTY_CYCLES
 from mlflow_stability.figures.run_figure import RunFigure, run_figures
 from mlflow_stability.journal.array_files import write_layer_table
 from mlflow_stability.kinds.reported.rollback import RollbackFacts

@@ -10,7 +10,7 @@ from mlflow_stability.diagnosis.verdict import title_of
 from mlflow_stability.kinds.catalog import OF_HARDWARE, OF_SETUP
 from mlflow_stability.kinds.hardware.speed import ThroughputFacts
 from mlflow_stability.kinds.optimizer.clipping_and_decay import StrongDecayFacts
-from mlflow_stability.reports.words.run_phrases import headline
+from mlflow_stability.reports.run_phrases import headline
 from mlflow_stability.vocabulary.result import Action, Finding, Severity
 from mlflow_stability.vocabulary.text import Meaning
 

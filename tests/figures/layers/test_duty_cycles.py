@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from figures.drawings import cut_off, overlapping_labels, texts
 
-from mlflow_stability.figures.layers.duty_cycles import MOST_MODULES, duty_cycles
+from mlflow_stability.figures.layers.duty_cycles import MAX_MODULES, duty_cycles
 from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch
-from mlflow_stability.figures.of_run.duty_cycles import QUANTITIES
+from mlflow_stability.figures.of_run.standard_figures import DUTY_CYCLES
 
 
 def grids(modules: list[str], steps: int, highest: float = 0.2) -> list[LayerGrid]:
-    levels = dict(zip(QUANTITIES, (0.0, 0.01, 0.02, 0.04, 0.1, highest, 8.0, 256.0), strict=True))
+    levels = dict(zip(DUTY_CYCLES, (0.0, 0.01, 0.02, 0.04, 0.1, highest, 8.0, 256.0), strict=True))
     found = []
     for quantity, level in levels.items():
         sketch = LayerSketch(quantity)
@@ -25,7 +25,7 @@ def grids(modules: list[str], steps: int, highest: float = 0.2) -> list[LayerGri
 @pytest.mark.parametrize("steps", [1, 60])
 def test_any_number_of_modules_is_legible(modules: int, steps: int) -> None:
     figure = duty_cycles(grids([f"blocks.{number}.sdr" for number in range(modules)], steps), "run 3f2a9c")
-    assert len(figure.axes) == min(modules, MOST_MODULES)
+    assert len(figure.axes) == min(modules, MAX_MODULES)
     assert cut_off(figure) == []
     assert overlapping_labels(figure) == []
 

@@ -8,7 +8,7 @@ from figures.drawings import cut_off, overlapping_labels, texts
 from figures.layers import a_few, all_zero, gpt_layers, heavy_tails, normal, not_finite, table, two_bumps
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.histogram_ridge import MOST_RIDGES, MOST_STEPS, histogram_ridges, outline
+from mlflow_stability.figures.layers.histogram_ridge import MAX_RIDGES, MAX_STEPS, histogram_ridges, outline
 from mlflow_stability.vocabulary.measured import layer_table_from
 
 
@@ -35,7 +35,7 @@ def test_of_many_layers_those_that_are_ill_are_drawn() -> None:
     draws = [normal()] * 50 + [two_bumps] + [normal()]
     figure = histogram_ridges([table(1000, gpt_layers(100), draws)])
     labels = [each.get_text() for each in figure.axes[0].get_yticklabels()]
-    assert len(labels) == MOST_RIDGES
+    assert len(labels) == MAX_RIDGES
     assert gpt_layers(100)[50] in labels
     assert "multi-modal" in texts(figure)
 
@@ -55,7 +55,7 @@ def test_the_layer_that_changed_most_is_followed_over_the_steps() -> None:
     figure = histogram_ridges(tables)
     assert "Layer with the largest change in width: shrinking" in texts(figure)
     labels = [each.get_text() for each in figure.axes[1].get_yticklabels()]
-    assert len(labels) == MOST_STEPS
+    assert len(labels) == MAX_STEPS
     assert (labels[0], labels[-1]) == ("step 1,000", "step 30,000")
 
 

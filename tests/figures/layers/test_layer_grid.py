@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from figures.layers import gpt_layers
 
-from mlflow_stability.figures.layers.layer_grid import MOST_COLUMNS, MOST_LAYERS, LayerSketch, evened
+from mlflow_stability.figures.layers.layer_grid import MAX_COLUMNS, MAX_LAYERS, LayerSketch, evened
 from mlflow_stability.figures.layers.layer_label import labels_of
 
 
@@ -18,7 +18,7 @@ def test_a_million_steps_of_a_thousand_layers_stay_within_a_few_megabytes() -> N
             values[900] = np.nan
         sketch.add(step, rows, values)
     grid = sketch.grid()
-    assert MOST_COLUMNS / 2 <= len(grid.steps) <= MOST_COLUMNS
+    assert MAX_COLUMNS / 2 <= len(grid.steps) <= MAX_COLUMNS
     assert grid.values.base is None or grid.values.nbytes < 4e6
     assert grid.measured == 10_000
     assert grid.last == 1_000_000
@@ -57,10 +57,10 @@ def test_a_grid_that_is_whole_stays_as_it_is() -> None:
 
 def test_more_layers_than_there_is_room_for_are_counted() -> None:
     sketch = LayerSketch("grad_norm")
-    rows = sketch.rows([f"layer_{number}" for number in range(MOST_LAYERS + 5)])
+    rows = sketch.rows([f"layer_{number}" for number in range(MAX_LAYERS + 5)])
     sketch.add(1, rows, np.ones(len(rows)))
     grid = sketch.grid()
-    assert len(grid.layers) == MOST_LAYERS
+    assert len(grid.layers) == MAX_LAYERS
     assert grid.left_out == 5
     assert (grid.values == 1).all()
 

@@ -8,7 +8,7 @@ from figures.drawings import curve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.figures.run_page.curve import MOST_STRETCHES, CurveSketch, condensed, curve_of, fitted
+from mlflow_stability.figures.run_page.curve import MAX_STRETCHES, CurveSketch, condensed, curve_of, fitted
 from mlflow_stability.vocabulary.measured import Series, Signal
 
 VALUES = st.lists(st.floats(width=32), min_size=1, max_size=60)
@@ -42,7 +42,7 @@ def test_a_sketch_of_a_million_steps_stays_small_and_keeps_the_spike_of_one() ->
     for step in range(1, 200_001):
         sketch.add(step * 5, 1e6 if step == 77_777 else math.nan if step == 123_456 else 2.0, 0)
     found = sketch.curve()
-    assert MOST_STRETCHES / 2 <= len(found) <= MOST_STRETCHES
+    assert MAX_STRETCHES / 2 <= len(found) <= MAX_STRETCHES
     assert np.nanmax(found.high) == 1e6
     assert found.steps[np.nanargmax(found.high)] <= 77_777 * 5
     assert found.nonfinite.sum() == 1

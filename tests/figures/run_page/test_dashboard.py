@@ -11,10 +11,8 @@ import pytest
 from figures.drawings import curve, cut_off, overlapping_labels, pixels, texts
 
 import mlflow_stability
-from mlflow_stability.figures.run_page.dashboard import dashboard
-from mlflow_stability.figures.run_page.dashboard_data import DashboardData
-from mlflow_stability.figures.run_page.event_lane import MOST_ROWS
-from mlflow_stability.figures.run_page.mark import Mark
+from mlflow_stability.figures.run_page.dashboard import MAX_ROWS, dashboard
+from mlflow_stability.figures.run_page.dashboard_data import DashboardData, Mark
 from mlflow_stability.figures.style import BAD, png
 from mlflow_stability.kinds.catalog import KINDS
 from mlflow_stability.vocabulary.result import Severity
@@ -59,9 +57,9 @@ def test_what_was_not_measured_is_said() -> None:
     assert texts(figure).count("not measured") == 3
 
 
-@pytest.mark.parametrize("first", range(0, len(KINDS), MOST_ROWS))
+@pytest.mark.parametrize("first", range(0, len(KINDS), MAX_ROWS))
 def test_the_name_of_every_kind_of_finding_is_whole(first: int) -> None:
-    marks = tuple(Mark(kind, Severity.INFO, 1, 2) for kind in sorted(KINDS)[first : first + MOST_ROWS])
+    marks = tuple(Mark(kind, Severity.INFO, 1, 2) for kind in sorted(KINDS)[first : first + MAX_ROWS])
     assert cut_off(dashboard(DashboardData("Training health", "", (curve("loss", [2.0, 1.0]),), marks))) == []
 
 

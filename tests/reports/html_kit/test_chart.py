@@ -11,15 +11,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reports.samples import broken, healthy, nan, spike
 
-from mlflow_stability.reports.html_kit.chart import HEIGHT, MOST_ROWS, WIDTH, Chart, chart_of
-from mlflow_stability.reports.html_kit.sketched import sketches_of
+from mlflow_stability.reports.drawn_curve import drawn_curves
+from mlflow_stability.reports.html_kit.axis import HEIGHT, WIDTH
+from mlflow_stability.reports.html_kit.chart import MAX_NUMBER_ROWS, Chart, chart_of
 from mlflow_stability.vocabulary.result import Sketch
 
 NUMBERS = re.compile(r"-?\d+\.\d")
 
 
 def chart(sketch: Sketch, *episodes: tuple[int, int]) -> Chart:
-    (curve,) = sketches_of(replace(healthy(), curves=(), sketches=(sketch,)))
+    (curve,) = drawn_curves(replace(healthy(), curves=(), sketches=(sketch,)))
     numbered = [(number, changed(spike(), start=a, end=b)) for number, (a, b) in enumerate(episodes, start=1)]
     return chart_of(curve, numbered)
 
@@ -65,11 +66,11 @@ def test_numbers_of_neighbours_stand_in_different_rows_and_not_in_too_many() -> 
     rows = [band.row for band in bands]
     assert rows[:5] == [0, 1, 2, 3, None]
     assert chart(sketch(1.0, 2.0), (0, 0), (0, 0)).rows == 2
-    assert MOST_ROWS == 4
+    assert MAX_NUMBER_ROWS == 4
 
 
 def test_the_last_step_is_that_of_the_curve_not_of_its_last_stretch() -> None:
-    (curve,) = sketches_of(broken())
+    (curve,) = drawn_curves(broken())
     assert curve.last == 999
     assert math.isnan(curve.final)
     assert chart_of(curve, [(1, nan())]).bands[0].left == pytest.approx(96.1, abs=0.1)

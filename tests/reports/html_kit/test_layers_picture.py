@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from reports.comparisons import two_with_layers
 
-from mlflow_stability.reports.comparison.comparison_html import render
+from mlflow_stability.reports.comparison_phrases import layer_difference, two_names
 from mlflow_stability.reports.html_kit.layers_picture import (
     ABSENT,
     NOT_FINITE,
@@ -21,8 +21,7 @@ from mlflow_stability.reports.html_kit.layers_picture import (
     layers_picture_of,
     png_of,
 )
-from mlflow_stability.reports.words.comparison_phrases import two_names
-from mlflow_stability.reports.words.layer_phrases import sentences
+from mlflow_stability.reports.html_kit.pages import comparison_page as render
 from mlflow_stability.vocabulary.measured import LargestGap, LayerComparison
 
 NAMES = ("calm", "wild")
@@ -89,21 +88,21 @@ def test_names_of_rows_do_not_lie_on_each_other(count: int) -> None:
 
 def test_where_they_differ_most_is_a_sentence() -> None:
     norms, entropies = two_with_layers().layers
-    said = sentences(norms, NAMES)
+    said = layer_difference(norms, NAMES)
     assert "40 to 49 steps after the onset: 0.1 in calm, 900 in wild (9000 times)." in said
     assert "Not finite in 27 layers of wild, first in model.blocks.1.attn 200 to 209 steps after the onset." in said
-    assert "in the first 10 steps from the onset: 2.9 in calm, 0 in wild." in sentences(entropies, NAMES)
-    assert sentences(one([[np.nan]]), NAMES) == "No layer has values of both runs at the same step."
+    assert "in the first 10 steps from the onset: 2.9 in calm, 0 in wild." in layer_difference(entropies, NAMES)
+    assert layer_difference(one([[np.nan]]), NAMES) == "No layer has values of both runs at the same step."
 
 
 def test_a_column_is_told_as_far_as_the_runs_reach_into_it() -> None:
     norms = two_with_layers().layers[0]
     ended = replace(norms, spans=((-300, 243), (-300, 244)))
-    assert "40 to 44 steps after the onset" in sentences(replace(ended, spans=((-300, 43), (-300, 44))), NAMES)
-    assert "first in model.blocks.1.attn 200 to 209 steps" in sentences(ended, NAMES)
+    assert "40 to 44 steps after the onset" in layer_difference(replace(ended, spans=((-300, 43), (-300, 44))), NAMES)
+    assert "first in model.blocks.1.attn 200 to 209 steps" in layer_difference(ended, NAMES)
     unaligned = replace(norms, aligned=False, begin=0, farthest=replace(norms.farthest, offset=150))  # type: ignore[type-var]
-    assert "at step 150:" in sentences(replace(unaligned, spans=((1, 150), (1, 150))), NAMES)
-    assert "within steps 150 to 155:" in sentences(replace(unaligned, spans=((1, 150), (1, 155))), NAMES)
+    assert "at step 150:" in layer_difference(replace(unaligned, spans=((1, 150), (1, 150))), NAMES)
+    assert "within steps 150 to 155:" in layer_difference(replace(unaligned, spans=((1, 150), (1, 155))), NAMES)
 
 
 def test_a_run_has_its_place_in_the_plane_and_layers_that_it_lacks_are_absent() -> None:
@@ -146,11 +145,11 @@ def test_runs_of_one_name_are_told_apart_by_their_ids() -> None:
 
 def test_models_without_a_common_layer_have_none_in_common() -> None:
     apart = one([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset({"layer1"})))
-    assert sentences(apart, NAMES) == "The runs have no layer in common."
+    assert layer_difference(apart, NAMES) == "The runs have no layer in common."
     never = one([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset()))
-    assert sentences(never, NAMES) == "No layer has values of both runs at the same step."
+    assert layer_difference(never, NAMES) == "No layer has values of both runs at the same step."
 
 
 def test_two_runs_that_are_the_same_are_not_said_to_be_apart() -> None:
     same = one([[1.0], [2.0]], farthest=LargestGap("layer0", 0, 1.0, 1.0))
-    assert sentences(same, NAMES) == "Identical in every layer where both were measured."
+    assert layer_difference(same, NAMES) == "Identical in every layer where both were measured."

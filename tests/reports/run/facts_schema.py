@@ -21,7 +21,7 @@ import mlflow_stability.kinds.catalog  # noqa: F401 - its import registers the f
 from mlflow_stability.vocabulary.facts import classes_of_facts
 
 PACKAGE = "mlflow_stability."
-FILE = Path(__file__).parents[3] / "mlflow_stability" / "reports" / "run" / "diagnosis.schema.json"
+FILE = Path(__file__).parents[3] / "mlflow_stability" / "reports" / "formats" / "diagnosis.schema.json"
 FIRST = "facts"
 """The definitions from this one on are made here."""
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from reports.hostile import hostile_reports
 from reports.samples import BAD, GOOD, broken, spike
 
+from mlflow_stability.reports.brief import MAX_BYTES, brief, render
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run.brief import LARGEST, brief, render
 from mlflow_stability.vocabulary.result import NotJudged, read_remedies
 
 
@@ -43,7 +43,7 @@ def test_it_is_small_whatever_a_run_is_called(report: Report) -> None:
     document = json.loads(render(report))
     assert len(document["runs"]) == len(report.diagnoses)
     for run in document["runs"]:
-        assert len(json.dumps(run, indent=4)) <= LARGEST
+        assert len(json.dumps(run, indent=4)) <= MAX_BYTES
 
 
 def test_a_run_whose_every_text_is_long_is_small_too() -> None:
@@ -60,4 +60,4 @@ def test_a_run_whose_every_text_is_long_is_small_too() -> None:
         remedies=read_remedies([long] * 50),
         cannot_tell=(NotJudged(long),) * 50,
     )
-    assert len(json.dumps(brief(run), indent=4)) <= LARGEST
+    assert len(json.dumps(brief(run), indent=4)) <= MAX_BYTES

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from reports.hostile import hostile_reports
 from reports.samples import BAD, GOOD, SEVERAL
 
+from mlflow_stability.reports.formats.csv import COLUMNS
+from mlflow_stability.reports.formats.csv import run as render
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run.csv_table import COLUMNS, render
-from mlflow_stability.reports.words.run_phrases import WELL
+from mlflow_stability.reports.run_phrases import NO_TROUBLE
 
 
 def rows_of(report: Report) -> list[dict[str, str]]:
@@ -54,7 +55,7 @@ def test_every_issue_has_the_verdict_of_its_run_and_the_cause_of_that() -> None:
 @given(hostile_reports())
 def test_no_cell_is_a_formula_and_no_row_is_lost(report: Report) -> None:
     text = render(report)
-    well = sum(not each.findings and each.outcome in WELL for each in report.diagnoses)
+    well = sum(not each.findings and each.outcome in NO_TROUBLE for each in report.diagnoses)
     assert len(text.splitlines()) == 1 + sum(1 for _ in report.issues()) + well
     for row in csv.reader(io.StringIO(text)):
         assert len(row) == len(COLUMNS)

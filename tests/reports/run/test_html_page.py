@@ -11,8 +11,8 @@ from reports.hostile import hostile_reports
 from reports.samples import ALL, BAD, GOOD, SEVERAL, broken, spike
 
 from mlflow_stability.reports.escape import plain
+from mlflow_stability.reports.html_kit.pages import run_page as render
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run.html_page import render
 
 VOID = {"meta", "line", "rect", "path", "br"}
 TAGS = VOID | {

@@ -12,8 +12,9 @@ from reports.samples import ALL, BAD, GOOD, MIXED, NOTHING, SEVERAL, nan, run_of
 
 from mlflow_stability.diagnosis.verdict import ENDED, KINDS_THAT_DECIDE, RECOVERED
 from mlflow_stability.kinds.loss.loss_spike import SpikeFacts
+from mlflow_stability.reports.formats.json import run as render
+from mlflow_stability.reports.formats.json import schema
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run.json_document import render, schema
 
 
 def refuse(constant: str) -> None:
@@ -21,12 +22,12 @@ def refuse(constant: str) -> None:
 
 
 def test_the_schema_is_a_schema() -> None:
-    Draft202012Validator.check_schema(schema())
+    Draft202012Validator.check_schema(schema("diagnosis"))
 
 
 def test_the_schema_names_all_facts_with_their_types_and_meanings() -> None:
-    assert schema() == with_facts(schema()), "run: python tests/reports/run/facts_schema.py"
-    spike = schema()["$defs"]["SpikeFacts"]["properties"]
+    assert schema("diagnosis") == with_facts(schema("diagnosis")), "run: python tests/reports/run/facts_schema.py"
+    spike = schema("diagnosis")["$defs"]["SpikeFacts"]["properties"]
     assert spike["kind"] == {"const": "loss_spike"}
     assert "in σ of its noise" in spike["sigmas"]["description"]
     for definition in facts_schema().values():
@@ -39,15 +40,15 @@ def test_facts_are_an_object_beside_the_message() -> None:
     (diagnosis, *_) = BAD.diagnoses
     told = replace(diagnosis, findings=(replace(diagnosis.findings[0], facts=facts), *diagnosis.findings[1:]))
     document = json.loads(render(replace(BAD, diagnoses=(told,))))
-    Draft202012Validator(schema()).validate(document)
+    Draft202012Validator(schema("diagnosis")).validate(document)
     assert document["runs"][0]["findings"][0]["facts"] == facts.as_json()
     document["runs"][0]["findings"][0]["facts"]["sigmas"] = "many"
-    assert not Draft202012Validator(schema()).is_valid(document)
+    assert not Draft202012Validator(schema("diagnosis")).is_valid(document)
 
 
 @pytest.mark.parametrize("report", ALL)
 def test_what_is_written_follows_the_schema(report: Report) -> None:
-    Draft202012Validator(schema()).validate(json.loads(render(report), parse_constant=refuse))
+    Draft202012Validator(schema("diagnosis")).validate(json.loads(render(report), parse_constant=refuse))
 
 
 @settings(max_examples=50)
@@ -56,24 +57,26 @@ def test_whatever_the_names_are_it_is_ascii_follows_the_schema_and_keeps_the_sou
     text = render(report)
     assert text.isascii()
     document = json.loads(text, parse_constant=refuse)
-    Draft202012Validator(schema()).validate(document)
+    Draft202012Validator(schema("diagnosis")).validate(document)
     assert [run["source"] for run in document["runs"]] == [each.source for each in report.diagnoses]
 
 
 def test_the_schema_refuses_what_is_not_written() -> None:
     document = json.loads(render(BAD))
     document["issues"][0].pop("source")
-    assert not Draft202012Validator(schema()).is_valid(document)
+    assert not Draft202012Validator(schema("diagnosis")).is_valid(document)
     document = json.loads(render(BAD))
     document["summary"].pop("total_files")
-    assert not Draft202012Validator(schema()).is_valid(document)
+    assert not Draft202012Validator(schema("diagnosis")).is_valid(document)
 
 
 def test_the_schema_knows_every_outcome() -> None:
     outcomes = {*KINDS_THAT_DECIDE, *ENDED, RECOVERED, "healthy", "unstable", "cannot_tell", "not_found"}
     for outcome in outcomes:
         (whole, *_) = ALL[0].diagnoses
-        Draft202012Validator(schema()).validate(json.loads(render(Report((replace(whole, outcome=outcome),)))))
+        Draft202012Validator(schema("diagnosis")).validate(
+            json.loads(render(Report((replace(whole, outcome=outcome),))))
+        )
 
 
 def test_the_summary_counts_what_is_listed() -> None:

@@ -9,8 +9,8 @@ from reports.hostile import TEXTS, hostile_reports
 from reports.samples import BAD, SEVERAL
 
 from mlflow_stability.reports.escape import markdown, plain
+from mlflow_stability.reports.formats.markdown import run as render
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run.markdown_page import render
 
 STRUCTURE = re.compile(r"^(# Training diagnosis|## .*|### [A-Z].*|\|.*\||- .*|\*\*.*|[0-9].*|)$")
 

@@ -25,7 +25,7 @@ from reports.samples import (
 from rich.console import Console
 
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run.terminal import render, show, show_gist
+from mlflow_stability.reports.run_terminal import render, show, show_gist
 from mlflow_stability.reports.terminal_kit.writer import TerminalWriter, written
 from mlflow_stability.vocabulary.result import Sketch
 

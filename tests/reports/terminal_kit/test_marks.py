@@ -4,8 +4,7 @@ import pytest
 from findings import changed
 from reports.samples import nan, oscillation, spike
 
-from mlflow_stability.reports.terminal_kit.braille_curve import GUTTER
-from mlflow_stability.reports.terminal_kit.marks import mark_line
+from mlflow_stability.reports.terminal_kit.curve import GUTTER, mark_line
 
 WIDTH = GUTTER + 100
 

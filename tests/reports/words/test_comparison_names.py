@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.diagnosis.compare import comparison_of
-from mlflow_stability.reports.comparison import comparison_json, comparison_terminal
+from mlflow_stability.reports import comparison_terminal
+from mlflow_stability.reports.comparison_sections import names_of, with_distinct_names
+from mlflow_stability.reports.formats.json import comparison_document
 from mlflow_stability.reports.report_format import render_comparison
-from mlflow_stability.reports.words.comparison_names import names_of, told_apart
 from mlflow_stability.vocabulary.result import Comparison, RunCard
 
 IDS = ("aaaaaaaa11112222", "aaaaaaaa33334444", "bbbbbbbb55556666")
@@ -36,7 +37,7 @@ def test_runs_of_one_name_are_told_apart_by_their_ids(form: str) -> None:
 
 
 def test_programs_get_the_names_as_they_are() -> None:
-    assert [each["name"] for each in comparison_json.document(three_of_one_name())["runs"]].count("lr=0.1") == 3
+    assert [each["name"] for each in comparison_document(three_of_one_name())["runs"]].count("lr=0.1") == 3
 
 
 def test_logs_of_one_name_are_called_by_as_much_of_their_paths_as_tells_them_apart() -> None:
@@ -63,4 +64,4 @@ def test_runs_that_are_called_alike_are_always_told_apart(named: dict[str, str])
 
 def test_what_has_one_name_keeps_it() -> None:
     comparison = comparison_of([made("one", {}), made("two", {})])
-    assert told_apart(comparison).cards == comparison.cards
+    assert with_distinct_names(comparison).cards == comparison.cards

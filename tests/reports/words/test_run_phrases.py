@@ -6,8 +6,8 @@ import pytest
 from findings import changed
 from reports.samples import BAD, GOOD, MIXED, SEVERAL, broken, healthy, nan, oscillation, run_of_a_store, spike
 
+from mlflow_stability.reports import run_phrases as wording
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.words import run_phrases as wording
 from mlflow_stability.vocabulary.result import Finding
 
 

@@ -1,8 +1,4 @@
-"""Makes a sketch ready for drawing, for characters and for a page alike.
-
-In: a `Sketch`, and the reading of its curve where there is one. Out: its numbers as arrays, the range to show, and
-whether a logarithmic scale shows more of it.
-"""
+"""Prepare the curves of a diagnosis for drawing, with characters or on a page."""
 
 from __future__ import annotations
 
@@ -13,13 +9,14 @@ from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Sketch
 
-WIDE_RANGE = 10.0
-"""From this ratio of the highest to the lowest value on, the scale is logarithmic: a spike leaves the rest readable."""
+MIN_LOG_RATIO = 10.0
+"""From this ratio of the highest to the lowest value on, the scale is logarithmic, so that a spike leaves the rest
+readable."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnCurve:
-    """A curve as it is going to be drawn."""
+    """A curve to draw."""
 
     metric: str
     steps: NDArray[np.int64]
@@ -31,7 +28,7 @@ class DrawnCurve:
     final: float
     """The last value; of a stretch of several, its middle."""
     bottom: float
-    """The lowest finite value; NaN where there is none, as `top`."""
+    """The lowest finite value, or NaN, as `top`."""
     top: float
     logarithmic: bool
 
@@ -41,14 +38,14 @@ class DrawnCurve:
         return np.isfinite(self.low) & np.isfinite(self.high)
 
 
-def sketches_of(diagnosis: Diagnosis) -> list[DrawnCurve]:
-    """Every curve of a run that can be drawn, in the order in which the diagnosis has them."""
+def drawn_curves(diagnosis: Diagnosis) -> list[DrawnCurve]:
+    """Return every curve that can be drawn, in the order of the diagnosis."""
     readings = {(reading.metric, reading.first_step): reading for reading in diagnosis.curves}
     drawable = [sketch for sketch in diagnosis.sketches if sketch.steps]
-    return [_sketched(sketch, readings.get((sketch.metric, sketch.steps[0]))) for sketch in drawable]
+    return [_drawn_curve(sketch, readings.get((sketch.metric, sketch.steps[0]))) for sketch in drawable]
 
 
-def _sketched(sketch: Sketch, reading: CurveReading | None) -> DrawnCurve:
+def _drawn_curve(sketch: Sketch, reading: CurveReading | None) -> DrawnCurve:
     steps = np.asarray(sketch.steps, np.int64)
     low, high = np.asarray(sketch.low, np.float64), np.asarray(sketch.high, np.float64)
     finite = np.isfinite(low) & np.isfinite(high)
@@ -56,7 +53,7 @@ def _sketched(sketch: Sketch, reading: CurveReading | None) -> DrawnCurve:
     first, last = int(steps.min()), int(steps.max())
     at_end = int(steps.argmax())
     final = float(sketch.low[at_end]) / 2 + float(sketch.high[at_end]) / 2  # NaN between both infinities
-    if reading is not None:  # it knows the last step of the last stretch
+    if reading is not None:  # the sketch has only the first step of its last stretch
         last, final = max(last, reading.last_step), reading.last if np.isfinite(final) else final
     return DrawnCurve(
         sketch.metric,
@@ -68,5 +65,5 @@ def _sketched(sketch: Sketch, reading: CurveReading | None) -> DrawnCurve:
         final,
         bottom,
         top,
-        bool(bottom > 0 and top / WIDE_RANGE > bottom),
+        bool(bottom > 0 and top / MIN_LOG_RATIO > bottom),
     )

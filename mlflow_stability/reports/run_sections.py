@@ -1,28 +1,26 @@
-"""Sections of a run's report, from summary to notes; every format draws these.
-
-In: a `Diagnosis`. Out: `RunSections`. Guarantees: the same diagnosis gives the same sections.
-"""
+"""Sections of a run's report, from summary to notes; every format draws these."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mlflow_stability.reports import run_phrases as wording
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.sections import Row, Section, Sign, sentences
 from mlflow_stability.reports.terminal_kit import number_text
-from mlflow_stability.reports.words import run_phrases as wording
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Finding
 
 FEW_REMEDIES, FEW_REASONS = 5, 4
+"""Rows that a terminal shows without --verbose."""
 HEADINGS = {"certain": "Cause", "likely": "Likely cause", "possible": "Possible cause"}
-"""How sure a cause is."""
+"""By the certainty of the cause."""
 CURVES_HEAD = ("metric", "first", "last", "best", "shape", "figures")
 
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """One episode as it is shown."""
+    """One finding as it is shown."""
 
     episode: Finding
     number: int
@@ -30,14 +28,14 @@ class FindingRow:
     where: str
     evidence: str
     cause: str
-    """Empty where the run's section on its cause says it."""
+    """Empty where the section on the run's cause states it."""
     remedies: tuple[str, ...]
     """Those that no earlier finding of its kind has shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSections:
-    """Everything a report says about one run."""
+    """The report of one run."""
 
     diagnosis: Diagnosis
     title: str
@@ -64,46 +62,39 @@ class RunSections:
 
 
 def run_sections(diagnosis: Diagnosis) -> RunSections:
-    """The sections of one run."""
+    """Return the sections of one run."""
     outcome, verdict = wording.headline(diagnosis)
     cause = diagnosis.cause
+    not_checked = (*(cause.not_checked if cause else ()), *map(str, diagnosis.cannot_tell))
     return RunSections(
         diagnosis,
         diagnosis.name or diagnosis.source,
         outcome,
         verdict,
-        Section("Summary", tuple(Row((said,), label, Sign.LABEL) for label, said in _facts(diagnosis))),
+        Section("Summary", tuple(Row((fact,), label, Sign.LABEL) for label, fact in _facts(diagnosis))),
         tuple(_findings(diagnosis)),
-        Section(HEADINGS[cause.certainty] if cause else "", tuple(_why(diagnosis))),
+        Section(HEADINGS[cause.certainty] if cause else "", tuple(_reasons(diagnosis))),
         sentences("Ruled out", cause.ruled_out if cause else ()),
         sentences("What to do", map(str, diagnosis.remedies), Sign.NUMBER, FEW_REMEDIES),
         Section("Curves", tuple(map(_curve, diagnosis.curves)), CURVES_HEAD, frozenset(CURVES_HEAD[1:4])),
-        sentences("Not checked", _not_checked(diagnosis), few=FEW_REASONS),
+        sentences("Not checked", not_checked, few=FEW_REASONS),
         sentences("Notes", diagnosis.notes, few=FEW_REASONS),
     )
 
 
-def _not_checked(diagnosis: Diagnosis) -> tuple[str, ...]:
-    causes = () if diagnosis.cause is None else diagnosis.cause.not_checked
-    return (*causes, *map(str, diagnosis.cannot_tell))
-
-
 def overview(report: Report) -> Section:
-    """A row for each of several runs, with its source where that says more than its name."""
-    rows = tuple(
-        Row(
-            (
-                wording.outcome(each),
-                wording.cause_name(each.cause) if each.cause else "",
-                f"{each.steps[1]:,}" if each.steps else "",
-                wording.counts_of(each),
-            ),
-            each.name or each.source,
-            note=each.source if each.name and each.name != each.source else "",
+    """Return a row for each run, with its source where that is not its name."""
+    rows = []
+    for diagnosis in report.diagnoses:
+        cells = (
+            wording.outcome(diagnosis),
+            wording.cause_name(diagnosis.cause) if diagnosis.cause else "",
+            f"{diagnosis.steps[1]:,}" if diagnosis.steps else "",
+            wording.counts_of(diagnosis),
         )
-        for each in report.diagnoses
-    )
-    return Section("", rows, ("run", "outcome", "cause", "last step", "findings"), frozenset({"last step"}))
+        source = diagnosis.source if diagnosis.name and diagnosis.name != diagnosis.source else ""
+        rows.append(Row(cells, diagnosis.name or diagnosis.source, note=source))
+    return Section("", tuple(rows), ("run", "outcome", "cause", "last step", "findings"), frozenset({"last step"}))
 
 
 def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -119,27 +110,27 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 
 def _findings(diagnosis: Diagnosis) -> Iterator[FindingRow]:
     kinds: set[str] = set()
-    for number, episode in enumerate(diagnosis.findings, start=1):
-        cause = wording.own_cause(episode, diagnosis)
+    for number, finding in enumerate(diagnosis.findings, start=1):
+        cause = wording.own_cause(finding, diagnosis)
         yield FindingRow(
-            episode,
+            finding,
             number,
-            wording.where(episode),
-            wording.evidence(episode),
+            wording.where(finding),
+            wording.evidence(finding),
             f"{wording.cause_name(cause)}: {cause.statement}" if cause else "",
-            () if episode.kind in kinds else tuple(map(str, episode.remedies)),
+            () if finding.kind in kinds else tuple(map(str, finding.remedies)),
         )
-        kinds.add(episode.kind)
+        kinds.add(finding.kind)
 
 
-def _why(diagnosis: Diagnosis) -> Iterator[Row]:
+def _reasons(diagnosis: Diagnosis) -> Iterator[Row]:
     cause = diagnosis.cause
     if cause is None:
         return
     yield Row((cause.statement,), wording.bare_cause_name(cause), Sign.LEAD)
     if wording.explained(diagnosis):
         yield Row((f"Explains the {wording.explained(diagnosis)}.",), sign=Sign.LEAD)
-    yield from (Row((each,), sign=Sign.FOR) for each in cause.evidence)
+    yield from (Row((evidence,), sign=Sign.FOR) for evidence in cause.evidence)
 
 
 def _curve(reading: CurveReading) -> Row:

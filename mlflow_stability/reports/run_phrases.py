@@ -1,11 +1,11 @@
-"""The phrases that every report words alike."""
+"""Phrases of the reports of runs, the same in every format."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from mlflow_stability.diagnosis.causes.catalog import cause_phrase
+from mlflow_stability.diagnosis.causes import cause_phrase
 from mlflow_stability.diagnosis.verdict import title_of
 from mlflow_stability.kinds.catalog import bare_noun_of
 from mlflow_stability.reports.report import Report
@@ -14,7 +14,7 @@ from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, F
 from mlflow_stability.vocabulary.text import changed, counted
 
 OUTCOMES = {"cannot_tell": "cannot tell", "not_found": "not found", "out_of_memory": "out of memory"}
-"""Words for programs that people would write otherwise."""
+"""Outcomes that people write differently."""
 TRENDS = {
     "strong": "fell strongly",
     "steady": "fell steadily",
@@ -22,12 +22,9 @@ TRENDS = {
     "flat": "did not change",
     "rising": "rose",
 }
-STABILITIES = {"smooth": "low noise"}
-SHAPES = {"u-shape": "U-shaped"}
-FEW_NAMES = 3
-"""Of so many names at most each is told."""
-WELL = frozenset({"healthy", "cannot_tell", "not_found"})
-"""The outcomes that are no trouble."""
+MAX_NAMES = 3
+NO_TROUBLE = frozenset({"healthy", "cannot_tell", "not_found"})
+"""Outcomes that are no trouble."""
 
 
 def outcome(diagnosis: Diagnosis) -> str:
@@ -36,19 +33,28 @@ def outcome(diagnosis: Diagnosis) -> str:
 
 
 def headline(diagnosis: Diagnosis) -> tuple[str, str]:
-    """The outcome and the sentence about it; a sentence that begins with the outcome does not say it twice."""
+    """The outcome, and the verdict without the outcome at its beginning."""
     word = title_of(outcome(diagnosis), diagnosis.findings)
     return word, diagnosis.verdict.removeprefix(f"{word}: ")
 
 
 def counts(report: Report) -> str:
-    """``1 critical, 2 warnings``; ``no findings`` where that is all."""
-    return _counts({each: report.count(each) for each in Severity}) or "no findings"
+    """``1 critical, 2 warnings``; ``no findings``."""
+    return _counts({severity: report.count(severity) for severity in Severity}) or "no findings"
 
 
 def counts_of(diagnosis: Diagnosis) -> str:
-    """The same for one run, behind the word ``findings``: ``none`` where there are none."""
-    return _counts(Counter(each.severity for each in diagnosis.findings)) or "none"
+    """The same for one run, behind the word ``findings``; ``none``."""
+    return _counts(Counter(finding.severity for finding in diagnosis.findings)) or "none"
+
+
+def _counts(numbers: Mapping[Severity, int]) -> str:
+    phrases = {
+        Severity.CRITICAL: f"{numbers.get(Severity.CRITICAL, 0):,} critical",
+        Severity.WARNING: counted(numbers.get(Severity.WARNING, 0), "warning"),
+        Severity.INFO: f"{numbers.get(Severity.INFO, 0):,} info",
+    }
+    return ", ".join(phrase for severity, phrase in phrases.items() if numbers.get(severity))
 
 
 def read(report: Report) -> str:
@@ -62,56 +68,57 @@ def read(report: Report) -> str:
 
 
 def basis(diagnosis: Diagnosis) -> str:
-    """What the diagnosis was made from, and over which steps."""
+    """The data that the diagnosis was made from, and over which steps."""
     span = f", {diagnosis.unit}s {diagnosis.steps[0]:,} to {diagnosis.steps[1]:,}" if diagnosis.steps else ""
     return f"{diagnosis.basis}{span}" if diagnosis.basis else f"{counted(diagnosis.points, 'value')}{span}"
 
 
 def judged(diagnosis: Diagnosis) -> str:
-    """``loss_seg/train, validation loss_seg/val (6 other curves)``: which curves the diagnosis was made from."""
-    chosen = diagnosis.judged
-    found = _some_of(chosen.losses) or "no loss"
-    found += f", validation {_some_of(chosen.validations)}" if chosen.validations else ", no validation loss"
-    return found + (f" ({counted(chosen.others, 'other curve')})" if chosen.others else "")
+    """``loss_seg/train, validation loss_seg/val (6 other curves)``: the curves that the diagnosis was made from."""
+    curves = diagnosis.judged
+    losses = _some_of(curves.losses) or "no loss"
+    validations = f"validation {_some_of(curves.validations)}" if curves.validations else "no validation loss"
+    others = f" ({counted(curves.others, 'other curve')})" if curves.others else ""
+    return f"{losses}, {validations}{others}"
 
 
 def _some_of(names: Sequence[str]) -> str:
-    return ", ".join(names[:FEW_NAMES]) + (f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else "")
+    return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
 
 
 def ending(diagnosis: Diagnosis) -> tuple[str, str] | None:
-    """What to call how the process ended, and how it did; None where nobody can know."""
+    """A label and a phrase about how the process ended; None where that is unknown."""
     if not diagnosis.ended:
         return None
     ended = diagnosis.ended.replace("_", " ")
-    stopped = diagnosis.early_stopping_step
-    if stopped is not None:
-        ended = f"stopped by stop_on at {diagnosis.unit} {stopped}" + (f", {ended}" if ended != "stopped" else "")
+    stopped_at = diagnosis.early_stopping_step
+    if stopped_at is not None:
+        ended = f"stopped by stop_on at {diagnosis.unit} {stopped_at}" + (f", {ended}" if ended != "stopped" else "")
     elif ended == "stopped":
         ended = "stopped on purpose"
     return "now" if diagnosis.ended == "running" else "ended", ended
 
 
-def steps(episode: Finding) -> str:
+def steps(finding: Finding) -> str:
     """``step 600``, ``steps 600 to 812``."""
-    if episode.end <= episode.start:
-        return f"{episode.unit} {episode.start:,}"
-    return f"{episode.unit}s {episode.start:,} to {episode.end:,}"
+    if finding.end <= finding.start:
+        return f"{finding.unit} {finding.start:,}"
+    return f"{finding.unit}s {finding.start:,} to {finding.end:,}"
 
 
-def where(episode: Finding) -> str:
+def where(finding: Finding) -> str:
     """When and where, in a half sentence: ``steps 600 to 812, worst at 790, in train/loss, recovered``."""
-    parts = [steps(episode)]
-    if episode.peak not in (episode.start, episode.end):
-        parts.append(f"worst at {episode.peak:,}")
-    if episode.attempt:
-        parts.append(f"attempt {episode.attempt + 1}")
-    name = episode.metric or episode.place
+    parts = [steps(finding)]
+    if finding.peak not in (finding.start, finding.end):
+        parts.append(f"worst at {finding.peak:,}")
+    if finding.attempt:
+        parts.append(f"attempt {finding.attempt + 1}")
+    name = finding.metric or finding.place
     if name:
-        parts.append(f"in {name}" + (f" ({episode.place})" if episode.place and episode.place not in name else ""))
-    if episode.recovered is not None:
-        parts.append("recovered" if episode.recovered else "not recovered")
-    if episode.experimental:
+        parts.append(f"in {name}" + (f" ({finding.place})" if finding.place and finding.place not in name else ""))
+    if finding.recovered is not None:
+        parts.append("recovered" if finding.recovered else "not recovered")
+    if finding.experimental:
         parts.append("experimental")
     return ", ".join(parts)
 
@@ -127,48 +134,48 @@ def cause_name(cause: Cause) -> str:
 
 
 def explained(diagnosis: Diagnosis) -> str:
-    """``divergence at step 402``: which of several findings the cause explains.
+    """``divergence at step 402``: the one of several findings that the cause explains.
 
     Empty where there is one finding, or where the finding is its own cause.
     """
     cause = diagnosis.cause
-    several = sum(each.severity > Severity.INFO for each in diagnosis.findings) > 1
+    several = sum(finding.severity > Severity.INFO for finding in diagnosis.findings) > 1
     if cause is None or cause.step is None or cause.name == cause.kind or not several:
         return ""
     return f"{bare_noun_of(cause.kind)} at {diagnosis.unit} {cause.step:,}"
 
 
-def own_cause(episode: Finding, diagnosis: Diagnosis) -> Cause | None:
-    """The cause of an episode; None where it is told as the cause of what decides the outcome."""
-    cause, deciding = episode.cause, diagnosis.cause
+def own_cause(finding: Finding, diagnosis: Diagnosis) -> Cause | None:
+    """The cause of a finding; None where it is also the cause of the outcome and shown there."""
+    cause, deciding = finding.cause, diagnosis.cause
     same = cause is not None and deciding is not None and cause.is_same(deciding)
     return None if same else cause
 
 
-def is_unsaid_birth(episode: Finding, diagnosis: Diagnosis) -> bool:
-    """Whether an episode tells where the first number that is not finite was born, and nothing else does."""
-    if episode.kind != "nan_origin":
+def is_unreported_origin(finding: Finding, diagnosis: Diagnosis) -> bool:
+    """Whether it is the origin of the first non-finite value, and neither cause nor other findings report that."""
+    if finding.kind != "nan_origin":
         return False
-    told = () if diagnosis.cause is None else diagnosis.cause.repeats
-    others = (repeated for each in diagnosis.findings for repeated in each.repeats)
-    return (episode.kind, episode.start) not in (*told, *others)
+    in_cause = () if diagnosis.cause is None else diagnosis.cause.repeats
+    in_findings = (repeated for other in diagnosis.findings for repeated in other.repeats)
+    return (finding.kind, finding.start) not in (*in_cause, *in_findings)
 
 
-def evidence(episode: Finding) -> str:
+def evidence(finding: Finding) -> str:
     """``z 12.4, loss 8.31``."""
-    return ", ".join(f"{name} {number_text(value)}" for name, value in episode.metrics.items())
+    return ", ".join(f"{name} {number_text(value)}" for name, value in finding.metrics.items())
 
 
 def character(reading: CurveReading) -> str:
     """``fell strongly, low noise, monotone, decay``; empty where nothing is known."""
     words = [
         TRENDS.get(reading.trend, reading.trend),
-        STABILITIES.get(reading.stability, reading.stability),
+        "low noise" if reading.stability == "smooth" else reading.stability,
         reading.pattern,
-        SHAPES.get(reading.shape, reading.shape),
+        "U-shaped" if reading.shape == "u-shape" else reading.shape,
         "" if reading.health == "ok" else reading.health,
     ]
-    return ", ".join(word for word in words if word)
+    return ", ".join(filter(None, words))
 
 
 def figures(reading: CurveReading) -> str:
@@ -183,12 +190,3 @@ def figures(reading: CurveReading) -> str:
     if reading.spike_score is not None:
         parts.append(f"spike score {reading.spike_score:.2%}")
     return ", ".join(parts)
-
-
-def _counts(numbers: Mapping[Severity, int]) -> str:
-    said = {
-        Severity.CRITICAL: f"{numbers.get(Severity.CRITICAL, 0):,} critical",
-        Severity.WARNING: counted(numbers.get(Severity.WARNING, 0), "warning"),
-        Severity.INFO: f"{numbers.get(Severity.INFO, 0):,} info",
-    }
-    return ", ".join(text for severity, text in said.items() if numbers.get(severity))

@@ -1,1 +1,0 @@
-"""The report of a comparison, one file for each form."""

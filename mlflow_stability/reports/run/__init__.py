@@ -1,1 +1,0 @@
-"""The report of runs, one file for each form."""

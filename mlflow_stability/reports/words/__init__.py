@@ -1,1 +1,0 @@
-"""Every phrase that reports share."""
