@@ -11,7 +11,7 @@ from architecture.repository import PACKAGE
 CHOOSING = (
     *(PACKAGE / "diagnosis" / "advice").glob("*.py"),
     *(PACKAGE / "diagnosis" / "causes").glob("*.py"),
-    PACKAGE / "diagnosis" / "checklist" / "decision.py",
+    *(PACKAGE / "diagnosis" / "checklist" / f"{name}.py" for name in ("checklist", "orders")),
     *(PACKAGE / "vocabulary" / "result" / f"{name}.py" for name in ("action", "topic", "remedy")),
 )
 
