@@ -1,6 +1,6 @@
 """Restrict a diagnosis to some kinds of findings.
 
-The verdict stands if no finding above INFO is hidden; a run whose trouble is hidden is never called healthy.
+The verdict is kept if no finding above INFO is hidden; a run whose trouble is hidden is never called healthy.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class RunCurves:
 def run_curves(history: RunHistory) -> RunCurves:
     """Return the curves for rules."""
     starts = start_by_attempt(history)
-    named = [metric for metric in history.metrics if not metric.meaning.known and not metric.meaning.bookkeeping]
+    named = [metric for metric in history.metrics if not metric.meaning.is_known and not metric.meaning.bookkeeping]
     scores = {metric.meaning.quantity: None for metric in named if SCORE_WORDS.search(metric.name.lower())}
     returns = {metric.meaning.quantity: None for metric in named if RETURN_WORDS.search(metric.name.lower())}
     return RunCurves(

@@ -94,7 +94,7 @@ def _with_whole(history: RunHistory, quantity: str, chosen: Metric, reason: str)
     def new_meaning(metric: Metric) -> Meaning:
         meaning = metric.meaning
         if metric.name == chosen.name:
-            return Meaning(quantity, known=True)
+            return Meaning(quantity, is_known=True)
         if metric.name in replaced:
             again = chosen.meaning.duplicate_of == metric.name or meaning.duplicate_of == chosen.name
             same = chosen.meaning.quantity == quantity and not chosen.meaning.place

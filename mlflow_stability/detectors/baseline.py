@@ -1,7 +1,7 @@
-"""The normal level of one signal, the width of its noise, and how far a value is above both.
+"""The normal level and the noise of one signal, and how far a value is above its level in σ.
 
-`z` counts the distance above the level in widths of the noise. It is never NaN; a falling signal never stands out; one
-outlier, or a hundred, does not move the level; a new level is normal after 200 values.
+`z` is the distance above the level in standard deviations of the noise. It is never NaN; a falling signal is never an
+outlier; one outlier, or a hundred, does not move the level; a new level is normal after 200 values.
 
 Ratios are compared (the logarithm), because a loss of 4 that becomes 8 and one of 0.4 that becomes 0.8 are the same
 trouble. While the baseline holds a value at or below zero (rewards, densities, hinge losses) differences are compared.
@@ -23,8 +23,8 @@ WINDOW = 256
 SHORT_WINDOW = 32
 """Number of last ones that follow a falling signal."""
 MINIMUM = 32
-"""Number of accepted values before which nothing stands out."""
-STANDS_OUT = 8.0
+"""Number of accepted values before the first outlier is possible."""
+OUTLIER_Z = 8.0
 """Minimum z of an outlier, which is kept out of the baseline; a signal's own heavy tail raises it."""
 OTHER_LEVEL = 4.0
 """Minimum z of the first loss under another optimizer that has another level: one in 30,000 values of normal noise."""
@@ -33,7 +33,7 @@ FAR_BELOW = math.log(2)
 READMIT_AFTER = 200
 """Number of outliers, less the accepted values in between, after which their level is normal."""
 MIN_WIDTH = 2e-3
-"""Minimum width of the noise, as a share of the level: rounding is not noise."""
+"""Minimum σ of the noise, as a share of the level: rounding is not noise."""
 TAIL = 1e-5
 """Share of the values of a signal's own noise that are beyond its tail."""
 UNKNOWN_TAIL = 12.0
@@ -94,7 +94,7 @@ class Baseline:
         self._forget()
 
     def take(self, value: float) -> None:
-        """Judge a finite value against those before it, and accept it unless it stands out."""
+        """Judge a finite value against those before it, and accept it unless it is an outlier."""
         if value > 0.0 and self.logarithmic:
             level = math.log(value if value < _MAX_VALUE else _MAX_VALUE)
         else:
@@ -136,7 +136,7 @@ class Baseline:
         level = min(self._long[len(self._long) >> 1], self._short[len(self._short) >> 1])
         if self.logarithmic:
             return -FAR_BELOW < math.log(value) - level < z * self.scale
-        return -STANDS_OUT * self.scale < value - level < z * self.scale
+        return -OUTLIER_Z * self.scale < value - level < z * self.scale
 
     def _compare(self, center: float, residual: float) -> None:
         residuals = self._residuals
@@ -155,7 +155,7 @@ class Baseline:
         z = residual / scale
         self.z = z = z if -_MAX_Z < z < _MAX_Z else math.copysign(_MAX_Z, z)
         self.tail = tail = self._next_tail  # without this value
-        self.accepted = z < STANDS_OUT or z < tail
+        self.accepted = z < OUTLIER_Z or z < tail
         self._seen += 1.0
         if z > _TAIL_FROM:
             self._calm = 0

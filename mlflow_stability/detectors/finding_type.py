@@ -1,7 +1,7 @@
 """Types of findings: names, words, severities and remedies, as classes in the files of `kinds`.
 
 The catalog collects them; `explain`, the manual, the reports and the tests take their texts from here and from the
-docstrings. A number stands once, in the field of a threshold; texts name it in braces:
+docstrings. A number is written once, in the field of a threshold; texts name it in braces:
 
 ``{threshold}`` is the number as it is, ``{kept:percent}`` a share, ``{smallest_rise:rise}`` what a ratio is above 1,
 ``{train_fell:fall}`` what it is below 1, ``{jump:exp}`` the ratio of a number of nats, ``{jump:exp_rise}`` what that is

@@ -1,6 +1,6 @@
 """Recognise restarts of the learning rate, after which a rise of the loss is expected.
 
-Schedules with warm restarts and cycles bring the rate back to where it has been before, in one step or nearly so. A
+Cyclic schedules and warm restarts bring the rate back to where it has been before, in one step or nearly so. A
 jump beyond the highest rate is no restart, and ends the grace period of the restart before it. A rate that jumped
 shortly before a rollback does not count as reached: the schedule may well write it again.
 """

@@ -204,10 +204,10 @@ def _span(card: RunCard, columns: StepColumns) -> tuple[int, int]:
 def _merge_layers(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
     """Return the layers of both; one that only the second has stays after the layer before it there."""
     order = list(first)
-    known = set(order)
+    ordered = set(order)
     place = 0
     for layer in second:
-        if layer in known:
+        if layer in ordered:
             place = order.index(layer) + 1
         else:
             order.insert(place, layer)
@@ -249,14 +249,14 @@ def _farthest(
     layers: Sequence[str], offsets: Sequence[int], cells: Sequence[Cells], smallest: bool
 ) -> LargestGap | None:
     first, second = (table.astype(np.float64) for table in cells)
-    known = np.isfinite(first) & np.isfinite(second)
+    comparable = np.isfinite(first) & np.isfinite(second)
     if not smallest:
-        known &= (first > 0) & (second > 0)
-    if not known.any():
+        comparable &= (first > 0) & (second > 0)
+    if not comparable.any():
         return None
     with np.errstate(invalid="ignore", divide="ignore"):
         apart = np.abs(first - second) if smallest else np.abs(np.log(first) - np.log(second))
-    row, column = np.unravel_index(int(np.argmax(np.where(known, apart, -1.0))), first.shape)
+    row, column = np.unravel_index(int(np.argmax(np.where(comparable, apart, -1.0))), first.shape)
     return LargestGap(layers[int(row)], offsets[int(column)], float(first[row, column]), float(second[row, column]))
 
 

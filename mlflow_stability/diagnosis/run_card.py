@@ -143,7 +143,7 @@ def _best_loss(name: str, finite: NDArray[np.float64], bad: list[Finding]) -> fl
         return None
     size = last_part(finite)
     starts = (*range(0, len(finite) - size + 1, max(1, size // 2)), len(finite) - size)
-    rises = (finding.known(LastingRiseFacts) for finding in bad if finding.metric == name)
+    rises = (finding.facts_as(LastingRiseFacts) for finding in bad if finding.metric == name)
     bests = [rise.best for rise in rises if rise is not None]
     return min([*bests, *(float(np.median(finite[start : start + size])) for start in starts)])
 

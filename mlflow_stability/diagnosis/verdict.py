@@ -38,7 +38,7 @@ KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
 
 
 def deciding_of(outcome: str, findings: Sequence[Finding]) -> Finding | None:
-    """Return the finding that decides the outcome; None where there is nothing above INFO.
+    """Return the finding that decides the outcome; None where there are no warnings.
 
     Of several that are equally bad and that passed, the first whose cause is known.
     """
@@ -250,7 +250,7 @@ def _unrescued_sentence(deciding: Finding, findings: Sequence[Finding]) -> str:
     answered = any(finding.attempt >= deciding.attempt and finding.end >= deciding.start for finding in rollbacks)
     if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered:
         return f"{message} {was}."
-    ended = deciding.known(LastingRiseFacts)
+    ended = deciding.facts_as(LastingRiseFacts)
     if ended is None or ended.best <= 0:
         return f"{message} {was}; the loss has not come down again."
     return (
@@ -287,7 +287,7 @@ def _is_back(reading: CurveReading, bad: Sequence[Finding]) -> bool:
     began, ended = reading.first_level, reading.last_level
     if began is None or ended is None or began <= 0:
         return True
-    rises = (finding.known(LossRiseFacts) for finding in bad if finding.metric == reading.metric)
+    rises = (finding.facts_as(LossRiseFacts) for finding in bad if finding.metric == reading.metric)
     levels = [rise.baseline for rise in rises if rise is not None]
     return ended <= RECOVERED_FACTOR * max(levels, default=0.0) or (
         not any(levels) and ended <= RECOVERED_FACTOR * began
@@ -357,7 +357,7 @@ def _is_lost(finding: Finding) -> bool:
 
 def _new_data_since(divergence: Finding, findings: Sequence[Finding]) -> Finding | None:
     """Return the change of the data that a divergence was, if the loss has fallen since."""
-    ended = divergence.known(LossEndFacts)
+    ended = divergence.facts_as(LossEndFacts)
     last = inf if ended is None else ended.last
     changes = (
         finding
@@ -375,7 +375,7 @@ def _new_data(bad: Sequence[Finding]) -> str:
     lost = next((finding for finding in bad if _is_lost(finding)), None)
     change = None if lost is None else _new_data_since(lost, bad)
     facts = None if change is None else change.facts
-    ended = None if lost is None else lost.known(LossEndFacts)
+    ended = None if lost is None else lost.facts_as(LossEndFacts)
     if lost is None or ended is None or not isinstance(facts, DataChangedFacts):
         return ""
     return (

@@ -27,9 +27,9 @@ from mlflow_stability.vocabulary.text import resolve_kind, similar_kinds
 class Noun(NamedTuple):
     """What a kind is called within a sentence."""
 
-    one: str
+    singular: str
     """With its article where it has one: "a loss spike", "NaN"."""
-    many: str = ""
+    plural: str = ""
     """After a number: "loss spikes"; empty where it is not counted."""
 
 
@@ -162,7 +162,7 @@ def noun_of(kind: str, count: int = 1) -> str:
     """Return the noun for one finding or several; for a kind of the user's own, the words of its name."""
     noun = NOUNS.get(kind)
     if noun is not None:
-        return f"{count:,} {noun.many}" if noun.many and count > 1 else noun.one
+        return f"{count:,} {noun.plural}" if noun.plural and count > 1 else noun.singular
     words = kind.replace("_", " ")
     return f"{words} ({count:,} times)" if count > 1 else words
 

@@ -28,7 +28,7 @@ BY_LAYER = frozenset({"adam_rms", "grad_norm", "param_norm", "update_ratio"})
 MAX_LAYOUTS = 256
 """Maximum number of tuples of signals that are remembered."""
 USUAL_Z = 2.0
-"""A loss or gradient norm less than this above its level is usual: outliers are `STANDS_OUT` above it."""
+"""A loss or gradient norm less than this above its level is usual: outliers are `OUTLIER_Z` above it."""
 new_tuple = tuple.__new__
 _Step = Callable[[Any, Point], tuple[Any, Finding | None]]
 

@@ -44,7 +44,7 @@ class ComparisonSections:
 
 
 def lead(comparison: Comparison) -> str:
-    """``Unstable were 15 of 15 with lr above 0.1, and 0 of 25 with lr up to 0.1. Also associated: warmup.``"""
+    """``lr above 0.1: 15 of 15 unstable; otherwise 0 of 25. Also associated: warmup.``"""
     associations = comparison.cohort.associations if comparison.cohort else ()
     if not associations:
         return ""

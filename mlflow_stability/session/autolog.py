@@ -165,7 +165,7 @@ def flush(seconds: float = 60.0) -> bool:
         False if it takes longer; what is left arrives later.
 
     Raises:
-        SettingsError: A number of seconds that is none.
+        SettingsError: `seconds` is not a number of seconds.
 
     Example:
 

@@ -45,7 +45,7 @@ def metric_of(quantity: str, place: str = "", duplicate_of: str = "") -> Metric:
     known = history_of(RECORDED / "healthy").of("loss")[0].series
     signal = Signal(quantity, place)
     series = Series(signal, known.steps, known.values, known.attempts, known.times)
-    return Metric(str(signal), Meaning(quantity, place, known=True, duplicate_of=duplicate_of), series)
+    return Metric(str(signal), Meaning(quantity, place, is_known=True, duplicate_of=duplicate_of), series)
 
 
 def test_layers_and_duplicates_are_left_to_other_pictures_and_groups_are_counted() -> None:

@@ -246,7 +246,7 @@ def peers(
 
 def history_of(losses: np.ndarray, every: int = 1) -> RunHistory:
     """Return a run that logged its loss alone, every so many steps."""
-    meaning = Meaning("loss", known=True)
+    meaning = Meaning("loss", is_known=True)
     steps = np.arange(0, len(losses), every)
     zeros = np.zeros(len(steps))
     series = Series(meaning.signal, steps, losses[::every], zeros.astype(np.int64), zeros)

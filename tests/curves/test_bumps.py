@@ -128,8 +128,8 @@ def test_a_loss_that_is_mostly_zero_is_not_judged_by_its_spread(seed: int) -> No
 def test_a_mean_over_epochs_is_judged_beside_single_steps_that_saw_nothing() -> None:
     steps, epochs = 2 * np.exp(noise(400, 0.2)), 2 * np.exp(noise(80, 0.03, 1))
     epochs[40:45] *= [1.5, 3.0, 5.0, 4.0, 2.0]
-    finer = metric_of("train_loss_step", steps, meaning=Meaning("loss", "", known=True))
-    again = Meaning("loss", "", known=True, duplicate_of="train_loss_step")
+    finer = metric_of("train_loss_step", steps, meaning=Meaning("loss", "", is_known=True))
+    again = Meaning("loss", "", is_known=True, duplicate_of="train_loss_step")
     means = metric_of("train_loss_epoch", epochs, meaning=again, steps=5 * np.arange(80))
     (episode,) = spikes(run_of(finer, means))
     assert (episode.metric, episode.peak) == ("train_loss_epoch", 210)

@@ -112,8 +112,8 @@ def thresholds(kind: str | None) -> None:
     """Print every threshold with its default and its meaning.
 
     KIND is the type of a finding, such as loss_spike; without it, the thresholds of all types are printed, and the
-    numbers by which curves are read, causes are told and rollbacks are decided. Detectors judge step by step; rules
-    judge whole curves afterwards.
+    numbers by which curves are read, causes are identified and rollbacks are decided. Detectors judge step by step;
+    rules judge whole curves afterwards.
     """
     present(lambda out: _show_thresholds(out, kind))
 

@@ -66,7 +66,7 @@ class ForeignWrite:
 
 def first_step_of(episode: Finding) -> int:
     """Return the step at which a finding began; for a dead layer, its first step without a gradient."""
-    dead = episode.known(DeadLayerFacts)
+    dead = episode.facts_as(DeadLayerFacts)
     return episode.start if dead is None else min(dead.first_step, episode.start)
 
 
@@ -129,7 +129,7 @@ class EpisodeContext:
     def before_any_update(self) -> bool:
         """Whether it began in the first step of the training, before any optimizer step."""
         loss = self.whole_loss if self.whole_loss is not None else self.norm
-        first = self.span.begins_training and self.episode.known(ResumeFacts) is None
+        first = self.span.begins_training and self.episode.facts_as(ResumeFacts) is None
         return first and loss is not None and self.episode.start <= int(loss.steps[0])
 
     @property

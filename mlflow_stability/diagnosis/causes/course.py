@@ -87,7 +87,7 @@ def rise_check(context: EpisodeContext) -> CheckResult:
 
 def _lets_loss_grow(finding: Finding) -> bool:
     """Return False for probabilities in place of logits, which bound the loss."""
-    facts = finding.known(LossInputFacts)
+    facts = finding.facts_as(LossInputFacts)
     return facts is None or facts.activation is Activation.LINEAR
 
 
@@ -118,8 +118,8 @@ def changed_data_check(context: EpisodeContext) -> CheckResult:
 
 def chance_check(context: EpisodeContext) -> CheckResult:
     """Check whether the loss is at chance level."""
-    plateau, standstill = context.episode.known(PlateauFacts), context.episode.known(StandstillFacts)
-    flat = context.episode.known(LastLevelFacts)
+    plateau, standstill = context.episode.facts_as(PlateauFacts), context.episode.facts_as(StandstillFacts)
+    flat = context.episode.facts_as(LastLevelFacts)
     last = math.nan if plateau is None else plateau.loss
     last = last if flat is None else flat.last
     last = last if standstill is None else standstill.last
@@ -143,7 +143,7 @@ def chance_check(context: EpisodeContext) -> CheckResult:
 
 def overfitting_check(context: EpisodeContext) -> CheckResult:
     """Name overfitting, which is its own evidence."""
-    facts, statement = context.episode.known(LastBelowBestFacts), "The model overfits"
+    facts, statement = context.episode.facts_as(LastBelowBestFacts), "The model overfits"
     if facts is None:
         statement += ": the validation loss rises while the training loss falls."
         return cause_found("overfitting", statement, since=None)
@@ -173,7 +173,7 @@ def repeated_data_check(context: EpisodeContext) -> CheckResult:
     loss, start, unit = context.loss, context.episode.start, context.unit
     if loss is None:
         return not_checked("repeated data: no loss was logged")
-    facts = context.episode.known(NoNoiseFacts)
+    facts = context.episode.facts_as(NoNoiseFacts)
     count, usual = (NO_NOISE_STEPS, 0.0) if facts is None else (facts.steps, facts.usual)
     values = loss.values[: int(np.searchsorted(loss.steps, start, side="right"))]
     low = max(0, len(values) - count)
@@ -213,7 +213,7 @@ def constant_output_check(context: EpisodeContext) -> CheckResult:
     """Check whether the loss lost its noise because the output no longer depends on the input."""
     if context.loss is None or context.episode.kind not in (RepeatedData.kind, ConstantOutput.kind):
         return not_checked("constant output: no loss was logged")
-    facts, course = context.episode.known(NoNoiseFacts), "without falling"
+    facts, course = context.episode.facts_as(NoNoiseFacts), "without falling"
     if facts is not None and facts.before is not None:
         course = f"and rose from {facts.before:.3g} to {facts.loss:.3g}"
     return cause_found(

@@ -115,7 +115,7 @@ def growth_check(context: EpisodeContext) -> CheckResult:
     losses = () if context.loss is None else (context.loss,)
     findings = GradientRiseRule().find(RunCurves(losses, (), (context.norm,), ())) if losses else []
     growth = next((finding for finding in findings if finding.start <= context.latest), None)
-    facts = None if growth is None else growth.known(GradientRiseFacts)
+    facts = None if growth is None else growth.facts_as(GradientRiseFacts)
     if growth is None or facts is None:
         return ruled_out("slow growth of the gradient norm")
     episode = context.episode

@@ -105,7 +105,7 @@ SIGNS = (
         "attention_entropy",
         "attention_collapse",
         "The attention of {place} collapsed: its entropy fell from {first} to {last} of its maximum.",
-        lambda first, last: last < HEADS.lowest and first > HEADS.born,
+        lambda first, last: last < HEADS.lowest and first > HEADS.min_start,
         lambda first, last: first - last,
         by_head=True,
     ),
@@ -412,7 +412,7 @@ CAUSES = (
     CauseDocumentation(
         "attention_collapse",
         "The attention of a layer collapsed to a single position.",
-        "In at least half of its heads, the entropy fell from above {HEADS.born:percent} to below "
+        "In at least half of its heads, the entropy fell from above {HEADS.min_start:percent} to below "
         "{HEADS.lowest:percent} of its maximum.",
         "Layers whose heads attend to one position by design.",
         (Remedy(Action.NORMALISE_OR_CLIP_QUERIES_AND_KEYS), LOWER_RATE_2_TO_5),

@@ -209,7 +209,7 @@ def _highest(context: EpisodeContext, step: int) -> tuple[Curve, Values] | None:
 
 def _changed_at_resume(context: EpisodeContext) -> CheckResult | None:
     """Check whether the episode began after a resume that changed the learning rate, which it should have kept."""
-    if context.episode.known(ResumeFacts) is None:
+    if context.episode.facts_as(ResumeFacts) is None:
         return None
     curves = curves_of(context.history, "learning_rate")
     earlier = [curve for curve in curves if curve.attempt < context.episode.attempt]
@@ -364,7 +364,7 @@ def _was_tolerated(context: EpisodeContext, rate: Curve, values: Values) -> Chec
 
 def _without_rise(context: EpisodeContext, losses: Values) -> Values:
     """Return the losses before an episode without its own rise: a divergence is found some steps after it began."""
-    facts = context.episode.known(LossRiseFacts)
+    facts = context.episode.facts_as(LossRiseFacts)
     if facts is None:
         return losses
     recent = losses[-LOOKBACK.just_before :]

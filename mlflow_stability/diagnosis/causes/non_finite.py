@@ -275,7 +275,7 @@ def gradient_first_check(context: EpisodeContext) -> CheckResult:
 
 def _first_broken_gradient(context: EpisodeContext) -> tuple[int | None, int]:
     """Return the first step with a non-finite gradient before the loss broke, and the step at which that broke."""
-    facts, norm, loss = context.episode.known(NonFiniteFacts), context.norm, context.loss
+    facts, norm, loss = context.episode.facts_as(NonFiniteFacts), context.norm, context.loss
     start = context.episode.start
     if facts is not None and facts.loss_step is not None:
         return start, facts.loss_step

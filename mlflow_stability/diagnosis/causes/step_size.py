@@ -185,7 +185,7 @@ def first_steps_check(context: EpisodeContext) -> CheckResult:
 
 def lasting_updates_check(context: EpisodeContext) -> CheckResult:
     """Check whether updates that stayed large to the end kept the loss from falling."""
-    facts, rate = context.episode.known(LargeUpdatesFacts), _rate_at(context, context.episode.end)
+    facts, rate = context.episode.facts_as(LargeUpdatesFacts), _rate_at(context, context.episode.end)
     if facts is None or rate is None:
         return CheckResult()
     ratio = facts.update_ratio

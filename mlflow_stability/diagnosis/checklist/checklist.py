@@ -144,7 +144,7 @@ def _of_run(remedy: Remedy, case: Case) -> Remedy:
 
 
 def _best_step(case: Case) -> int | None:
-    best = case.context.episode.known(BestStepFacts)
+    best = case.context.episode.facts_as(BestStepFacts)
     validations = (curve.best_step for curve in case.diagnosis.curves if "val" in curve.metric.lower())
     return next(validations, None) if best is None else best.best_step
 

@@ -9,7 +9,7 @@ parameters are compared. A parameter that merely moves with a named one is there
 only beside it, such as a warm-up at high learning rates, is.
 
 Repetitions of one setting with other seeds share more than the parameter in question. So where settings were repeated,
-a parameter must also stand out among settings that count once each; one that does not is reported as too few settings.
+a parameter must also be associated when each setting counts once; one that does not is reported as too few settings.
 """
 
 from __future__ import annotations

@@ -96,13 +96,13 @@ def _with_layers(
     layers = [layer for curve in by_layer if (layer := _layer_at(curve, finding.start)) is not None]
     if not layers:
         return finding
-    exceeded = finding.known(LimitFacts)
+    exceeded = finding.facts_as(LimitFacts)
     limit = 0.0 if exceeded is None else exceeded.threshold
     if quantity == "grad_norm":
         flow = GradientFlowFacts(round(gradient_flow(layer.value for layer in layers), 4))
         finding = replace(finding, also=(*finding.also, flow))
     others = [layer for layer in layers if layer.place != finding.place and is_affected(layer, layers, limit)]
-    explosion = finding.known(LayerExplosionFacts)
+    explosion = finding.facts_as(LayerExplosionFacts)
     if explosion is not None and explosion.jumped > 1:  # its sentence has a number, by its own baselines: name as many
         risen = [layer for layer in layers if layer.place != finding.place and 0 < layer.usual <= layer.value]
         most = sorted(risen, key=lambda layer: -layer.value / layer.usual)[: explosion.jumped - 1]

@@ -76,7 +76,7 @@ def _curve_of(finding: Finding, curves: Sequence[Curve]) -> Curve | None:
 
 def _is_rounding(finding: Finding, curve: Curve) -> bool:
     """Whether a rise is one of a step or two of the log's rounding."""
-    peak, rise = finding.known(PeakFacts), finding.known(LossRiseFacts)
+    peak, rise = finding.facts_as(PeakFacts), finding.facts_as(LossRiseFacts)
     if peak is None or rise is None:
         return False
     return is_rounding(curve.values[curve.finite], peak.highest - rise.baseline)
@@ -87,7 +87,7 @@ def _from_onset(finding: Finding, curve: Curve) -> Finding:
     finite = curve.finite
     steps, values = curve.steps[finite], curve.values[finite]
     first = int(np.searchsorted(steps, finding.start))
-    rise = finding.known(LossRiseFacts)
+    rise = finding.facts_as(LossRiseFacts)
     if rise is None or isinstance(rise, SlowRiseFacts) or not 1 <= first < len(values):
         return finding
     low = max(0, first - ONSET_POINTS)
@@ -145,7 +145,7 @@ def recovered_rises(findings: Sequence[Finding], curves: RunCurves, asked: Colle
 
 def _ripple(finding: Finding, curve: Curve) -> Finding:
     """Make a small slow rise that passed INFO."""
-    rise, facts = _slow_rise(finding, math.inf), finding.known(LossRiseFacts)
+    rise, facts = _slow_rise(finding, math.inf), finding.facts_as(LossRiseFacts)
     level = -math.inf if facts is None else facts.baseline
     is_below = _end_level(curve.values[curve.finite]) < level
     if rise < RIPPLE_SHARE or (rise < RIPPLE_SHARE_BELOW and is_below):
@@ -156,7 +156,7 @@ def _ripple(finding: Finding, curve: Curve) -> Finding:
 def _falling(finding: Finding, curve: Curve) -> Finding:
     """Make the jump of a loss that has been falling ever since a WARNING, as in a new stage of a training."""
     levels = read_levels(curve)
-    if levels is None or not levels.logarithmic or len(levels) < 3 * JUMP_LEVELS or finding.known(ResumeFacts):
+    if levels is None or not levels.logarithmic or len(levels) < 3 * JUMP_LEVELS or finding.facts_as(ResumeFacts):
         return finding
     start = max(1, int(np.searchsorted(levels.steps, finding.start, side="right")) - 1)
     before, since = float(np.median(levels.x[max(0, start - 5) : start])), levels.x[start:]
@@ -185,7 +185,7 @@ def _end_level(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 
 def _slow_rise(finding: Finding, default: float = 0.0) -> float:
     """Return how far a loss rose slowly, as a share of its level."""
-    slow = finding.known(SlowRiseFacts)
+    slow = finding.facts_as(SlowRiseFacts)
     return default if slow is None else slow.rise
 
 
@@ -213,5 +213,5 @@ def _join_ripples(findings: list[Finding]) -> list[Finding]:
 def _is_last_ripple(finding: Finding, curve: tuple[str, int], largest: float) -> bool:
     """Whether a rise that the end of the run cut off is no larger than those that passed before it."""
     alike = finding.kind == "divergence" and (finding.metric, finding.attempt) == curve and not finding.recovered
-    is_slow = finding.severity is Severity.WARNING and finding.known(LossEndFacts) is None
+    is_slow = finding.severity is Severity.WARNING and finding.facts_as(LossEndFacts) is None
     return alike and is_slow and _slow_rise(finding, math.inf) <= LAST_RIPPLE_FACTOR * largest

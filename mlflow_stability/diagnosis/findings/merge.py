@@ -202,7 +202,11 @@ def _are_neighbours(first: Finding, second: Finding, reach: float) -> bool:
     alike = first.kind == second.kind and first.attempt == second.attempt
     if not alike or (first.metric != second.metric and first.place != second.place):
         return False
-    if first.kind in ("plateau", "overfitting") or first.known(LargeUpdatesFacts) or second.known(LargeUpdatesFacts):
+    if (
+        first.kind in ("plateau", "overfitting")
+        or first.facts_as(LargeUpdatesFacts)
+        or second.facts_as(LargeUpdatesFacts)
+    ):
         return True
     if first.kind in REMARKS and first.facts != second.facts:
         return False
@@ -237,10 +241,10 @@ def _authority(finding: Finding) -> tuple[Severity, bool, bool]:
 
 def _highest(finding: Finding) -> float:
     """Return the highest value of a rise; 0 if it is not known."""
-    rise = finding.known(PeakFacts) or finding.known(LossEndFacts) or finding.known(GradientRiseFacts)
+    rise = finding.facts_as(PeakFacts) or finding.facts_as(LossEndFacts) or finding.facts_as(GradientRiseFacts)
     if rise is not None:
         return rise.highest
-    spike = finding.known(CurveSpikeFacts)
+    spike = finding.facts_as(CurveSpikeFacts)
     return 0.0 if spike is None else spike.value
 
 
@@ -293,11 +297,11 @@ def _belongs(finding: Finding, divergence: Finding, reach: float) -> bool:
 
 
 def _is_part_of_swing(finding: Finding, periodic: Finding) -> bool:
-    swing = periodic.known(PeriodicLossFacts)
+    swing = periodic.facts_as(PeriodicLossFacts)
     if finding.kind not in OF_SWING or swing is None or finding.attempt != periodic.attempt:
         return False
     at_the_same = finding.place == periodic.place or finding.metric == periodic.metric
-    rise = finding.known(LossRiseFacts)
+    rise = finding.facts_as(LossRiseFacts)
     highest = max(_highest(finding), 0.0 if rise is None else rise.value)
     at_its_time = periodic.start - swing.period <= finding.start <= periodic.end + swing.period
     within = at_its_time and highest <= SWING_ROOM * swing.high

@@ -91,8 +91,8 @@ class SaidAgainNote(Facts):
     count: int
 
     def sentence(self, step: int, unit: str = "step", /) -> str:
-        """``Said 3 times until step 120.``"""
-        return f"Said {self.count} times until {unit} {step}."
+        """``Logged 3 times until step 120.``"""
+        return f"Logged {self.count} times until {unit} {step}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Draw the attention of one layer: a panel for each head, and one for their mean.
 
-All panels share one scale. The entropy of each head is above it; that of a collapsed head stands out.
+All panels share one scale. The entropy of each head is above it; that of a collapsed head is highlighted.
 """
 
 from __future__ import annotations

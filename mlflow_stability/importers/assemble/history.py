@@ -70,7 +70,7 @@ def _meanings(columns: Mapping[str, Column], curves: Sequence[str]) -> dict[str,
     curve_signals = {meaning.signal for meaning in meanings.values()}
     for name, meaning in metric_meanings(columns).items():
         if name not in meanings:
-            repeats = meaning.known and (meaning.duplicate_of or meaning.signal in curve_signals)
+            repeats = meaning.is_known and (meaning.duplicate_of or meaning.signal in curve_signals)
             meanings[name] = Meaning(name, bookkeeping=meaning.bookkeeping) if repeats else meaning
     return meanings
 

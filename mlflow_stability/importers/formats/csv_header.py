@@ -86,7 +86,7 @@ def _names_in_a_comment(lines: Sequence[str]) -> tuple[str | None, list[str] | N
     names = column_names(cells_of(comment, separator)) if separator else []
     counts = any(is_epoch(name) or step_rank(name) >= 0 for name in names)
     # Without known names it is prose: `# second try, v2`.
-    if counts or any(meaning.known for meaning in metric_meanings(names).values()):
+    if counts or any(meaning.is_known for meaning in metric_meanings(names).values()):
         return separator, names
     return None, None
 

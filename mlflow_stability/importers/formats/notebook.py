@@ -135,7 +135,7 @@ def _loss_points(run: RunHistory | None) -> int:
 def _has_curve(run: RunHistory, quantities: Sequence[str] = ()) -> bool:
     """Whether a run has a curve of these quantities, or of any that is known."""
     curves = [metric.meaning for metric in run.metrics if len(metric.series) > 1]
-    return any(curve.quantity in quantities if quantities else curve.known for curve in curves)
+    return any(curve.quantity in quantities if quantities else curve.is_known for curve in curves)
 
 
 def _text_run(lines: Iterator[str], path: Path) -> RunHistory | None:

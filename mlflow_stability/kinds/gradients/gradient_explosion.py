@@ -138,7 +138,7 @@ class GradientExplosion(Detector):
     smallest_rise_without_level: float = GRADIENT_RISE
     """Minimum ratio of other trainings whose loss has no level, as in reinforcement learning."""
     returns: int = 3
-    """Number of findings within `returns_within` steps from which on each is a warning."""
+    """Number of findings within `returns_within` steps that makes each further one a warning."""
     returns_within: int = 1000
     """Number of steps over which they are counted."""
     critical_norm: float = 1000.0

@@ -134,9 +134,9 @@ class GradientVanishing(Detector):
         state.faded = state.faded + 1 if faded and share is not None and share >= self.stuck else 0
         state.is_found = state.is_found and (tiny or faded)
         lasts = state.tiny >= self.steps or state.faded >= self.faded_steps
-        # A log may have a 0 for what it does not measure: such norms count once the loss has stood still for long.
-        stands_still = state.tiny >= self.faded_steps and share is not None and share >= self.stuck
-        if state.is_found or not (tiny or faded) or not lasts or not (state.measured or stands_still):
+        # A log may have a 0 for what it does not measure: such norms count once the loss has not changed for long.
+        is_stuck = state.tiny >= self.faded_steps and share is not None and share >= self.stuck
+        if state.is_found or not (tiny or faded) or not lasts or not (state.measured or is_stuck):
             return state, None
         state.is_found = True
         is_tiny = state.tiny >= self.steps

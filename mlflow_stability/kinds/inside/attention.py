@@ -127,10 +127,10 @@ class AttentionCollapse(Detector):
 
     What it sees: in {rounds} measurements in a row, at least {heads:percent} of the heads of a layer with an entropy
     below {lowest:percent} of its maximum, or below {share_of_start:percent} of its first value. Heads that start below
-    {born:percent} are ignored, since some attend to one position by design. They count where all heads of a layer are
-    below {nothing:percent} and the loss has not fallen by {stuck:fall}. Nothing is reported where the loss has fallen
-    to {gained:percent} of its start, the median of its first {start} values, and is within {risen:rise} of its lowest.
-    The layer with the lowest entropy is named, each layer once until its entropy rises.
+    {min_start:percent} are ignored, since some attend to one position by design. They count where all heads of a layer
+    are below {nothing:percent} and the loss has not fallen by {stuck:fall}. Nothing is reported where the loss has
+    fallen to {gained:percent} of its start, the median of its first {start} values, and is within {risen:rise} of its
+    lowest. The layer with the lowest entropy is named, each layer once until its entropy rises.
 
     Why it matters: a saturated softmax has almost no gradient. Queries and keys stop learning, and the loss often rises
     soon after.
@@ -148,7 +148,7 @@ class AttentionCollapse(Detector):
     """Share of the maximum entropy below which a head has collapsed."""
     share_of_start: float = 0.1
     """Share of its first entropy below which a head has collapsed, too."""
-    born: float = 0.1
+    min_start: float = 0.1
     """First entropy below which a head is ignored."""
     heads: float = 0.5
     """Minimum share of a layer's heads."""
@@ -236,7 +236,7 @@ class AttentionCollapse(Detector):
         collapsed = [
             head
             for head in heads
-            if starts[head.place] >= self.born
+            if starts[head.place] >= self.min_start
             and (head.value < self.lowest or head.value < self.share_of_start * starts[head.place])
         ]
         return collapsed if len(collapsed) >= self.heads * len(heads) else []

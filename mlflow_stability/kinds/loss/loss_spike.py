@@ -182,8 +182,8 @@ class LossSpike(Detector):
     kept: float = 0.05
     """Share of the start below which a spike stays INFO: nearly all progress is kept."""
     returns: int = 3
-    """Number of spikes within `returns_within` steps from which on each is a warning: what the noise reaches once in
-    {baseline.TAIL:one_in} steps does not come so often."""
+    """Number of spikes within `returns_within` steps that makes each further one a warning: what the noise reaches once
+    in {baseline.TAIL:one_in} steps does not come so often."""
     returns_within: int = 1000
     """Number of steps over which they are counted."""
     threshold_alone: bool = False

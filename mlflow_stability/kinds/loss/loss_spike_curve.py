@@ -183,7 +183,7 @@ class SpikeRule(Rule):
     fewest_after: int = 3
     """Minimum number of points after it that show this."""
     returns: int = _DETECTOR.returns
-    """Number of spikes within `returns_within` points from which on each is a warning."""
+    """Number of spikes within `returns_within` points that makes each further one a warning."""
     returns_within: int = _DETECTOR.returns_within
     """Number of points over which they are counted."""
     threshold_alone: bool = False

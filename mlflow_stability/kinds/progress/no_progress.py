@@ -1,4 +1,4 @@
-"""Detect losses that hardly fall, freeze or stand still, and scores that stay near zero."""
+"""Detect losses that hardly fall, freeze or do not change, and scores that stay near zero."""
 
 from __future__ import annotations
 
@@ -240,11 +240,11 @@ class StandstillRule(Rule):
 
     What it sees: a whole curve of {fewest_points} points or more that fell by {fell:percent} or more, and then, for
     {share:percent} of the run or more up to the end, by less than {gain:percent} from the first to the last third of
-    that time, known to {known:percent}. It is a warning for {long_share:percent} of the run and {long_steps} steps or
-    more, where {left:percent} or more of its start is left; else INFO. Not where the logged learning rate was below
-    {decayed:percent} of its highest value in the middle of that time, nor where the loss is below
-    {loss_fall.LEARNT:percent} of its start. A validation loss that does not change while the training loss falls is
-    INFO.
+    that time, with a standard error of at most {max_error:percent}. It is a warning for {long_share:percent} of the run
+    and {long_steps} steps or more, where {left:percent} or more of its start is left; else INFO. Not where the logged
+    learning rate was below {decayed:percent} of its highest value in the middle of that time, nor where the loss is
+    below {loss_fall.LEARNT:percent} of its start. A validation loss that does not change while the training loss falls
+    is INFO.
 
     Why it matters: these steps cost time and nothing was learnt in them.
 
@@ -269,7 +269,7 @@ class StandstillRule(Rule):
     """Minimum share of the run, up to its end, in which it did not change."""
     gain: float = 0.01
     """Relative fall from the first to the last third of that time below which it did not change."""
-    known: float = 0.01
+    max_error: float = 0.01
     """Maximum standard error of that fall."""
     long_share: float = 0.6
     """Minimum share of the run for a warning."""
@@ -322,7 +322,7 @@ class StandstillRule(Rule):
         for first in range(int(len(x) * (1 - self.share)) + 1):
             rest = x[first:]
             third = len(rest) // 3
-            if third < 3 or 1.25 * levels.noise * math.sqrt(2 / third) > self.known:
+            if third < 3 or 1.25 * levels.noise * math.sqrt(2 / third) > self.max_error:
                 return None
             head, middle, tail = (float(np.median(part)) for part in np.array_split(rest, 3))
             if head - tail < self.gain and abs(middle - tail) < self.gain and tail - head < 2 * self.gain:

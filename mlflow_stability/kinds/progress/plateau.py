@@ -235,8 +235,8 @@ class PlateauRule(Rule):
     {untrained[0]} to {untrained[1]}), fell by less than {early_gain:percent}, and then was flat, within
     {flat_gain:percent}, for {flat_share:percent} of the run. Collapsed: it fell to less than {collapse:exp_left} within
     the first {at_once:percent} of {fewest_after} points or more, and changed by less than {distance:percent}, or less
-    than noise, from there to the end, known to {known}. A loss that falls slowly throughout, as from 4.5 to 3.3 over a
-    fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start.
+    than noise, from there to the end, with an error of at most {max_error}. A loss that falls slowly throughout, as
+    from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below {loss_fall.LEARNT:percent} of its start.
 
     Why it matters: the steps cost time and nothing is learnt.
 
@@ -284,7 +284,7 @@ class PlateauRule(Rule):
     """Share of the run within which the collapse must be over."""
     distance: float = 0.01
     """Maximum distance of the later thirds from each other, in nats; twice its error is allowed as well."""
-    known: float = 0.06
+    max_error: float = 0.06
     """Maximum error at which the collapse is judged."""
     fewest_after: int = 60
     """Minimum number of points for a collapse, to distinguish it from a short training."""
@@ -354,7 +354,7 @@ class PlateauRule(Rule):
         still = max(thirds) - min(thirds) <= max(self.distance, 2 * of_thirds)
         still = still and abs(after_fall - thirds[-1]) <= max(self.distance, 2 * of_fall)
         fell = max(float(x[0]), float(np.median(x[:3]))) - thirds[0]
-        return first if still and of_thirds <= self.known and fell >= self.collapse else 0
+        return first if still and of_thirds <= self.max_error and fell >= self.collapse else 0
 
     def _flat_from(self, levels: Levels) -> int:
         """Return the point from where the loss did not fall up to the end; the number of points if it fell."""

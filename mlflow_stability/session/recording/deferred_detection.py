@@ -1,7 +1,7 @@
 """Run detectors in batches of steps: three times cheaper than step by step.
 
 Guarantees: every step is judged once, in order. Where nothing acts on findings, within a second, also while the
-training stands still: a thread of ours judges then; non-finite values are judged at once, with all steps before. The
+training is paused: a thread of ours judges then; non-finite values are judged at once, with all steps before. The
 thread does not run while the process forks, nor in the forked process, nor after `stop`. Its error is raised in the
 next call of the training. Where the autopilot acts on findings, only normal steps wait, by their number and not by the
 clock: the same training is rolled back at the same steps again.

@@ -263,7 +263,7 @@ class ScriptMetrics:
         used = {layout[0] for layout in self._layouts.values() if layout}
         for name in new:
             meaning = meanings[name]
-            wanted = meaning.known and meaning.quantity == _VALIDATION and not meaning.duplicate_of
+            wanted = meaning.is_known and meaning.quantity == _VALIDATION and not meaning.duplicate_of
             if wanted and meaning.signal not in used:
                 used.add(meaning.signal)
                 self._layouts[name] = (meaning.signal, Signal(_THEIR_STEP, meaning.place))

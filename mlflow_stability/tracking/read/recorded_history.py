@@ -73,7 +73,7 @@ def _metrics(record: RunRecord, attempts: NDArray[np.int64]) -> Iterator[Metric]
     for signal, count, end in zip(record.signals, counts, np.cumsum(counts), strict=True):
         own = rows[end - count : end]
         series = Series(signal, record.step[own].astype(np.int64), record.value[own], attempts[own], record.time[own])
-        yield Metric(str(signal), Meaning(signal.quantity, signal.place, known=True), series)
+        yield Metric(str(signal), Meaning(signal.quantity, signal.place, is_known=True), series)
 
 
 def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:

@@ -124,7 +124,7 @@ def _metrics(reader: RunReader, client: MlflowClient, keys: Sequence[str]) -> tu
     metrics = []
     for key, parts in points_of.items():
         signal = signals.get(key)
-        meaning = meanings[key] if signal is None else Meaning(signal.quantity, signal.place, known=True)
+        meaning = meanings[key] if signal is None else Meaning(signal.quantity, signal.place, is_known=True)
         metrics.append(Metric(key, meaning, _series(meaning, _by_time(np.concatenate(parts)), no_steps)))
     return metrics, no_steps
 

@@ -302,7 +302,7 @@ class Finding:
         """What it says, in order."""
         return self.statements or (Statement(self.facts, self.span.start),)
 
-    def known(self, facts: type[FactsT]) -> FactsT | None:
+    def facts_as(self, facts: type[FactsT]) -> FactsT | None:
         """The facts of this class, if it was found in that way; None otherwise."""
         return next((candidate for candidate in (self.facts, *self.also) if isinstance(candidate, facts)), None)
 

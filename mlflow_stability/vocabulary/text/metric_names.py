@@ -221,7 +221,7 @@ class Meaning:
     """`loss`, `val_loss`, `grad_norm`, `learning_rate`, …; else the name as it was logged."""
     place: str = ""
     """Which of several: ``seg``, ``Discriminator``, ``group_1``; a validation loss has that of its training loss."""
-    known: bool = False
+    is_known: bool = False
     """Whether `quantity` is a quantity of this package."""
     bookkeeping: bool = False
     """Whether it is a counter, a clock or an id, which says nothing about the training."""
@@ -322,7 +322,7 @@ def _without_clashes(readings: list[NameReading]) -> dict[str, Meaning]:
             if reading is not first and not is_duplicate:
                 wishes = [reading.role, f"{reading.role}_{place}".strip("_"), reading.name]
                 own_place = _free_place(quantity, wishes, used_places)
-            meanings[reading.name] = Meaning(quantity, own_place, known=True, duplicate_of=finer)
+            meanings[reading.name] = Meaning(quantity, own_place, is_known=True, duplicate_of=finer)
     return {reading.name: meanings[reading.name] for reading in readings}
 
 

@@ -23,7 +23,7 @@ def test_one_of_a_kind_reads_as_one(kind: str) -> None:
     said = noun_of(kind)
     article, _, rest = said.partition(" ")
     assert not PARTICIPLE.search(said)
-    if NOUNS[kind].many:
+    if NOUNS[kind].plural:
         assert article in ("a", "an", "the"), said
     if article in ("a", "an"):
         assert (article == "an") == bool(VOWEL.match(rest)), said
@@ -35,7 +35,7 @@ def test_one_of_a_kind_reads_as_one(kind: str) -> None:
 def test_several_of_a_kind_read_as_several(kind: str) -> None:
     said = listed([kind, kind])
     assert not PARTICIPLE.search(said)
-    if not NOUNS[kind].many:
+    if not NOUNS[kind].plural:
         assert said == noun_of(kind)
         return
     number, _, rest = said.partition(" ")

@@ -222,7 +222,7 @@ def test_judged_in_groups_a_training_has_the_same_findings_and_sudden_ones_no_st
     assert [repr(finding) for _, finding in given_at] == [repr(finding) for _, finding in wanted]
     for (judged_at, finding), (found_at, _) in zip(given_at, wanted, strict=True):
         assert judged_at - found_at < GROUP
-        followed = finding.known(FollowedFacts)
+        followed = finding.facts_as(FollowedFacts)
         # What the loss since then has made a warning was found before: it is no sudden rise.
         if finding.kind in SUDDEN and (followed is None or followed.found_first is None):
             assert judged_at == found_at, finding.message
