@@ -1,4 +1,4 @@
-"""Interfaces of probes: what a probe is given before and after a step, and what calls it."""
+"""Interfaces of probes, and what they are given before and after a step."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ class StepView(NamedTuple):
     optimizer: Optimizer
     step: int
     layers: Layers
-    """Which parameter belongs to which module."""
+    """Modules of the parameters."""
     unscale: Tensor | None = None
-    """By what gradients must be divided that a loss scaler has left scaled; None: they are as they are."""
+    """The scale to divide gradients by where a loss scaler left them scaled, or None."""
     skipped: bool = False
-    """After a step: it is known not to have been taken."""
+    """After a step: whether it is known to have been skipped."""
     place: str = ""
-    """Where signals of the whole model belong: nothing is said unless several trainings run side by side."""
+    """Place of signals of the whole model; empty unless several trainings run side by side."""
     norm: Tensor | float | None = None
-    """Before a step: that of all gradients of this optimizer, unscaled; None: nobody took it."""
+    """Before a step: the unscaled norm of all gradients of this optimizer, or None where it was not measured."""
     limits: Mapping[str, float] = MappingProxyType({})
-    """With which limits the script has clipped these gradients: ``max_norm``, ``clip_value``."""
+    """The script's clipping limits: ``max_norm``, ``clip_value``."""
     kept_for: int = 0
-    """Before a step: in how many steps in a row gradients were added to those of the step before; 0: not for sure."""
+    """Before a step: the number of steps in a row that added to the gradients of the step before; 0 while not
+    certain."""
 
 
 class Guard(Protocol):
@@ -61,14 +62,14 @@ class Probe(Protocol):
     """Measures something, on the device, without waiting for it."""
 
     part: str
-    """How it is called where it fails."""
+    """Its name in messages about a failure."""
 
     def due(self, step: int) -> bool:
-        """Whether this capture is to be measured; asked once for each that `next_due` has not passed over."""
+        """Return whether to measure this capture; called once for each that `next_due` does not skip."""
         ...
 
     def next_due(self, step: int) -> int:
-        """The next step after this one that may be due: nobody asks `due` before it."""
+        """Return the next step after this one that may be due; `due` is not called before it."""
         ...
 
     def before_step(self, view: StepView) -> None:
@@ -80,92 +81,92 @@ class Probe(Protocol):
         ...
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """What was measured: the capture is over."""
+        """Return the measurements of a capture that is over."""
         ...
 
 
 @runtime_checkable
 class ForwardProbe(Protocol):
-    """Looks into the forward pass of a model."""
+    """Measures inside the forward pass of a model."""
 
     part: str
-    """How it is called where it fails."""
+    """Its name in messages about a failure."""
 
     def due(self, own_step: int) -> bool:
-        """Whether to look; `own_step`: how many captures this model has trained.
+        """Return whether to measure; `own_step` is the number of captures that this model has trained.
 
-        Asked once for each capture and model that `next_due` has not passed over.
+        Called once for each capture and model that `next_due` does not skip.
         """
         ...
 
     def next_due(self, own_step: int) -> int:
-        """The next turn after this one that may be due."""
+        """Return the next own step after this one that may be due."""
         ...
 
     def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
-        """Begin to look, right before the forward pass of `root`.
+        """Begin to measure, right before the forward pass of `root`.
 
-        `alive` tells from within an observer or a mode whether that pass is still going on: where Ctrl-C comes while
-        a probe is closed, what is left must do nothing until the next pass begins.
+        `alive` tells an observer or a mode whether that pass is still running: where Ctrl-C comes while a probe is
+        closed, what remains must do nothing until the next pass begins.
         """
         ...
 
     def close(self, whole: bool) -> None:
-        """Take everything off again. `whole`: the pass ended as it should; else forget what was seen."""
+        """Remove everything. Unless the pass ended normally (`whole`), forget its measurements."""
         ...
 
     def blocks(self) -> Sequence[Block]:
-        """What was measured: the capture is over. Empties itself."""
+        """Return, and forget, the measurements of a capture that is over."""
         ...
 
     def finish(self) -> None:
-        """The recording ends: hand over what is still on its way."""
+        """Deliver outstanding measurements at the end of the recording."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeContext:
-    """What a recording offers to the probes that it is measured by."""
+    """What a recording offers to its probes."""
 
     settings: Settings
     guard: Guard
     models: Callable[[], Sequence[Module]]
     """The models that train."""
     say: Callable[[str], None]
-    """Tells a person who looks at the training's output."""
+    """Prints a message to the training's output."""
     keep_attention: Callable[[AttentionMap], None]
     """Keeps a map of attention beside the journal."""
 
     @property
     def layers(self) -> int:
-        """Every how many steps layers are measured."""
+        """Steps between measurements of layers."""
         return self.settings.layers_every_n_steps
 
     @property
     def budget(self) -> int | None:
-        """How many bytes copies may take."""
+        """Bytes that copies may take."""
         return self.settings.memory_budget
 
 
 ProbeFactory: TypeAlias = Callable[[ProbeContext], Probe | ForwardProbe | None]
-"""Makes a probe, or none where these settings do not ask for it.
+"""Returns a probe, or None where these settings do not ask for it.
 
 A file with `SIGNALS` has them in `PROBES`, a tuple; nothing else is needed for it to be measured.
 """
 NORMS_EVERY = 10
-"""Every how many steps the whole model's weights, updates and momentum are measured."""
+"""Steps between measurements of the whole model's weights, updates and momentum."""
 
 
 def next_multiple(step: int, *periods: int) -> int:
-    """The first multiple of any of them after a step."""
-    return min([step - step % each + each for each in periods])
+    """Return the first multiple of any period after a step."""
+    return min([step - step % period + period for period in periods])
 
 
 class BaseProbe:
-    """What most probes do at most moments: nothing. A method that is left as it is here is not called."""
+    """Base of probes; methods that are not overridden are not called."""
 
     is_periodic = False
-    """Whether it is due at each step that `next_due` names: then `due` is not asked there."""
+    """Whether it is due at each step that `next_due` returns: then `due` is not called there."""
 
     def before_step(self, _view: StepView) -> None:
         """Runs when gradients are complete and not used yet."""
@@ -174,33 +175,32 @@ class BaseProbe:
         """Runs right after the step."""
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """What was measured: the capture is over."""
+        """Return the measurements of a capture that is over."""
         return ()
 
     def close(self) -> None:
-        """The recording ends: leave the models alone."""
+        """Remove everything from the models at the end of the recording."""
 
 
 class PeriodicProbe(BaseProbe):
-    """A probe that is due every so many steps."""
+    """A probe that is due at each multiple of any of its periods, in steps."""
 
     is_periodic = True
 
     def __init__(self, *periods: int) -> None:
         self._periods = periods
-        """Due is each multiple of any of them."""
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be measured."""
-        return 0 in [step % each for each in self._periods]
+        """Return whether this step is due."""
+        return 0 in [step % period for period in self._periods]
 
     def next_due(self, step: int) -> int:
-        """The next step that is due."""
+        """Return the next step that is due."""
         return next_multiple(step, *self._periods)
 
 
 def next_sampled_step(own_step: int, first: int, every: int) -> int:
-    """The first turn after this one at which those look that do so at a first one and at every so many."""
+    """Return the next own step after this one that is `first` or a multiple of `every`."""
     return min(first, next_multiple(own_step, every)) if own_step < first else next_multiple(own_step, every)
 
 
@@ -212,5 +212,5 @@ class Forgetful(Protocol):
     """
 
     def forget(self) -> None:
-        """Let go of what was begun: the capture was interrupted."""
+        """Drop unfinished measurements of an interrupted capture."""
         ...

@@ -1,9 +1,4 @@
-"""Calls the probes at the places of a capture, each when it is due and each as a part that can fail alone.
-
-In: beginnings and ends of steps, from the meter. Out: what the probes measured, when the capture is over. Guarantees:
-no probe is asked before the step at which, as it said itself, it may be due next; processes that do not record have no
-probes.
-"""
+"""Call probes at the points of a capture when they are due; each is a part that can fail alone."""
 
 from __future__ import annotations
 
@@ -38,32 +33,31 @@ NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """What is to be measured beside the pace."""
+    """The probes of a recording beside its pace."""
 
     by_step: Sequence[Probe] = ()
-    """Those that go by the steps of the recording."""
+    """Probes by the steps of the recording."""
     by_own_step: Sequence[Probe] = ()
-    """Those that go by the steps of each training, of several side by side."""
+    """Probes by the steps of each training, of several side by side."""
     before_steps: Sequence[Callable[[], Any]] = ()
-    """What runs before the first step of each capture; it cannot fail."""
+    """Run before the first step of each capture; these must not raise."""
     forward: ForwardScheduler | None = None
-    """Those that look into forward passes."""
+    """Probes inside forward passes."""
     spread: LayerStatistics | None = None
-    """How gradients and weights are spread in each layer."""
+    """Distributions of gradients and weights in each layer."""
     nonfinite: NonfiniteCount = field(default_factory=NonfiniteCount)
-    """Asked where a norm is not finite."""
+    """Counts gradients where a norm is not finite."""
     broken: BrokenSteps | None = None
-    """Likewise, before the step is taken."""
 
 
 class BrokenSteps(Protocol):
-    """Who looks at steps that are broken."""
+    """Inspects steps whose gradient norm is not finite."""
 
     def inspect_step(self, step: int, optimizers: Sequence[Optimizer]) -> None:
-        """Runs before a step whose gradient norm is known not to be finite."""
+        """Runs before such a step."""
 
     def taken(self, step: int) -> None:
-        """Runs once that step was taken all the same."""
+        """Runs after such a step that was not skipped."""
 
 
 class ProbeScheduler:
@@ -95,25 +89,25 @@ class ProbeScheduler:
         measured = (*probes.by_own_step, *([] if probes.spread is None else [probes.spread]))
         self._forward_probe = () if probes.forward is None else (_GuardedProbe(probes.forward, guard),)
         self._probes = (
-            *(_GuardedProbe(each, guard) for each in (*pace.before_others, *probes.by_step)),
+            *(_GuardedProbe(probe, guard) for probe in (*pace.before_others, *probes.by_step)),
             *self._forward_probe,
-            *(_GuardedProbe(each, guard, by_own_step=True) for each in measured),
-            *(_GuardedProbe(each, guard) for each in pace.after_others),
+            *(_GuardedProbe(probe, guard, by_own_step=True) for probe in measured),
+            *(_GuardedProbe(probe, guard) for probe in pace.after_others),
         )
-        self._scheduled = tuple([each for each in self._probes if each not in self._forward_probe])
+        self._scheduled = tuple([probe for probe in self._probes if probe not in self._forward_probe])
         self._due: list[_GuardedProbe] | None = None
         self._next_due = 0
-        """Before this step none of the probes is due, but for those that look into forward passes."""
+        """No probe is due before this step, except those inside forward passes."""
         self._asked: list[_GuardedProbe] = []
-        """The probes that were asked in this capture."""
+        """The probes whose `due` was called in this capture."""
         self._own_steps: dict[str, int] = {}
-        """How many captures each training had, of several side by side."""
+        """By place, the number of captures of each training, of several side by side."""
         self._own_step = 0
         self._count = guard("non-finite gradients", probes.nonfinite.count)
         self._counted: list[Block] = []
         self._broken = probes.broken
-        self._looked_at = False
-        """Whether the step that is being taken was seen to be broken."""
+        self._inspected = False
+        """Whether the current step was inspected as broken."""
         self._spread = None if probes.spread is None else guard(probes.spread.part, probes.spread.tables)
 
     def before_step(
@@ -126,7 +120,7 @@ class ProbeScheduler:
         begins_step: bool = True,
         kept_for: int = 0,
     ) -> None:
-        """Runs before each optimizer step; the first begins a capture. `place`: where signals of the model belong."""
+        """Runs before each optimizer step; the first begins a capture at this place of the model's signals."""
         if self._due is None:
             self._due = self._begin(place, begins_step)
         if self._due:
@@ -136,15 +130,15 @@ class ProbeScheduler:
             )
             by_own_step = by_step if self._own_step == self.step else by_step._replace(step=self._own_step)
             with self._walk.about(optimizer):
-                for each in self._due:
-                    if each.before_step is not None and each.part not in self._guard.off:
+                for probe in self._due:
+                    if probe.before_step is not None and probe.part not in self._guard.off:
                         try:
-                            each.before_step(by_own_step if each.by_own_step else by_step)
+                            probe.before_step(by_own_step if probe.by_own_step else by_step)
                         except BaseException as error:
-                            self._guard.contain(each.part, error, each.forget)
+                            self._guard.contain(probe.part, error, probe.forget)
         if self._split.also is None:
             self._split.moments.append((_STEP_BEGAN, self._split.now()))
-        else:  # by a device's clock, which may fail
+        else:  # the clock of a device may fail
             self._step_began()
         if norms:
             last = norms[-1]
@@ -153,110 +147,110 @@ class ProbeScheduler:
                 counted = self._count(optimizer, self._layers, self.step)
                 self._counted += [] if counted is None else [counted]
                 if self._broken is not None:
-                    self._looked_at = True
+                    self._inspected = True
                     self._broken.inspect_step(self.step, [optimizer])
 
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
-        """Runs after each step; `skipped`: it is known not to have been taken."""
+        """Runs after each step; `skipped`: it is known to have been skipped."""
         if self._split.also is None:
             self._split.moments.append((_STEP_ENDED, self._split.now()))
         else:
             self._step_ended()
-        if self._looked_at and self._broken is not None:
-            self._looked_at = False
+        if self._inspected and self._broken is not None:
+            self._inspected = False
             if not skipped:
                 self._broken.taken(self.step)
         if self._due:
             by_step = StepView(optimizer, self.step, self._layers, unscale, skipped, place)
             by_own_step = by_step if self._own_step == self.step else by_step._replace(step=self._own_step)
-            for each in reversed(self._due):  # as with brackets: who was first before the step is last after it
-                if each.after_step is not None and each.part not in self._guard.off:
+            for probe in reversed(self._due):  # the first before the step is the last after it
+                if probe.after_step is not None and probe.part not in self._guard.off:
                     try:
-                        each.after_step(by_own_step if each.by_own_step else by_step)
+                        probe.after_step(by_own_step if probe.by_own_step else by_step)
                     except BaseException as error:
-                        self._guard.contain(each.part, error, each.forget)
+                        self._guard.contain(probe.part, error, probe.forget)
 
     def end(self, begins_step: bool = True) -> tuple[list[Block], Sequence[Table]]:
-        """The capture is over."""
+        """End the capture; return its measurements."""
         due, self._due = self._due, None
-        # It is a step as others are, where Ctrl-C has come before it was seen here.
+        # Count a step that Ctrl-C interrupted before it began here.
         self.step += due is None and begins_step
         self._split.moments.append(_CAPTURE_ENDED)
-        found, self._counted = self._counted, []
+        blocks, self._counted = self._counted, []
         tables: Sequence[Table] = ()
-        for each in due or ():
-            if each.blocks is not None and each.part not in self._guard.off:
+        for probe in due or ():
+            if probe.blocks is not None and probe.part not in self._guard.off:
                 try:
-                    found += each.blocks(self._own_step if each.by_own_step else self.step)
+                    blocks += probe.blocks(self._own_step if probe.by_own_step else self.step)
                 except BaseException as error:
-                    self._guard.contain(each.part, error, each.forget)
+                    self._guard.contain(probe.part, error, probe.forget)
         if due and self._spread is not None:
             tables = self._spread(self.step) or ()
         if self._asked:
             asked, self._asked = self._asked, []
-            for each in asked:
-                each.ask_at = each.next_due(self._own_step if each.by_own_step else self.step) or self.step + 1
-            self._next_due = min([each.ask_at for each in self._scheduled])
-        return found, tables
+            for probe in asked:
+                probe.ask_at = probe.next_due(self._own_step if probe.by_own_step else self.step) or self.step + 1
+            self._next_due = min([probe.ask_at for probe in self._scheduled])
+        return blocks, tables
 
     def pass_over(self) -> None:
-        """We look away for a while: of a pass that never ended nothing of ours is left."""
+        """Pause measuring, and remove hooks of an unfinished forward pass."""
         self._pass_over()
         if self._forward is not None:
             self._forward.pass_over()
 
     def close(self) -> None:
-        """Leave the models alone."""
+        """Remove everything from the models."""
         self._leave()
-        for each in self._probes:
-            if each.close is not None:
-                each.close()
+        for probe in self._probes:
+            if probe.close is not None:
+                probe.close()
         if self._forward is not None:
             self._forward.finish()
 
     def forget(self) -> None:
-        """The capture was interrupted half-way, by Ctrl-C say: nothing more is told of it."""
+        """Drop a capture that was interrupted half-way, such as by Ctrl-C."""
         self._walk.end()
         if self._due is not None:
             self._due = []
-        self._counted, self._asked, self._looked_at = [], [], False
+        self._counted, self._asked, self._inspected = [], [], False
         self._next_due = 0
-        for each in self._probes:
-            each.ask_at = 0
-            each.forget()
+        for probe in self._probes:
+            probe.ask_at = 0
+            probe.forget()
 
     def _begin(self, place: str, begins_step: bool) -> list[_GuardedProbe]:
-        """A capture of this training begins: a critic with five captures for one of its generator is in every step."""
+        """Begin a capture; return the probes that are due."""
         step, own_steps = self.step + begins_step, self._own_steps
         own_step = own_steps.get(place, 0 if own_steps else self.step) + 1
         self.step, self._own_step, own_steps[place] = step, own_step, own_step
         for run in self._before_steps:
             run()
         if step >= self._next_due or len(own_steps) > 1:
-            # Steps of a training beside others are not those of the recording, by which probes were told to be asked.
+            # `ask_at` is a step of the recording, which differs from the steps of a training beside others.
             alone = len(own_steps) == 1
             due: list[_GuardedProbe] = []
             self._asked = []
-            for each in self._probes:
-                if alone and step < each.ask_at:
+            for probe in self._probes:
+                if alone and step < probe.ask_at:
                     continue
-                if each not in self._forward_probe:
-                    self._asked.append(each)
-                if (alone and each.is_periodic and each.ask_at == step) or each.due(
-                    own_step if each.by_own_step else step
+                if probe not in self._forward_probe:
+                    self._asked.append(probe)
+                if (alone and probe.is_periodic and probe.ask_at == step) or probe.due(
+                    own_step if probe.by_own_step else step
                 ):
-                    due.append(each)
+                    due.append(probe)
             return due
         forward = self._forward
         if forward is None or not forward.busy:
             if forward is not None:
                 forward.step, forward.capture = step + 1, forward.capture + 1
             return []
-        return [each for each in self._forward_probe if each.due(step)]
+        return [probe for probe in self._forward_probe if probe.due(step)]
 
 
 class NoProbes:
-    """Nothing is measured."""
+    """A scheduler where nothing is recorded."""
 
     step = 0
 
@@ -296,20 +290,20 @@ class NoProbes:
 
 
 class _GuardedProbe:
-    """A probe, made harmless."""
+    """A probe whose errors do not reach the training."""
 
     def __init__(self, probe: Probe, guard: Guard, by_own_step: bool = False) -> None:
         self.by_own_step = by_own_step
-        """Whether it counts the captures of each training for itself."""
+        """Whether it goes by the steps of each training."""
         self.part = probe.part
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
         self.is_periodic = isinstance(probe, BaseProbe) and probe.is_periodic
         self.next_due: Callable[[int], int | None] = (
-            probe.next_due if self.is_periodic else guard(probe.part, probe.next_due)  # arithmetic cannot fail
+            probe.next_due if self.is_periodic else guard(probe.part, probe.next_due)  # arithmetic does not fail
         )
         self.ask_at = 0
-        """Before this step it is not due."""
+        """It is not due before this step."""
         # What these raise is contained where they are called.
         self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step")
         self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step")
@@ -319,10 +313,10 @@ class _GuardedProbe:
 
 
 def _own(probe: Probe, name: str) -> Callable[..., Any] | None:
-    """What a probe does there; None where it does nothing."""
+    """A method of a probe, or None where it does not override it."""
     body: Callable[..., Any] = getattr(probe, name)
     return None if getattr(body, "__func__", None) is getattr(BaseProbe, name) else body
 
 
 def _nothing_held() -> None:
-    """Of a probe that has nothing to forget."""
+    """For probes that have nothing to forget."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.nn import Module
 
-from mlflow_stability.probes.forward.pass_hooks import PassHooks
+from mlflow_stability.probes.hooks.module_calls import MODULE_CALLS, WatchedCalls
 from mlflow_stability.probes.objects.module_names import plain_name, unwrapped
 from mlflow_stability.probes.probe import Guard, next_sampled_step
 
 FIRST_STEP = 10  # of a model that is measured
+Before = Callable[[Module, tuple[Any, ...], dict[str, Any]], None]
+After = Callable[[Module, tuple[Any, ...], Any], None]
 
 
 class WatchedModules:
@@ -50,8 +53,10 @@ class WatchedModules:
     def _title(self, model: Module) -> str:
         if all(reference() is not model for reference in self._seen):
             self._seen.append(weakref.ref(model))
-        seen = [reference() for reference in self._seen] if self._models is None else map(unwrapped, self._models())
-        models = [other for other in seen if other is not None]
+        candidates = (
+            [reference() for reference in self._seen] if self._models is None else map(unwrapped, self._models())
+        )
+        models = [other for other in candidates if other is not None]
         if all(other is not model for other in models):
             models.append(model)
         if len(models) == 1:
@@ -59,6 +64,57 @@ class WatchedModules:
         titles = [type(other).__name__ for other in models]
         at = next(number for number, other in enumerate(models) if other is model)
         return f"{titles[at]}_{at}." if Counter(titles)[titles[at]] > 1 else f"{titles[at]}."
+
+
+class PassHooks:
+    """The functions of one probe in one forward pass: nothing runs any more after `remove`.
+
+    Modules and their hook tables stay as they are. The functions must not raise.
+    """
+
+    def __init__(self) -> None:
+        self._watched: list[WatchedCalls] = []
+
+    def before(self, module: Module, body: Before) -> None:
+        """Run `body(module, args, kwargs)` before each call of a module."""
+        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, before=body)))
+
+    def after(self, module: Module, body: After) -> None:
+        """Run `body(module, args, output)` after each call of a module."""
+        self._watched.append(MODULE_CALLS.observe(module, _Hook(self, after=body)))
+
+    def remove(self) -> None:
+        """Remove all functions."""
+        while self._watched:
+            self._watched[-1].remove()  # first, because Ctrl-C may come in between
+            del self._watched[-1:]
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the pass is still running."""
+        return bool(self._watched)
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""
+
+
+class _Hook:
+    """One function on one module."""
+
+    def __init__(self, hooks: PassHooks, before: Before = _nothing, after: After = _nothing) -> None:
+        self._hooks, self._before, self._after = hooks, before, after
+
+    def call_began(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._hooks.is_on:
+            self._before(module, args, kwargs)
+
+    def call_ended(self, module: Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._hooks.is_on:
+            self._after(module, args, output)
+
+    def call_failed(self, module: Module) -> None:
+        """The probe that opened the pass closes it."""
 
 
 class SampledForwardProbe:

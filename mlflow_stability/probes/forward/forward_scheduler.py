@@ -1,13 +1,11 @@
-"""Opens the probes that look into a forward pass, when they are due, and closes them whatever happens.
+"""Open forward probes when they are due, and close them whatever happens.
 
-In: forward passes of training, from a `ForwardWatch`, and optimizer steps, from a survey. Out: what the probes
-measured, as the blocks of that capture. Guarantees: a probe is open during one forward pass of a model that trains and
-never beyond, not after an exception and not after Ctrl-C; each fails alone; what is compiled is not touched. Of a model
-of which anything is, the probes look at the same pass run once more without the compiler, before the real one, where
-that can change nothing; why a model is not looked into is told once. Where compiled code turns up in the middle of a
-pass, they step back before it runs, and have their look at the next pass of that model.
+A probe is open during one forward pass of a model that trains and never beyond, even after an exception or Ctrl-C; each
+fails alone. Of a model with compiled parts, the probes observe the same pass run once more without the compiler, before
+the real one, where that changes nothing; the reason why a model is not measured inside is reported once. Where compiled
+code turns up in the middle of a pass, they are closed before it runs, and observe the next pass of that model.
 
-Each model counts its own turns: of the two halves of a GAN each is looked at in its own.
+Each model counts its own steps: the two halves of a GAN are each measured in their own.
 """
 
 from __future__ import annotations
@@ -28,40 +26,38 @@ from mlflow_stability.probes.forward.compiled_models import (
     too_deep,
 )
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
-from mlflow_stability.probes.forward.unmeasured_parts import not_looked_into
+from mlflow_stability.probes.forward.unmeasured_parts import not_measured_inside
 from mlflow_stability.probes.hooks.module_calls import RunningPass
 from mlflow_stability.probes.objects.module_names import unwrapped
 from mlflow_stability.probes.probe import BaseProbe, ForwardProbe, Guard
 from mlflow_stability.probes.rerun.forward_rerun import SecondPass
 from mlflow_stability.vocabulary.result import Finding
 
-UNFIT = frozenset({"ScriptModule", "DataParallel"})
-"""Classes of models that are left alone: hooks do not run in them, or in several threads at once."""
-
-
-MOST_TOLD = 4
-"""So many reasons for looking into no pass are told in a recording."""
+UNSUPPORTED = frozenset({"ScriptModule", "DataParallel"})
+"""Classes of models that are not measured inside: hooks do not run in them, or in several threads at once."""
+MAX_REPORTED = 4
+"""Reasons for measuring no pass that are reported in a recording."""
 
 
 class _Model:
-    """What is known of a model."""
+    """When a model was called and is due."""
 
     __slots__ = ("capture", "missed", "next_due", "own_step", "root")
 
     def __init__(self, root: Module, own_step: int, forget: Callable[[Any], object]) -> None:
         self.root = weakref.ref(root, forget)
         self.own_step = own_step
-        """How many captures it has trained."""
+        """The number of captures that it has trained."""
         self.next_due = 0
-        """Before this turn nobody wants to look."""
+        """No probe is due before this step of the model."""
         self.capture = -1
-        """In which capture it was called last."""
+        """The capture of its last call."""
         self.missed: tuple[_GuardedProbe, ...] = ()
-        """Who had to step back, and looks at the next pass instead."""
+        """Probes that were closed for compiled code, and observe the next pass instead."""
 
 
 class ForwardScheduler(ForwardObserver, BaseProbe):
-    """A listener to forward passes, and a probe of a survey, that leads forward probes."""
+    """Observes forward passes, and runs forward probes in them."""
 
     part = "forward probes"
 
@@ -72,7 +68,7 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         first_step: int,
         emit: Callable[[Finding], None] = lambda _: None,
     ) -> None:
-        self._guarded_probes = tuple(_GuardedProbe(each, guard) for each in probes)
+        self._guarded_probes = tuple(_GuardedProbe(probe, guard) for probe in probes)
         self._close = guard("closing of forward probes", self._close_all)
         self._compiled_code = CompiledCodeWatch(self._on_compiled)
         self._second_pass = SecondPass()
@@ -83,24 +79,24 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         self.capture = 0
         """The capture in progress."""
         self.busy = False
-        """Whether there may be anything to be taken off or to be asked for: else optimizer steps are of no interest."""
+        """Whether a probe may be open or have measurements; else optimizer steps need nothing."""
         self._open: list[_GuardedProbe] = []
         self._root: weakref.ref[Module] | None = None
-        """The model they look into."""
+        """The model of the open probes."""
         self._alive: RunningPass | None = None
-        """Of the pass that is being looked into."""
+        """The pass of the open probes."""
         self._emit = guard(self.part, emit)
-        self._told: set[str] = set()
-        """Why models are not looked into, as it was told."""
-        self._run_second_pass = guard(self.part, self._look_at_second_pass)
+        self._reported: set[str] = set()
+        """Reasons why models are not measured inside."""
+        self._run_second_pass = guard(self.part, self._measure_second_pass)
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Look into this pass, if it is the first one of its model in a capture in which somebody wants to."""
+        """Open the probes that are due, in the first pass of this model in a capture."""
         if self.busy:
             self._settle()
         model = self._models.get(id(root))
         if model is None:
-            model = self._met(root)
+            model = self._add_model(root)
         if model.capture == self.capture:
             return False
         model.capture = self.capture
@@ -109,9 +105,9 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         if own_step < model.next_due and not missed:
             return False
         model.missed = ()
-        due = [each for each in self._guarded_probes if each.due(own_step) or each in missed]
-        model.next_due = min([each.next_due(own_step) or 0 for each in self._guarded_probes], default=sys.maxsize)
-        if not due or any(kind.__name__ in UNFIT for kind in type(root).__mro__):
+        due = [probe for probe in self._guarded_probes if probe.due(own_step) or probe in missed]
+        model.next_due = min([probe.next_due(own_step) or 0 for probe in self._guarded_probes], default=sys.maxsize)
+        if not due or any(kind.__name__ in UNSUPPORTED for kind in type(root).__mro__):
             return False
         if too_deep(root):
             why = (
@@ -119,7 +115,7 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
                 "recursion limit of "
             )
             why += f"{sys.getrecursionlimit():,} calls; raise it with sys.setrecursionlimit()"
-            self._not_looked_into(root, why)
+            self._report_unmeasured(root, why)
             return False
         self.busy = True
         if compiled(root) != "no":
@@ -142,39 +138,38 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
             self._close(False)
 
     def due(self, step: int) -> bool:
-        """The first optimizer step of a capture: what was measured in it is asked for in any case."""
+        """Begin a capture; it is due where a probe has measurements."""
         self.step, self.capture = step + 1, self.capture + 1
         if not self.busy:
             return False
         self._settle()
-        self.busy = any(each.looked for each in self._guarded_probes)
+        self.busy = any(probe.has_measured for probe in self._guarded_probes)
         return self.busy
 
     def next_due(self, step: int) -> int:
-        """A survey goes by `busy`."""
+        """Return the next step; `busy` tells whether it is due."""
         return step + 1
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """What was measured."""
-        found: list[Block] = []
-        for each in self._guarded_probes:
-            if each.looked:
-                each.looked = False
-                found += each.blocks() or ()
-        return found
+        """Return the measurements of this capture."""
+        blocks: list[Block] = []
+        for probe in self._guarded_probes:
+            if probe.has_measured:
+                probe.has_measured = False
+                blocks += probe.blocks() or ()
+        return blocks
 
     def pass_over(self) -> None:
-        """No pass is going on any more: we look away for a while."""
+        """Close the probes of an unfinished pass."""
         self._settle()
 
     def finish(self) -> None:
         """The recording ends."""
         self._settle()
-        for each in self._guarded_probes:
-            each.finish()
+        for probe in self._guarded_probes:
+            probe.finish()
 
-    def _met(self, root: Module) -> _Model:
-        """A model is called for the first time."""
+    def _add_model(self, root: Module) -> _Model:
         key, models = id(root), self._models
 
         def forget(_: Any) -> None:
@@ -184,12 +179,12 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         return models[key]
 
     def _open_for(self, due_probes: Sequence[_GuardedProbe], root: Module, alive: Callable[[], bool]) -> None:
-        for each in due_probes:
-            self._open.append(each)  # first, so that one that fails half-way is closed with the others
-            each.open(root, self.step, alive)
+        for probe in due_probes:
+            self._open.append(probe)  # first, so that one that fails half-way is closed with the others
+            probe.open(root, self.step, alive)
 
     def _on_compiled(self, is_compiled: bool) -> None:
-        """Something compiled runs, or is made or traced, in the middle of the pass: not with us in it."""
+        """Close the probes when compiled code runs, or is made or traced, in the middle of the pass."""
         root = None if self._root is None else self._root()
         if root is not None and is_compiled:
             ran_compiled(root)
@@ -200,20 +195,20 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
     def _close_all(self, whole: bool) -> None:
         self._compiled_code.take_off()
         while self._open:
-            guarded = self._open[-1]  # as with brackets; one that Ctrl-C keeps open is closed again later
-            guarded.looked |= whole
-            guarded.close(whole)
+            probe = self._open[-1]  # in reverse order; one that Ctrl-C keeps open is closed again later
+            probe.has_measured |= whole
+            probe.close(whole)
             del self._open[-1:]
         if self._alive is not None:
             self._alive.over()
 
     def _settle(self) -> None:
-        """Nothing of an earlier pass is left."""
+        """Close what an earlier pass left open."""
         self._compiled_code.take_off()
         if self._open:
             self._close(False)
 
-    def _look_at_second_pass(
+    def _measure_second_pass(
         self, due_probes: Sequence[_GuardedProbe], root: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         second, whole = self._second_pass, False
@@ -225,25 +220,25 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         finally:
             self._close(whole)
         if second.reason:
-            self._not_looked_into(root, second.reason)
+            self._report_unmeasured(root, second.reason)
 
-    def _not_looked_into(self, root: Module, why: str) -> None:
-        if why not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(why)
-            self._emit(not_looked_into(type(unwrapped(root)).__name__, why, self.step))
+    def _report_unmeasured(self, root: Module, why: str) -> None:
+        if why not in self._reported and len(self._reported) < MAX_REPORTED:
+            self._reported.add(why)
+            self._emit(not_measured_inside(type(unwrapped(root)).__name__, why, self.step))
 
 
 class _GuardedProbe:
-    """A forward probe, made harmless."""
+    """A forward probe whose errors do not reach the training."""
 
-    __slots__ = ("blocks", "close", "due", "finish", "looked", "next_due", "open")
+    __slots__ = ("blocks", "close", "due", "finish", "has_measured", "next_due", "open")
 
     def __init__(self, probe: ForwardProbe, guard: Guard) -> None:
-        self.looked = False
-        """Whether there is something to ask it for."""
+        self.has_measured = False
+        """Whether it has measurements of this capture."""
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
         self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
         self.open: Callable[[Module, int, Callable[[], bool]], Any] = guard(probe.part, probe.open)
-        self.close = probe.close  # not under its own part: one that is switched off must still be closed
+        self.close = probe.close  # not guarded: a probe that is switched off must still be closed
         self.blocks: Callable[[], Sequence[Block] | None] = guard(probe.part, probe.blocks)
         self.finish: Callable[[], Any] = guard(probe.part, probe.finish)

@@ -1,8 +1,7 @@
-"""Hears when the model that a script trains is called, and when it is done.
+"""Observe the forward passes of training.
 
-In: optimizers before their steps. Out: calls to listeners around each forward pass that is part of training.
-Guarantees: nothing is put on any module; only the outermost module that the script calls is watched, and no call
-inside a compiled region.
+Nothing is attached to any module; only the outermost module that the script calls is observed, and no call inside a
+compiled region.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from mlflow_stability.probes.performance.step_timing import MOST_MOMENTS, Mark, 
 from mlflow_stability.probes.probe import Guard
 
 _BEGAN, _ENDED, _EVALUATED = int(Mark.FORWARD_BEGAN), int(Mark.FORWARD_ENDED), int(Mark.EVALUATED)
-PATIENCE = 2
-"""After so many steps without a call, the script is taken to call not this module but those inside it."""
-MOST_PARTS = 32
-"""A script that calls each of very many parts itself would pay for the watch of each."""
-MOST_SEARCHES = 8
-"""A script that makes an optimizer for every sample has no model that could be followed."""
+MAX_UNCALLED_STEPS = 2
+"""After this many steps without a call, modules inside are observed instead."""
+MAX_PARTS = 32
+"""Observing each of very many parts would cost too much."""
+MAX_SEARCHES = 8
+"""A script that makes an optimizer for every sample has no model to follow."""
 
 
 class ForwardObserver:
-    """Who wants to know; what a listener leaves as it is here is not called."""
+    """Base of observers of forward passes; methods that are not overridden are not called."""
 
     part = "forward passes"
-    """What is switched off where it fails."""
+    """The part that is switched off where it fails."""
     observes = True
-    """Whether it is to be told of the beginning of the next pass."""
+    """Whether `forward_began` is called for the next pass."""
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
-        """Runs right before a forward pass of training; False: its end need not be told."""
+        """Runs right before a forward pass of training; after False, `forward_ended` is not called."""
 
     def forward_gave(self, outputs: Any) -> None:
-        """Runs right after it, with what came out."""
+        """Runs right after it, with its outputs."""
 
     def forward_ended(self) -> None:
         """Runs after that."""
@@ -61,7 +60,7 @@ class ForwardObserver:
 
 
 class _Root:
-    """A module that is watched: the observer of its calls."""
+    """An observed module."""
 
     __slots__ = ("call_began", "call_ended", "call_failed", "module", "watched")
 
@@ -82,16 +81,18 @@ class ForwardWatch:
 
     def __init__(self, guard: Guard, observers: Sequence[ForwardObserver], split: StepSplit | None = None) -> None:
         self._split = StepSplit() if split is None else split
-        """Takes down when passes begin and end, when all others know."""
+        """Records when passes begin and end, after all observers."""
         self.guard = guard
-        self._began = tuple([(each, each.forward_began, _taken(each, "forward_ended")) for each in observers])
+        self._began = tuple(
+            [(observer, observer.forward_began, _overridden(observer, "forward_ended")) for observer in observers]
+        )
         self._to_end: list[Callable[[], None]] = []
-        """Who is to be told of the end of the pass that is open."""
+        """Called at the end of the open pass."""
         self._gave = _by_part("forward_gave", observers)
         self._did_fail = _by_part("forward_failed", observers)
         self._evaluated = _overriding("evaluated", observers)
         self.gradients_begin = _by_part("gradients_begin", observers)
-        """Who is to be told of the beginning of a backward pass."""
+        """Called before a backward pass."""
         self.gradients_end = _by_part("gradients_end", observers)
         self._before = guard("forward passes", self._begins)
         self._after = guard("forward passes", self._ends)
@@ -101,36 +102,36 @@ class ForwardWatch:
         self._watched: dict[int, _Root] = {}
         """By the identity of the module."""
         self._part_of: dict[int, weakref.ref[Module]] = {}
-        """Of modules that are watched in the place of the model that they belong to: that model."""
+        """For modules that are observed instead of the model that they belong to: that model."""
         self._uncalled: dict[int, int] = {}
-        """Modules that were not called yet, and how many steps ago they were met."""
+        """Modules that were not called yet, and the number of steps since they were found."""
         self.opened = 0
-        """The module that is being called; zero: none is."""
+        """Identity of the module that is being called, or 0."""
         self._within = False
-        """Whether it was called once more within that call."""
+        """Whether it was called again within that call."""
         self._thread = 0
         self.in_backward = False
-        """Whether a backward pass is going on: what is called inside it is run again for a checkpoint."""
+        """Whether a backward pass is running: calls inside it recompute a checkpoint."""
         self._on_cuda = False
 
     @property
     def models(self) -> tuple[Module, ...]:
         """The models that train; one whose parts the script calls itself is one model."""
-        found: dict[int, Module] = {}
+        models: dict[int, Module] = {}
         for key, root in self._watched.items():
             whole = self._part_of.get(key)
             model = root.module() if whole is None else whole()
             if model is not None:
-                found.setdefault(id(model), model)
-        return tuple(found.values())
+                models.setdefault(id(model), model)
+        return tuple(models.values())
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Runs before each optimizer step: look for the models of an optimizer that is new."""
+        """Find the models of a new optimizer; runs before each optimizer step."""
         self._give_up()
         if optimizer not in self._known:
             self._known.add(optimizer)
             self._thread = get_ident()
-            if self._searches < MOST_SEARCHES:
+            if self._searches < MAX_SEARCHES:
                 self._searches += 1
                 for root in models_of([optimizer]):
                     self._watch(root)
@@ -138,7 +139,7 @@ class ForwardWatch:
             self._look_deeper()
 
     def backward_began(self) -> None:
-        """Runs before a backward pass: what is called inside it is run again for a checkpoint."""
+        """Runs before a backward pass."""
         self.in_backward = True
         if self.opened:
             self._give_up()
@@ -148,7 +149,7 @@ class ForwardWatch:
         self.in_backward = False
 
     def remove(self) -> None:
-        """Watch no module any more."""
+        """Stop observing."""
         self._give_up()
         for root in self._watched.values():
             root.watched.remove()
@@ -158,7 +159,7 @@ class ForwardWatch:
     def _watch(self, root: Module) -> None:
         if id(root) in self._watched and self._watched[id(root)].module() is root:
             return
-        self._on_cuda |= any(each.is_cuda for each in Module.parameters(root))
+        self._on_cuda |= any(parameter.is_cuda for parameter in Module.parameters(root))
         self._watched[id(root)] = _Root(root, self._before, self._after, self._failed)
         self._uncalled[id(root)] = 0
 
@@ -166,21 +167,21 @@ class ForwardWatch:
         """Lightning and the like call a method of the outermost module, which then calls the model, or its parts."""
         for key, steps in list(self._uncalled.items()):
             self._uncalled[key] = steps + 1
-            if steps + 1 < PATIENCE:
+            if steps + 1 < MAX_UNCALLED_STEPS:
                 continue
             del self._uncalled[key]
             uncalled = self._watched.pop(key)
             uncalled.watched.remove()
             root, whole = uncalled.module(), self._part_of.pop(key, None)
-            parts = [] if root is None else _those_inside(root)
-            if root is None or len(self._watched) + len(parts) > MOST_PARTS:
+            parts = [] if root is None else _parts_of(root)
+            if root is None or len(self._watched) + len(parts) > MAX_PARTS:
                 continue
             if len(parts) > 1 and whole is None:
                 whole = weakref.ref(root)
-            for each in parts:
-                if id(each) not in self._watched and whole is not None:
-                    self._part_of[id(each)] = whole
-                self._watch(each)
+            for part in parts:
+                if id(part) not in self._watched and whole is not None:
+                    self._part_of[id(part)] = whole
+                self._watch(part)
 
     def _begins(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if get_ident() != self._thread:
@@ -236,7 +237,7 @@ class ForwardWatch:
                 split.mark(_ENDED)
             if len(split.moments) >= MOST_MOMENTS:
                 split.add_up()
-            self.opened = 0  # after the rest: where Ctrl-C comes before, the next call has them give it up
+            self.opened = 0  # last: after Ctrl-C before this line, the next call gives up this pass
         elif not self.opened and not self.in_backward:
             for emit in self._evaluated:
                 emit()
@@ -245,7 +246,7 @@ class ForwardWatch:
                 self._split.add_up()
 
     def _give_up(self) -> None:
-        """The pass that is open has not ended as it should, or will not be heard to end."""
+        """End the open pass as failed: it has not ended, or its end will not be observed."""
         if self.opened:
             for part, emit in self._did_fail:
                 try:
@@ -256,30 +257,32 @@ class ForwardWatch:
             self.opened = 0
 
     def _fails(self, root: Module) -> None:
-        within = self._within and running_calls(self.opened) > 1  # it is a call within the one that was heard
+        within = self._within and running_calls(self.opened) > 1  # a call within the observed one
         if get_ident() == self._thread and self.opened == id(root) and not within:
             self._give_up()
 
 
 def _overriding(name: str, observers: Sequence[ForwardObserver]) -> tuple[Callable[..., Any], ...]:
-    """What the listeners take."""
-    return tuple([taken for each in observers if (taken := _taken(each, name)) is not None])
+    """This method of all observers that override it."""
+    return tuple([method for observer in observers if (method := _overridden(observer, name)) is not None])
 
 
 def _by_part(name: str, observers: Sequence[ForwardObserver]) -> tuple[tuple[str, Callable[..., Any]], ...]:
     """The same, each with the part that is switched off where it fails."""
-    return tuple([(each.part, taken) for each in observers if (taken := _taken(each, name)) is not None])
+    return tuple(
+        [(observer.part, method) for observer in observers if (method := _overridden(observer, name)) is not None]
+    )
 
 
-def _taken(observer: ForwardObserver, name: str) -> Callable[..., Any] | None:
-    """How a listener is told something; None where it does not want to be."""
-    found: Callable[..., Any] = getattr(observer, name)
-    return None if getattr(found, "__func__", None) is getattr(ForwardObserver, name) else found
+def _overridden(observer: ForwardObserver, name: str) -> Callable[..., Any] | None:
+    """A method of an observer, or None where it does not override it."""
+    method: Callable[..., Any] = getattr(observer, name)
+    return None if getattr(method, "__func__", None) is getattr(ForwardObserver, name) else method
 
 
-def _those_inside(root: Module) -> list[Module]:
-    """The modules right inside it that have parameters; none where it has parameters of its own and one of them."""
-    inside = [each for each in root._modules.values() if each is not None]
-    owners = [each for each in inside if any(True for _ in Module.parameters(each))]
-    alone = len(owners) == 1 and any(each is not None for each in root._parameters.values())
+def _parts_of(root: Module) -> list[Module]:
+    """Its child modules with parameters; none where it has parameters of its own and one such child."""
+    children = [module for module in root._modules.values() if module is not None]
+    owners = [module for module in children if any(True for _ in Module.parameters(module))]
+    alone = len(owners) == 1 and any(parameter is not None for parameter in root._parameters.values())
     return [] if alone else list(dict.fromkeys(owners))

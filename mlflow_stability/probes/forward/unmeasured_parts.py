@@ -1,8 +1,4 @@
-"""Says what of a training cannot be measured, why, and what to do about it.
-
-In: the models that were found, and the optimizers. Out: events at INFO, at most one for each reason. Guarantees:
-nothing is measured, and no value is looked at; where all is seen, there is no event.
-"""
+"""Report what of a training cannot be measured, why, and what to do about it: findings at INFO."""
 
 from __future__ import annotations
 
@@ -20,13 +16,16 @@ from mlflow_stability.vocabulary.result import Action, Finding, Remedy, Severity
 
 
 def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> list[Finding]:
-    """What is not seen of this training."""
-    trained = [each for optimizer in optimizers for each in parameters_of(optimizer) if each.requires_grad]
-    return [event for event in (_hidden(models, trained, step), _split(trained, step)) if event is not None]
+    """Return findings about parameters that cannot be measured, at most one for each reason."""
+    trained = [
+        parameter for optimizer in optimizers for parameter in parameters_of(optimizer) if parameter.requires_grad
+    ]
+    findings = (_hidden(models, trained, step), _split(trained, step))
+    return [finding for finding in findings if finding is not None]
 
 
-def not_looked_into(model: str, why: str, step: int) -> Finding:
-    """That a model is not looked into, and why."""
+def not_measured_inside(model: str, why: str, step: int) -> Finding:
+    """Return the finding that the inside of a model is not measured, and why."""
     facts = NotMeasuredFacts(Unmeasured.INSIDE, model, why)
     remedies = (Remedy(Action.NO_ACTION_FOR_UNMEASURED),)
     return Finding.at(facts, step, Severity.INFO, remedies=remedies)
@@ -36,17 +35,17 @@ def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> F
     """Frozen objects are not among those that Python lists: https://docs.python.org/3/library/gc.html#gc.freeze"""
     if not gc.get_freeze_count():
         return None
-    owned = {id(each) for model in models for each in parameters_in(model)}
-    lost = [each for each in trained if id(each) not in owned]
-    if not lost:
+    owned = {id(parameter) for model in models for parameter in parameters_in(model)}
+    hidden = [parameter for parameter in trained if id(parameter) not in owned]
+    if not hidden:
         return None
-    facts = NotMeasuredFacts(Unmeasured.HIDDEN_MODEL, parameters=len(lost), of_parameters=len(trained))
+    facts = NotMeasuredFacts(Unmeasured.HIDDEN_MODEL, parameters=len(hidden), of_parameters=len(trained))
     remedies = (Remedy(Action.CALL_GC_FREEZE_LATER),)
     return Finding.at(facts, step, Severity.INFO, remedies=remedies)
 
 
 def _split(trained: Sequence[Tensor], step: int) -> Finding | None:
-    split = [each for each in trained if is_split(each)]
+    split = [parameter for parameter in trained if is_split(parameter)]
     if not split:
         return None
     facts = NotMeasuredFacts(

@@ -1,14 +1,12 @@
-"""Detects gradients that a script discarded between backward passes or never clears, and steps without a backward pass.
+"""Detect gradients that a script discards between backward passes or never clears, and steps without a backward pass.
 
-``zero_grad()`` has a hook; ``p.grad = None`` and ``p.grad.zero_()`` have none. One parameter of each known optimizer
-is checked before and after a backward pass; all of them only where that one's gradient is gone or changed. Where it is
-as the step before has left it when the first backward pass of the next one begins, and not zero, the next step gets the
+``zero_grad()`` has a hook; ``p.grad = None`` and ``p.grad.zero_()`` have none. One parameter of each optimizer is
+checked before and after a backward pass; all of them only where its gradient is gone or changed. If its gradient is
+unchanged since the last step when the first backward pass of the next one begins, and not zero, the next step gets the
 sum of both.
 
-`SinceLastStep` tells the first step of a training without ``backward()`` from a late step of the previous capture.
-
-Guarantees: no gradient is kept alive, changed or waited for. Where gradients go elsewhere in a backward pass (flat
-buffers, split parameters) nothing is claimed.
+No gradient is kept alive, changed or waited for. Where gradients go elsewhere in a backward pass (flat buffers, split
+parameters) nothing is reported.
 """
 
 from __future__ import annotations
@@ -28,34 +26,32 @@ from mlflow_stability.probes.step.readback import Parcel, value_on_host
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.probes.tensors.gradient_norm import gradients_of, is_split, parameters_of, total_norm
 
-MOST = 16
-"""So many optimizers are followed, those that came last; a script may make one for every sample."""
-
-
-SURE_AFTER = 4
-"""After so many steps it is known that no backward pass reaches an optimizer."""
-KEPT_FOR = 3
-"""So many steps in a row with the gradients of the step before are no accident; then their values are read once, for
+MAX_FOLLOWED = 16
+"""Optimizers that are followed, the newest ones; a script may make one for every sample."""
+MIN_UNREACHED_STEPS = 4
+"""After this many steps without gradients from a backward pass, none reaches an optimizer."""
+MIN_KEPT_STEPS = 3
+"""Steps in a row with the gradients of the step before that are no accident; then their values are read once, because
 `p.grad.data.zero_()` leaves no other trace."""
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """What the backward passes of an open step have left, right before the next one begins."""
+class Remaining:
+    """The gradients of the backward passes of an open step, right before the next pass begins."""
 
     emptied: tuple[Optimizer, ...]
-    """Optimizers none of whose parameters has a gradient other than zero any more."""
+    """Optimizers that have no gradients, or only zeros."""
     nothing: bool
-    """Whether that is so of every optimizer that the backward passes have reached."""
+    """Whether these are all optimizers that the backward passes have reached."""
     unsure: bool
-    """Whether some gradients cannot be followed, so that nothing is known of them."""
+    """Whether some gradients cannot be followed."""
 
 
 DISCARDED = "discarded gradients"
 
 
 class Moment(Enum):
-    """When the gradients are looked at."""
+    """When the gradients are checked."""
 
     STEP_BEGINS = 0
     """Right before the first backward pass of a step."""
@@ -66,102 +62,104 @@ class Moment(Enum):
 
 
 class HeldGradients:
-    """One parameter of each optimizer, and its gradient as it was last seen."""
+    """One parameter of each optimizer, and its gradient at the last check."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self.followed: dict[int, _Witness] = {}
+        self.followed: dict[int, _FollowedParameter] = {}
         """By the identity of the optimizer."""
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Follow this optimizer from now on; runs while it has gradients."""
-        known = self.followed.get(id(optimizer))
-        if known is not None and known.optimizer() is optimizer:
+        entry = self.followed.get(id(optimizer))
+        if entry is not None and entry.optimizer() is optimizer:
             return
         parameter = _with_gradient(optimizer)
         if parameter is None or is_split(parameter):
             return
         self.followed.pop(id(optimizer), None)
-        self.followed[id(optimizer)] = _Witness(optimizer, parameter)
-        if len(self.followed) > MOST:
+        self.followed[id(optimizer)] = _FollowedParameter(optimizer, parameter)
+        if len(self.followed) > MAX_FOLLOWED:
             del self.followed[next(iter(self.followed))]
 
     def note(self, moment: Moment, optimizer: Optimizer | None = None) -> None:
-        """Keep how the gradients are now, of one optimizer or of all, and what follows from how they were before."""
+        """Compare the gradients of one optimizer, or of all, with the last check, and keep their state."""
         if DISCARDED in self._guard.off:
             return
         try:
-            for key, witness in self.followed.items():
+            for key, entry in self.followed.items():
                 if optimizer is not None and key != id(optimizer):
                     continue
-                parameter, before = witness.parameter(), witness.gradient
+                parameter, before = entry.parameter(), entry.gradient
                 gradient = None if parameter is None else parameter.grad
                 if gradient is None:
-                    touched, witness.gradient = before is not None, None
+                    touched, entry.gradient = before is not None, None
                 else:
                     version = 0 if gradient.is_inference() else gradient._version
-                    touched = before is None or before() is not gradient or version != witness.version
+                    touched = before is None or before() is not gradient or version != entry.version
                     if touched:
-                        witness.gradient, witness.version = TensorWeakRef(gradient), version
+                        entry.gradient, entry.version = TensorWeakRef(gradient), version
                 if moment is Moment.STEP_ENDED:
-                    witness.kept_for = witness.kept_for + 1 if witness.holds_last else 0
-                    witness.holds_last, witness.stepped = False, True
+                    entry.kept_for = entry.kept_for + 1 if entry.holds_last else 0
+                    entry.holds_last, entry.stepped = False, True
                 elif moment is Moment.BACKWARD_ENDED:
-                    witness.reached = gradient is not None if touched else witness.reached
+                    entry.reached = gradient is not None if touched else entry.reached
                 else:
-                    witness.reached = False
-                    if witness.stepped:
-                        witness.holds_last = not touched and gradient is not None
-                        if witness.holds_last and witness.kept_for == KEPT_FOR - 1 and witness.values is None:
-                            witness.ask_for_values()
+                    entry.reached = False
+                    if entry.stepped:
+                        entry.holds_last = not touched and gradient is not None
+                        if entry.holds_last and entry.kept_for == MIN_KEPT_STEPS - 1 and entry.values is None:
+                            entry.ask_for_values()
         except BaseException as error:
             self._guard.contain(DISCARDED, error)
 
     def kept_for(self, optimizer: Optimizer) -> int:
-        """In how many steps in a row, up to the last, the gradients of the step before were added; 0: not for sure."""
-        known = self.followed.get(id(optimizer))
-        return 0 if known is None or known.kept_for < KEPT_FOR or not known.is_more_than_zero() else known.kept_for
+        """Return in how many steps in a row the gradients of the step before were added; 0 while that is not
+        certain.
+        """
+        entry = self.followed.get(id(optimizer))
+        return 0 if entry is None or entry.kept_for < MIN_KEPT_STEPS or not entry.is_not_zero() else entry.kept_for
 
     def set_aside_discarded(self, capture: StepCapture) -> None:
-        """Set aside what the script has discarded since the backward pass before."""
-        left = self.left()
-        if left.nothing:
+        """Set aside losses whose gradients the script has discarded since the backward pass before."""
+        remaining = self.remaining()
+        if remaining.nothing:
             capture.set_aside(len(capture.losses), capture.micro_batches)
             capture.discards.clear()
         else:
-            for optimizer in left.emptied:
+            for optimizer in remaining.emptied:
                 capture.discard(optimizer, parameters_of(optimizer))
-        if left.unsure:
+        if remaining.unsure:
             capture.unsure = len(capture.losses)
 
-    def left(self) -> Left:
-        """Runs right before a further backward pass of the same step."""
+    def remaining(self) -> Remaining:
+        """Check all gradients right before a further backward pass of the same step."""
         emptied, held, unknown = [], False, False
-        for each in self.followed.values():
-            each.holds_last = each.holds_last and (each.reached or each.is_as_noted())
-            optimizer = each.optimizer()
-            if not each.reached or optimizer is None:
+        for entry in self.followed.values():
+            entry.holds_last = entry.holds_last and (entry.reached or entry.is_unchanged())
+            optimizer = entry.optimizer()
+            if not entry.reached or optimizer is None:
                 continue
-            holds = each.is_as_noted() or each.still_holds(optimizer)
+            holds = entry.is_unchanged() or entry.still_holds(optimizer)
             held, unknown = held or holds is True, unknown or holds is None
             if holds is False:
                 emptied.append(optimizer)
-                each.reached = each.holds_last = False
+                entry.reached = entry.holds_last = False
         nothing = bool(emptied) and not held and not unknown
-        return Left(tuple(emptied), nothing, not held and (unknown or not emptied))
+        return Remaining(tuple(emptied), nothing, not held and (unknown or not emptied))
 
     def reaches(self, optimizer: Optimizer) -> bool | None:
-        """Whether backward passes give this optimizer its gradients, and nothing copies them; None: not known yet."""
-        known = self.followed.get(id(optimizer))
-        if known is None or known.optimizer() is not optimizer:
+        """Return whether backward passes give this optimizer its gradients, uncopied; None while that is unknown."""
+        entry = self.followed.get(id(optimizer))
+        if entry is None or entry.optimizer() is not optimizer:
             return None
-        known.steps += 1
-        known.ever_reached = known.ever_reached or known.reached
-        return known.ever_reached or (None if known.steps < SURE_AFTER else False)
+        entry.steps += 1
+        entry.ever_reached = entry.ever_reached or entry.reached
+        return entry.ever_reached or (None if entry.steps < MIN_UNREACHED_STEPS else False)
 
 
-class _Witness:
-    """The one parameter of an optimizer."""
+class _FollowedParameter:
+    """The followed parameter of an optimizer."""
 
     __slots__ = (
         "ever_reached",
@@ -181,35 +179,35 @@ class _Witness:
         self.optimizer = weakref.ref(optimizer)
         self.parameter = TensorWeakRef(parameter)
         self.gradient: TensorWeakRef | None = None
-        """Its gradient when it was noted; memory is used again, so that its address would not tell."""
+        """Its gradient at the last check; an address would not do, as memory is reused."""
         self.version = 0
-        """How often that had been written to in place."""
+        """The version of that gradient: the number of in-place writes."""
         self.reached = False
         """Whether a backward pass of this step has given it a gradient."""
         self.ever_reached = False
         self.steps = 0
         self.stepped = False
-        """Whether its gradient was noted at the end of a step."""
+        """Whether its gradient was checked at the end of a step."""
         self.holds_last = False
         """Whether the gradients of this step were added to those of the step before."""
         self.kept_for = 0
-        """In how many steps in a row they were."""
+        """The number of such steps in a row."""
         self.values: Parcel | None = None
         """The largest value of such a gradient, on its way to the host."""
 
     def ask_for_values(self) -> None:
-        """Have the largest value of its gradient brought to the host."""
+        """Start copying the largest value of its gradient to the host."""
         gradient = None if self.gradient is None else self.gradient()
         if gradient is not None and gradient.layout is torch.strided:
             with torch.no_grad():
                 self.values = Parcel([gradient.detach().abs().amax().float()])
 
-    def is_more_than_zero(self) -> bool:
-        """Whether its gradient was kept, not set to zero by means that leave no trace; False while nobody knows."""
+    def is_not_zero(self) -> bool:
+        """Return whether its gradient was kept, not set to zero without a trace; False while that is unknown."""
         return self.values is not None and self.values.arrived and float(self.values.opened()[0]) != 0.0
 
-    def is_as_noted(self) -> bool:
-        """Whether nobody has touched its gradient since."""
+    def is_unchanged(self) -> bool:
+        """Return whether its gradient is as it was at the last check."""
         parameter = self.parameter()
         gradient = None if parameter is None else parameter.grad
         if gradient is None or self.gradient is None:
@@ -217,12 +215,12 @@ class _Witness:
         return self.gradient() is gradient and _version(gradient) == self.version
 
     def still_holds(self, optimizer: Optimizer) -> bool | None:
-        """Whether any gradient of its optimizer is more than zero; None where a device would have to be waited for."""
+        """Return whether any gradient of its optimizer is not zero; None where they are on a device."""
         parameter = _with_gradient(optimizer)
         if parameter is None:
             return False
-        mine = self.parameter()
-        if mine is None or mine.grad is None:  # the script has dropped this one alone
+        followed = self.parameter()
+        if followed is None or followed.grad is None:  # the script dropped only this gradient
             self.parameter = TensorWeakRef(parameter)
             if parameter.grad is not None:
                 self.gradient, self.version = TensorWeakRef(parameter.grad), _version(parameter.grad)
@@ -233,7 +231,7 @@ class _Witness:
 
 
 def _with_gradient(optimizer: Optimizer) -> Tensor | None:
-    return next((each for each in parameters_of(optimizer) if each.grad is not None), None)
+    return next((parameter for parameter in parameters_of(optimizer) if parameter.grad is not None), None)
 
 
 def _version(gradient: Tensor) -> int:
@@ -241,27 +239,27 @@ def _version(gradient: Tensor) -> int:
 
 
 class SinceLastStep:
-    """What has happened since an optimizer ended its step."""
+    """Tells the first step of a training without ``backward()`` from a late step of the previous capture."""
 
     def __init__(self) -> None:
         self.made: dict[int, weakref.ref[Optimizer]] = {}
-        """By identity; one whose object is gone is overwritten when its number is used again."""
+        """New optimizers by identity."""
         self.nodes = 0
-        """How many nodes of graphs there were when the last step or backward pass ended."""
+        """Number of autograd nodes when the last step or backward pass ended."""
         self.in_backward = False
-        """An optimizer may step inside a backward pass, where checkpoints compute anew."""
+        """An optimizer may step inside a backward pass, where checkpoints compute again."""
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Runs when an optimizer was made."""
         self.made[id(optimizer)] = weakref.ref(optimizer)
 
     def is_new(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer was made since the last step of any."""
+        """Return whether this optimizer was made since the last step of any."""
         made = self.made.get(id(optimizer)) if self.made else None
         return made is not None and made() is optimizer
 
     def anything_new(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer is new since then, or anything was computed that has gradients."""
+        """Return whether this optimizer is new, or anything with gradients was computed since the last step."""
         if self.in_backward:
             return False
         return torch_api.get_sequence_nr() != self.nodes or self.is_new(optimizer)

@@ -1,8 +1,7 @@
-"""Brings numbers from the device to the host: the only place that does.
+"""Copy numbers from the device to the host; the only module that does.
 
-In: scalars and rows of one capture, as they lie on the device. Out: their values. Guarantees: no synchronisation. On
-the CPU the values are read at once. On an accelerator one copy is started without waiting, and read when a later
-capture ends and the copy has arrived; only `drain`, at the end of a recording, waits.
+Nothing synchronises: values on the CPU are read at once; on an accelerator one copy is started without waiting, and
+read when a later capture ends and the copy has arrived. Only `drain`, at the end of a recording, waits.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 Rows = list[list[float]]
 Reader = Callable[[Sequence[float], Rows], None]
-"""Takes the values of the scalars, and those of each row."""
+"""Receives the values of the scalars, and those of each row."""
 
 
 @dataclass(slots=True)
@@ -28,12 +27,12 @@ class _Pending:
     order: list[int]
     on_host: list[tuple[int, float]]
     rows: list[int | list[float]]
-    """Of each row its length behind the scalars, or its values where it was on the host already."""
+    """For each row its length behind the scalars, or its values where it was on the host."""
     reader: Reader
 
 
 class Readback:
-    """The way back from the device, in order."""
+    """Copies values to the host in order."""
 
     def __init__(self) -> None:
         self._pending: deque[_Pending] = deque()
@@ -42,33 +41,37 @@ class Readback:
         return len(self._pending)
 
     def fetch(self, scalars: Sequence[Tensor | float], reader: Reader, rows: Sequence[Tensor] = ()) -> None:
-        """Give the values to `reader`: now, or as soon as they have arrived."""
+        """Pass the values to `reader`: now, or when they have arrived."""
         values: list[float] = []
-        is_far = bool(rows) and not all(row.is_cpu for row in rows)
-        for each in () if is_far else scalars:
-            if type(each) is float or not isinstance(each, Tensor):
-                values.append(each)
-            elif each.is_cpu:
-                values.append(each.item())
+        on_device = bool(rows) and not all(row.is_cpu for row in rows)
+        for scalar in () if on_device else scalars:
+            if type(scalar) is float or not isinstance(scalar, Tensor):
+                values.append(scalar)
+            elif scalar.is_cpu:
+                values.append(scalar.item())
             else:
-                is_far = True
+                on_device = True
                 break
-        if not is_far:
+        if not on_device:
             if self._pending:
                 self.drain()  # a capture on an accelerator may still be on its way, and comes first
-            reader(values, [each.tolist() for each in rows] if rows else [])
+            reader(values, [row.tolist() for row in rows] if rows else [])
             return
-        far = [(number, each) for number, each in enumerate(scalars) if isinstance(each, Tensor) and not each.is_cpu]
+        far = [
+            (number, scalar)
+            for number, scalar in enumerate(scalars)
+            if isinstance(scalar, Tensor) and not scalar.is_cpu
+        ]
         self._start(scalars, far, rows, reader)
         self.deliver()
 
     def deliver(self) -> None:
-        """Read whatever has arrived."""
+        """Read the values that have arrived."""
         while self._pending and self._pending[0].arrived.query():
             self._read(self._pending.popleft())
 
     def drain(self) -> None:
-        """Wait for what is on its way, and read it."""
+        """Wait for all values, and read them."""
         while self._pending:
             pending = self._pending.popleft()
             pending.arrived.synchronize()
@@ -81,13 +84,13 @@ class Readback:
         rows: Sequence[Tensor],
         reader: Reader,
     ) -> None:
-        far_rows = [each for each in rows if not each.is_cpu]
+        far_rows = [row for row in rows if not row.is_cpu]
         device = far[-1][1].device if far else far_rows[-1].device
         wide = torch.float64 if device.type == "cuda" else torch.float32  # Apple's GPUs have no double
         with torch.no_grad():
-            parts = [each.detach().to(device, wide, non_blocking=True) for each in far_rows]
+            parts = [row.detach().to(device, wide, non_blocking=True) for row in far_rows]
             if far:
-                single = [each.detach().reshape(()).to(device, non_blocking=True) for _, each in far]
+                single = [scalar.detach().reshape(()).to(device, non_blocking=True) for _, scalar in far]
                 parts.insert(0, _row(single, wide))
             row = torch.cat(parts) if len(parts) > 1 else parts[0]
             host = torch.empty(len(row), dtype=wide, device="cpu", pin_memory=device.type == "cuda")
@@ -96,11 +99,11 @@ class Readback:
         arrived.record(torch.accelerator.current_stream(device))
         far_numbers = [number for number, _ in far]
         near = [
-            (number, each.item() if isinstance(each, Tensor) else each)
-            for number, each in enumerate(scalars)
+            (number, scalar.item() if isinstance(scalar, Tensor) else scalar)
+            for number, scalar in enumerate(scalars)
             if number not in far_numbers
         ]
-        lengths = [each.tolist() if each.is_cpu else len(each) for each in rows]
+        lengths = [row.tolist() if row.is_cpu else len(row) for row in rows]
         self._pending.append(_Pending(host, arrived, far_numbers, near, lengths, reader))
 
     @staticmethod
@@ -108,51 +111,53 @@ class Readback:
         arrived = iter(pending.host.tolist())
         values = dict(pending.on_host)
         values.update((number, next(arrived)) for number in pending.order)
-        rows = [[next(arrived) for _ in range(each)] if isinstance(each, int) else each for each in pending.rows]
+        rows = [[next(arrived) for _ in range(row)] if isinstance(row, int) else row for row in pending.rows]
         pending.reader([values[number] for number in range(len(values))], rows)
 
 
 def _row(scalars: Sequence[Tensor], wide: torch.dtype) -> Tensor:
-    """One tensor of all of them, in a few kernels however many they are."""
-    if len({each.dtype for each in scalars}) == 1:
+    """One tensor of all scalars, in a few kernels for any number."""
+    if len({scalar.dtype for scalar in scalars}) == 1:
         return torch.stack(list(scalars)).to(wide)
-    return torch.stack([each.to(wide) for each in scalars])
+    return torch.stack([scalar.to(wide) for scalar in scalars])
 
 
 cpu_value: Callable[[Tensor], float] = Tensor.item
-"""The value of a scalar that is known to lie on the host: no function of ours, for what runs at every step."""
+"""Return the value of a scalar on the host; a C function, because it runs at every step."""
 
 
 def value_on_host(scalar: Tensor) -> float | None:
-    """The value of a scalar that lies on the host anyway; None where a device would have to be waited for."""
+    """Return the value of a scalar on the host; None where it is on a device."""
     return scalar.item() if scalar.is_cpu else None
 
 
 def values_on_host(row: Tensor) -> list[float]:
-    """The values of a row that lies on the host anyway."""
+    """Return the values of a row on the host."""
     assert row.is_cpu
     values: list[float] = row.tolist()
     return values
 
 
 class Parcel:
-    """Whole tensors on their way to the host, for what is too large for a row of numbers.
+    """Whole tensors on their way to the host.
 
-    They are copied without waiting, and may go from the device as soon as this is made.
+    They are copied without waiting, and may be freed on the device as soon as this is created.
     """
 
     __slots__ = ("_arrived", "_host")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        far = next((each.device for each in tensors if not each.is_cpu), None)
+        far = next((tensor.device for tensor in tensors if not tensor.is_cpu), None)
         self._arrived: Any = None
         if far is None:
-            self._host = [each.detach() for each in tensors]
+            self._host = [tensor.detach() for tensor in tensors]
             return
         pinned = far.type == "cuda"
-        self._host = [torch.empty(each.shape, dtype=each.dtype, device="cpu", pin_memory=pinned) for each in tensors]
-        for host, each in zip(self._host, tensors, strict=True):
-            host.copy_(each.detach(), non_blocking=True)
+        self._host = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned) for tensor in tensors
+        ]
+        for host, tensor in zip(self._host, tensors, strict=True):
+            host.copy_(tensor.detach(), non_blocking=True)
         self._arrived = torch.get_device_module(far).Event()
         self._arrived.record(torch.accelerator.current_stream(far))
 
@@ -162,8 +167,8 @@ class Parcel:
         return self._arrived is None or bool(self._arrived.query())
 
     def opened(self) -> list[Any]:
-        """The tensors as arrays; waits for those that have not arrived."""
+        """Return the tensors as arrays; waits for those that have not arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
             self._arrived = None
-        return [each.numpy() for each in self._host]
+        return [host.numpy() for host in self._host]

@@ -1,4 +1,4 @@
-"""Makes the reading of a capture out of the scalars that came back from the device."""
+"""Make the reading of a capture from the scalars that were copied from the device."""
 
 from __future__ import annotations
 
@@ -82,40 +82,40 @@ COPIED = "as the optimizer was given it: clipping by an engine, or of copies of 
 
 
 class ProbeReading(NamedTuple):
-    """The signals of one capture and their values, in the order in which they are judged."""
+    """The signals of one capture and their values, in the order of their detection."""
 
     signals: tuple[Signal, ...]
-    """One and the same tuple as long as the same is measured."""
+    """The same tuple object as long as the same signals are measured."""
     values: tuple[float, ...]
     time: float
     norm_basis: str
-    """What ``grad_norm`` stands for: ``before clipping``, ``after clipping``, `UNCLIPPED` or `COPIED`; empty: none."""
+    """``before clipping``, ``after clipping``, `UNCLIPPED` or `COPIED`; empty without a gradient norm."""
     tables: tuple[tuple[Table, Sequence[float]], ...] = ()
-    """How gradients and weights were spread in each layer, where that was measured, and the numbers of each."""
+    """Distributions of gradients and weights in each layer, where measured, and their numbers."""
     discarded: tuple[float, ...] = ()
-    """Losses that were not finite and belong to no step: the script discarded their gradients."""
+    """Non-finite losses whose gradients the script discarded; they belong to no step."""
     begins_step: bool = True
-    """Whether a step begins with this capture; else it belongs to the step before, as a GAN's second half."""
+    """Whether this capture begins a step; else it belongs to the step before, as a GAN's second half."""
 
 
 @dataclass(slots=True)
 class Skips:
-    """How many steps were thrown away so far, by track."""
+    """The number of skipped steps by track."""
 
     count: dict[int, int]
 
 
 named = lru_cache(maxsize=4096)(Signal)
 _TYPES = signal_types().values()
-_OF_STEPS_TAKEN = frozenset(each.quantity for each in _TYPES if each.of_steps_taken)
-_WHERE_THERE_ARE_ANY = frozenset(each.quantity for each in _TYPES if each.left_out == "zero")
-_WHERE_IT_CAN_BE_TOLD = frozenset(each.quantity for each in _TYPES if each.left_out == "nan")
-"""Beside weights that are all zero there is no ratio, and no shape of what a pooling layer puts out: that is no NaN of
-the training."""
+_OF_STEPS_TAKEN = frozenset(signal.quantity for signal in _TYPES if signal.of_steps_taken)
+_UNLESS_ZERO = frozenset(signal.quantity for signal in _TYPES if signal.left_out == "zero")
+# Weights that are all zero have no update ratio, and the output of a pooling layer has no shape: NaN means "not
+# applicable" here.
+_UNLESS_NAN = frozenset(signal.quantity for signal in _TYPES if signal.left_out == "nan")
 
 
 def scalars_of(capture: StepCapture) -> list[Tensor | float]:
-    """All that must come to the host, in the order in which `reading_of` takes it."""
+    """Return the scalars to copy to the host, in the order of `reading_of`."""
     scalars: list[Tensor | float] = [*capture.losses, *capture.discarded_losses, *capture.norms]
     for clip in capture.clips:
         scalars += (clip.norm, 1.0 if clip.scale is None else clip.scale)
@@ -127,9 +127,9 @@ def scalars_of(capture: StepCapture) -> list[Tensor | float]:
 
 
 def rows_of(capture: StepCapture) -> list[Tensor]:
-    """What the probes left on the device, in the order in which `reading_of` takes it."""
-    rows = [each.values for each in capture.blocks if isinstance(each.values, Tensor)]
-    return rows + [each.values for each in capture.tables]
+    """Return the rows that probes left on the device, in the order of `reading_of`."""
+    rows = [block.values for block in capture.blocks if isinstance(block.values, Tensor)]
+    return rows + [table.values for table in capture.tables]
 
 
 def reading_of(
@@ -141,12 +141,12 @@ def reading_of(
     when: float,
     skips: Skips,
 ) -> ProbeReading:
-    """The reading, from the values of `scalars_of` and `rows_of`."""
+    """Return the reading, from the values of `scalars_of` and `rows_of`."""
     at = len(capture.losses)
     losses, discarded = values[:at], list[float]()
     if capture.discarded_losses:
         end = at + len(capture.discarded_losses)
-        discarded, at = [each for each in values[at:end] if not isfinite(each)], end
+        discarded, at = [loss for loss in values[at:end] if not isfinite(loss)], end
     end = at + len(capture.norms)
     norms, at = values[at:end], end
     end = at + 2 * len(capture.clips)
@@ -156,69 +156,69 @@ def reading_of(
     end = at + len(capture.found_inf)
     found_inf = values[at:end]
     signals: list[Signal] = []
-    found: list[float] = []
+    readings: list[float] = []
     if not norms and capture.norm_of_all is not None:
         norms = (capture.norm_of_all,)
-    elif not norms and len(clips) == 2 and capture.gradients:  # of a split model the script alone took a norm
+    elif not norms and len(clips) == 2 and capture.gradients:  # in a split model only the script took a norm
         norms = (_after_clipping(clips[0] / clips[1], capture.limits.get("max_norm")),)
 
-    # Skips come first: detectors must know that a scaler threw the step away before they see its infinite gradient.
+    # Skips come first: detectors must know that a scaler skipped the step before they see its infinite gradient.
     not_taken = bool(found_inf) and any(flag > 0 for flag in found_inf)
     skipped = skips.count.get(capture.track, 0) + not_taken
     skips.count[capture.track] = skipped
     if capture.loss_scale is not None or skipped:
         signals.append(named("skipped_steps", place))
-        found.append(float(skipped))
+        readings.append(float(skipped))
     micro_batches = capture.micro_batches
-    # What NaN leaves behind is NaN: where gradients are finite, such a loss is not behind them.
+    # A NaN loss gives NaN gradients: where gradients are finite, they are not its own.
     if capture.unsure and norms and all(map(isfinite, norms)):
-        strange = [each for each in losses[: capture.unsure] if not isfinite(each)]
-        losses = [each for each in losses[: capture.unsure] if isfinite(each)] + list(losses[capture.unsure :])
-        micro_batches -= len(strange)
-        discarded += strange
+        nonfinite = [loss for loss in losses[: capture.unsure] if not isfinite(loss)]
+        losses = [loss for loss in losses[: capture.unsure] if isfinite(loss)] + list(losses[capture.unsure :])
+        micro_batches -= len(nonfinite)
+        discarded += nonfinite
     if losses:
         signals += (named("loss", place), named("micro_batches", place))
-        found.append(losses[0] if len(losses) == 1 else fsum(losses) if all(map(isfinite, losses)) else sum(losses))
-        found.append(float(micro_batches))
+        readings.append(losses[0] if len(losses) == 1 else fsum(losses) if all(map(isfinite, losses)) else sum(losses))
+        readings.append(float(micro_batches))
     if capture.replays:
         signals.append(named("graph_replays", place))
-        found.append(float(capture.replays))
+        readings.append(float(capture.replays))
     basis = ""
     if norms:
         before_step = norms[0] if len(norms) == 1 else root_of_squares(norms)
         signals.append(named("grad_norm", place))
         if clips:
             clip = capture.clips[0]
-            if len(clips) == 2:  # one, as a rule
+            if len(clips) == 2:  # a single clip, as usual
                 before = clips[0] / clips[1] if clip.order == 2.0 and clip.gradients >= capture.gradients else None
             else:
                 before = norm_before_clipping(capture, clips)
             basis = "after clipping" if before is None else "before clipping"
             signals.append(named("grad_norm_clipped", place))
-            found += (before_step if before is None else before, before_step)
+            readings += (before_step if before is None else before, before_step)
         else:
             basis = COPIED if capture.copied else "before clipping" if capture.clipped_by_stage else UNCLIPPED
-            found.append(before_step)
+            readings.append(before_step)
     for where in capture.learning_rates:
         signals.append(named("learning_rate", where))
-    found += learning_rates
+    readings += learning_rates
     if capture.loss_scale is not None:
         signals.append(named("loss_scale", place))
-        found.append(values[end])
+        readings.append(values[end])
     if step_time is not None:
         signals.append(named("step_time", place))
-        found.append(step_time)
+        readings.append(step_time)
     if capture.blocks:
-        _add_blocks(capture, rows, not_taken, signals, found)
+        _add_blocks(capture, rows, not_taken, signals, readings)
     tables = tuple(zip(capture.tables, rows[len(rows) - len(capture.tables) :], strict=True)) if capture.tables else ()
     layout = LAYOUTS.get(tuple(map(id, signals))) or shared_layout(signals)
-    return ProbeReading(layout, tuple(found), when, basis, tables, tuple(discarded), capture.begins_step)
+    return ProbeReading(layout, tuple(readings), when, basis, tables, tuple(discarded), capture.begins_step)
 
 
 def _add_blocks(
-    capture: StepCapture, rows: Sequence[Sequence[float]], not_taken: bool, signals: list[Signal], found: list[float]
+    capture: StepCapture, rows: Sequence[Sequence[float]], not_taken: bool, signals: list[Signal], readings: list[float]
 ) -> None:
-    """What the probes measured, but for what a step that was not taken does not say."""
+    """Add the measurements of probes, without those that a skipped step does not have."""
     arrived = iter(rows)
     for block in capture.blocks:
         values: Sequence[float] = next(arrived) if isinstance(block.values, Tensor) else block.values
@@ -228,23 +228,23 @@ def _add_blocks(
             quantity = signal.quantity
             left_out = (
                 (not_taken and quantity in _OF_STEPS_TAKEN)
-                or (value == 0 and quantity in _WHERE_THERE_ARE_ANY)
-                or (value != value and quantity in _WHERE_IT_CAN_BE_TOLD)
+                or (value == 0 and quantity in _UNLESS_ZERO)
+                or (value != value and quantity in _UNLESS_NAN)
             )
             if not left_out:
                 signals.append(signal)
-                found.append(value)
+                readings.append(value)
 
 
 def _after_clipping(norm: float, limit: float | None) -> float:
-    """What `clip_grad_norm_` leaves of a norm."""
+    """The norm after `clip_grad_norm_`."""
     return norm if limit is None else norm * min(1.0, limit / (norm + 1e-6))
 
 
 def norm_before_clipping(capture: StepCapture, numbers: Sequence[float]) -> float | None:
-    """The script's own norms together, where they are of order 2 and cover everything that the optimizers got.
+    """Return the script's own norms combined, or None unless they are of order 2 and cover all gradients of the step.
 
-    `numbers`: of each clip the norm, and the scale that it was taken at.
+    `numbers` are for each clip the norm, and the loss scale at that time.
     """
     covered: set[int] = set()
     parts = []

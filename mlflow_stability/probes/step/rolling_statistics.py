@@ -1,20 +1,6 @@
-"""What the last hundred steps say together: means and deviations, a smoothed loss, its trend, how many are clipped.
+"""Statistics of the last hundred steps: means and deviations, a smoothed loss, its trend, the share of clipped steps.
 
-In: the signals of each step, as they were read. Out: every `every` steps, signals of the steps behind it:
-
-    loss_ema         the loss, smoothed: each step weighs 2 % less than the one after it
-    loss_mean        the mean loss of the last hundred, and
-    loss_std         its standard deviation
-    loss_trend       by how much the loss changes a step, on the straight line through the last hundred
-    loss_zscore      how far this loss lies from the mean of the last hundred, in their standard deviations
-    grad_norm_mean   the mean gradient norm of the last hundred, and
-    grad_norm_std    its standard deviation
-    grad_variance    its variance
-    clip_fraction    the share of the last hundred steps whose gradients were clipped
-    loss_scale_growth_tracker    steps in a row without an overflow, as `GradScaler` counts them until it grows
-    loss_scale_steps_since_growth    steps since the loss scale last grew, or since the recording began
-
-Guarantees: losses and norms that are not finite are left out; trainings side by side are kept apart.
+Losses and norms that are not finite are left out; trainings side by side have statistics of their own.
 """
 
 from __future__ import annotations
@@ -73,58 +59,60 @@ SIGNALS = (
 )
 
 WINDOW = 100
-_WANTED = frozenset({"loss", "grad_norm", "grad_norm_clipped", "loss_scale", "skipped_steps"})
-FEWEST = 10
-"""Of fewer steps nothing is said."""
-_KEPT = 0.98
-MOST_LAYOUTS = 64
-"""So many tuples of signals are remembered; a training has a handful."""
-_CLIPPED_BELOW = 0.9999
-"""A norm that is this much of what it was before: rounding alone does not do it."""
+_QUANTITIES = frozenset({"loss", "grad_norm", "grad_norm_clipped", "loss_scale", "skipped_steps"})
+MIN_STEPS = 10
+_EMA_DECAY = 0.98
+MAX_LAYOUTS = 64
+"""Tuples of signals that are remembered; a training has a handful."""
+_MAX_CLIPPED_RATIO = 0.9999
+"""A step counts as clipped where clipping left less than this share of its norm: more may be rounding."""
 
 
 class RollingStatistics:
-    """The last steps of one recording."""
+    """Statistics of one recording, every `every` steps.
+
+    Steps wait in `waiting` until statistics are due, as reading them together is faster.
+    """
 
     def __init__(self, every: int) -> None:
         self.every = every
         self._tracks: dict[str, _Track] = {}
-        self._layouts: dict[int, tuple[tuple[Signal, ...], _Wanted]] = {}
-        """What is taken of each tuple of signals, by its identity; a tuple that is kept gives it to no other."""
-        self._wanted: _Wanted = ()
+        self._layouts: dict[int, tuple[tuple[Signal, ...], _Used]] = {}
+        """By identity of a tuple of signals, the signals used; the tuple is kept so that no other gets its identity."""
+        self._used: _Used = ()
         self.waiting: list[tuple[int, tuple[Signal, ...], Sequence[float]]] = []
-        """Steps that were not looked at yet."""
+        """Steps that were not read yet."""
         self.due_at = 0
-        """Before this step there is nothing to say."""
+        """No statistics are due before this step."""
 
     def take(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> list[tuple[Signal, float]]:
-        """Take a step in; what is to be said after it."""
+        """Add a step and return the statistics that are due after it."""
         self.waiting.append((step, signals, values))
-        return self.say(step) if step >= self.due_at or len(self.waiting) >= WINDOW else []
+        return self.statistics(step) if step >= self.due_at or len(self.waiting) >= WINDOW else []
 
-    def say(self, step: int) -> list[tuple[Signal, float]]:
-        """Take the steps in that wait; what is to be said after this one, the last of them."""
+    def statistics(self, step: int) -> list[tuple[Signal, float]]:
+        """Read the waiting steps and return the statistics that are due after this step, the last of them."""
         try:
             for at, signals, values in self.waiting:
-                known = self._layouts.get(id(signals))
-                self._wanted = self._learn(signals, at) if known is None else known[1]
-                for position, track, quantity in self._wanted:
+                layout = self._layouts.get(id(signals))
+                self._used = self._learn(signals, at) if layout is None else layout[1]
+                for position, track, quantity in self._used:
                     track.take(quantity, values[position])
             self.waiting.clear()
-        except BaseException:  # Ctrl-C: what was taken in by halves would tell wrong numbers for long
+        except BaseException:  # Ctrl-C: a step that was half read would make statistics wrong for long
             self.reset()
             raise
         if step < self.due_at:
             return []
-        found: list[tuple[Signal, float]] = []
-        for _, track, _ in self._wanted:
-            if step // self.every > track.said_at // self.every:
-                track.said_at = step
-                found += track.say()
+        statistics: list[tuple[Signal, float]] = []
         window = step // self.every
-        all_told = all(each.said_at // self.every >= window for each in self._tracks.values())
-        self.due_at = (window + 1) * self.every if all_told else step
-        return found
+        for _, track, _ in self._used:
+            if window > track.reported_at // self.every:
+                track.reported_at = step
+                statistics += track.statistics()
+        all_reported = all(track.reported_at // self.every >= window for track in self._tracks.values())
+        self.due_at = (window + 1) * self.every if all_reported else step
+        return statistics
 
     def reset(self) -> None:
         """Forget everything: the training was rolled back."""
@@ -133,25 +121,25 @@ class RollingStatistics:
         self._layouts.clear()
         self.due_at = 0
 
-    def _learn(self, signals: tuple[Signal, ...], step: int) -> _Wanted:
-        wanted = []
+    def _learn(self, signals: tuple[Signal, ...], step: int) -> _Used:
+        used = []
         for position, signal in enumerate(signals):
-            if signal.quantity in _WANTED and is_whole_model(signal.place):
+            if signal.quantity in _QUANTITIES and is_whole_model(signal.place):
                 if signal.place not in self._tracks:
                     self._tracks[signal.place] = _Track(signal.place, step - 1)
-                wanted.append((position, self._tracks[signal.place], signal.quantity))
-        if len(self._layouts) >= MOST_LAYOUTS:
+                used.append((position, self._tracks[signal.place], signal.quantity))
+        if len(self._layouts) >= MAX_LAYOUTS:
             self._layouts.clear()
-        self._layouts[id(signals)] = signals, tuple(wanted)
-        return tuple(wanted)
+        self._layouts[id(signals)] = signals, tuple(used)
+        return tuple(used)
 
 
 class _Track:
     """One training."""
 
-    def __init__(self, place: str, said_at: int) -> None:
-        self.said_at = said_at
-        """Up to which step all was said: a training that has no capture in the very step says it in its next one."""
+    def __init__(self, place: str, reported_at: int) -> None:
+        self.reported_at = reported_at
+        """The last step with statistics: a training without a capture in a due step reports in its next one."""
         self._names = {
             name: Signal(name, place)
             for name in (
@@ -169,13 +157,13 @@ class _Track:
         self._fresh = False
 
     def take(self, quantity: str, value: float) -> None:
-        """Take a value in; the norm of a step comes before what clipping left of it."""
+        """Add a value; the norm of a step comes before the clipped norm."""
         if not math.isfinite(value):
             return
         if quantity == "loss":
             self._losses.append(value)
-            self._sum = _KEPT * self._sum + (1 - _KEPT) * value
-            self._weight = _KEPT * self._weight + 1 - _KEPT
+            self._sum = _EMA_DECAY * self._sum + (1 - _EMA_DECAY) * value
+            self._weight = _EMA_DECAY * self._weight + 1 - _EMA_DECAY
             self._fresh = True
         elif quantity == "grad_norm":
             self._norms.append(value)
@@ -185,36 +173,36 @@ class _Track:
                 self._scale = _LossScale(self._place)
             self._scale.take(quantity, value)
         else:
-            self._clipped.append(value < self._norm * _CLIPPED_BELOW)
+            self._clipped.append(value < self._norm * _MAX_CLIPPED_RATIO)
 
-    def say(self) -> list[tuple[Signal, float]]:
-        """What the last steps say together."""
-        names, found = self._names, []
-        if self._fresh and len(self._losses) >= FEWEST:
+    def statistics(self) -> list[tuple[Signal, float]]:
+        """Return the statistics of the last steps."""
+        names, statistics = self._names, list[tuple[Signal, float]]()
+        if self._fresh and len(self._losses) >= MIN_STEPS:
             mean, off = _mean_and_offsets(self._losses)
             spread = math.sqrt(_mean_square(off))
-            found.append((names["loss_ema"], self._sum / self._weight))
-            found.append((names["loss_mean"], mean))
-            found.append((names["loss_std"], spread))
-            found.append((names["loss_trend"], _slope(off)))
-            found.append((names["loss_zscore"], (self._losses[-1] - mean) / spread if spread else 0.0))
+            statistics.append((names["loss_ema"], self._sum / self._weight))
+            statistics.append((names["loss_mean"], mean))
+            statistics.append((names["loss_std"], spread))
+            statistics.append((names["loss_trend"], _slope(off)))
+            statistics.append((names["loss_zscore"], (self._losses[-1] - mean) / spread if spread else 0.0))
             self._fresh = False
-        if len(self._norms) >= FEWEST:
+        if len(self._norms) >= MIN_STEPS:
             mean, off = _mean_and_offsets(self._norms)
             variance = _mean_square(off)
-            found.append((names["grad_norm_mean"], mean))
-            found.append((names["grad_norm_std"], math.sqrt(variance)))
-            found.append((names["grad_variance"], variance))
-        if len(self._clipped) >= FEWEST:
-            found.append((names["clip_fraction"], sum(self._clipped) / len(self._clipped)))
-        return found + (self._scale.say() if self._scale is not None else [])
+            statistics.append((names["grad_norm_mean"], mean))
+            statistics.append((names["grad_norm_std"], math.sqrt(variance)))
+            statistics.append((names["grad_variance"], variance))
+        if len(self._clipped) >= MIN_STEPS:
+            statistics.append((names["clip_fraction"], sum(self._clipped) / len(self._clipped)))
+        return statistics + (self._scale.statistics() if self._scale is not None else [])
 
 
-_Wanted: TypeAlias = tuple[tuple[int, _Track, str], ...]
+_Used: TypeAlias = tuple[tuple[int, _Track, str], ...]
 
 
 class _LossScale:
-    """The loss scale of one training: how long it has not overflowed, and not grown."""
+    """The loss scale of one training: steps since it overflowed, and since it grew."""
 
     def __init__(self, place: str) -> None:
         self._names = (
@@ -226,28 +214,28 @@ class _LossScale:
         self._tracker = self._since_growth = 0
 
     def take(self, quantity: str, value: float) -> None:
-        """Take a value in; the number of skipped steps comes before the scale of a step."""
+        """Add a value; the number of skipped steps comes before the scale of a step."""
         if quantity == "skipped_steps":
             self._overflowed = value > self._skipped
             self._skipped = value
             return
-        if value != self._scale:  # it changes between two steps, or this is the first one
+        if value != self._scale:  # the scale changed, or this is the first step
             self._since_growth = 0 if value > self._scale else self._since_growth
             self._tracker = 0
         self._scale = value
         self._since_growth += 1
         self._tracker = 0 if self._overflowed else self._tracker + 1
 
-    def say(self) -> list[tuple[Signal, float]]:
-        """What is known after this step."""
+    def statistics(self) -> list[tuple[Signal, float]]:
+        """Return both counts; nothing without a scale."""
         if math.isnan(self._scale):
             return []
         return [(self._names[0], float(self._tracker)), (self._names[1], float(self._since_growth))]
 
 
 def _mean_and_offsets(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Their mean, and by how much each is more."""
-    mean = math.fsum(values) / len(values)  # `fmean` and `pvariance` take several times as long for the same
+    """The mean, and the differences of all values from it."""
+    mean = math.fsum(values) / len(values)  # `fmean` and `pvariance` take several times as long
     return mean, list(map((-mean).__add__, values))
 
 
@@ -256,13 +244,13 @@ def _mean_square(off: Sequence[float]) -> float:
 
 
 def _slope(off: Sequence[float]) -> float:
-    """Of the straight line through values one step apart, from their offsets."""
+    """The slope of the straight line through values one step apart, from their offsets."""
     count = len(off)
     total: float = sum(map(mul, _places(count), off))
     return total / (count * (count**2 - 1) / 12)
 
 
-@lru_cache(maxsize=1)  # nearly always of a hundred
+@lru_cache(maxsize=1)  # nearly always for a hundred
 def _places(count: int) -> tuple[float, ...]:
-    """How far each of so many steps is from the middle one."""
+    """The distances of this number of steps from the middle one."""
     return tuple([at - (count - 1) / 2 for at in range(count)])

@@ -1,8 +1,6 @@
-"""What the hooks saw of one capture: a backward phase and the optimizer steps that use its gradients.
+"""What hooks record of one capture: a backward phase and the optimizer steps that use its gradients.
 
-Losses, norms before clipping, clipping thresholds, learning rates, the loss scale. In: what a hook was called with.
-Out: scalars, still on their device. Guarantees: values are copies where the script or torch may change the original
-in place.
+Scalars stay on their device; they are copies where the script or torch may change the original in place.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +18,8 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.step.readback import value_on_host
 
-MOST_LOSSES = 1024
+MAX_LOSSES = 1024
+"""Losses of one capture; of more only the sum is kept."""
 
 
 @dataclass(slots=True)
@@ -29,86 +28,86 @@ class Clip:
 
     norm: Tensor | float
     order: float
-    """The p of the norm; only 2 can stand for ``grad_norm``."""
+    """The p of the norm; only 2 can be ``grad_norm``."""
     gradients: frozenset[int]
-    """Which gradients, by identity."""
+    """Identities of the gradients."""
     scale: Tensor | None
     """The loss scale that the gradients still carried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """Gradients were set to zero or None: losses from before are not what an optimizer of these parameters follows."""
+    """Gradients that were set to zero or None: an optimizer of these parameters does not follow the earlier losses."""
 
     parameters: frozenset[int]
-    """Which, by identity."""
+    """Identities of the parameters."""
     losses: int
-    """How many losses came before."""
+    """Number of losses before."""
     micro_batches: int
 
 
 class StepCapture:
-    """What was seen of one capture. Tensors in it are scalars on their device."""
+    """One capture. Tensors in it are scalars on their device."""
 
-    # One is made at every step: no dataclass, whose `__init__` would set each of these.
+    # One is created at every step: no dataclass, whose `__init__` would set each of these.
     micro_batches = replays = 0
     """Backward passes, and replays of CUDA graphs."""
     unsure = 0
-    """Of how many of the first losses nobody can tell whether their gradients are still there."""
+    """Number of first losses whose gradients may have been discarded."""
     squares_here: Tensor | None = None
-    """Of the gradients of its first optimizer, the share of this process in their squares, where a model is split."""
+    """This process's share of the squared gradient norm of the first optimizer, where a model is split."""
     clipped_by_stage = False
-    """Whether the norm that clipping took is in `squares_here`: that of one pipeline stage."""
+    """Whether the norm of the clipping, that of one pipeline stage, is in `squares_here`."""
     loss_here: Tensor | float | None = None
-    """Of a pipeline, the loss of this process, where it has the last stage."""
+    """The loss of this process, where it has the last stage of a pipeline."""
     loss_of_all: float | None = None
-    """The same as its processes together know it."""
+    """The loss of all processes of the pipeline."""
     norm_of_all: float | None = None
-    """Of all gradients of a split model, as its processes together know it."""
+    """The gradient norm of a split model over all processes."""
     track = -1
-    """Which of several trainings in this process it belongs to: the halves of a GAN alternate."""
+    """Its training, of several in this process: the halves of a GAN alternate."""
     place = ""
-    """Where its loss and norms belong."""
+    """The place of its loss and norms."""
     begins_step = True
-    """Whether a step begins with it; else it belongs to the same step as the capture of another track before it."""
+    """Whether it begins a step; else it belongs to the step of the capture of another track before it."""
     loss_scale: Tensor | None = None
     owner: Any = None
-    """What the capture belongs to, as the session said at its first step."""
+    """The recording of the capture."""
     scaler: Any = None
     """The loss scaler that scaled a loss of this capture."""
     unscaled = False
-    """Whether that scaler has divided the gradients by its scale already."""
+    """Whether that scaler has already divided the gradients by its scale."""
     engine: Any = None
-    """What has copied the gradients, clips them itself and says what their norm was."""
+    """The engine that has copied the gradients, clips them itself and knows their norm."""
     copied = False
-    """Whether the optimizer's gradients are copies of those of the backward pass, or come from an engine that does not
-    say what their norm was: they may have been clipped where no hook sees it."""
+    """Whether the optimizer's gradients are copies, or come from an engine that does not return their norm: they may
+    have been clipped where no hook sees it."""
     blocks: Sequence[Block] = ()
-    """What the probes measured that were due."""
+    """Measurements of the probes that were due."""
     tables: Sequence[Table] = ()
-    """How gradients and weights were spread in each layer, where that was due."""
+    """Distributions of gradients and weights in each layer, where due."""
 
     def __init__(self) -> None:
         self.losses: list[Tensor | float] = []
-        """On their device; numbers where that is the host."""
+        """Tensors on a device, or numbers."""
         self.discards: dict[int, Discarded] = {}
-        """For each optimizer or module, by identity, when its gradients were last discarded."""
+        """By identity of an optimizer or module, the last time that its gradients were discarded."""
         self.discarded_losses: list[Tensor | float] = []
-        """Losses whose gradients the script discarded before the step: they belong to none."""
+        """Losses whose gradients the script discarded before the step; they belong to no step."""
         self.clips: list[Clip] = []
         self.limits: dict[str, float] = {}
-        """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
+        """Limits of gradient clipping: ``max_norm``, ``clip_value``."""
         self.norms: list[Tensor | float] = []
-        """What the optimizers were given."""
+        """Norms of the gradients that the optimizers got."""
         self.gradients: set[int] = set()
-        """The gradients behind `norms`, by identity; kept only when there are clips to compare with."""
+        """Identities of the gradients of `norms`; kept only when there are clips to compare with."""
         self.learning_rates: dict[str, float | Tensor] = {}
         self.stepped: list[int] = []
-        """The optimizers that began their step, by identity, in order."""
+        """Identities of the optimizers that began their step, in order."""
         self.ended: set[int] = set()
-        """Those of them whose step is over."""
+        """Those whose step is over."""
         self.found_inf: list[Tensor] = []
-        """Flags of a loss scaler: above zero where it threw the step away."""
+        """Flags of a loss scaler, above zero where it skipped the step."""
 
     @property
     def has_stepped(self) -> bool:
@@ -117,48 +116,49 @@ class StepCapture:
 
     @property
     def sure_losses(self) -> list[Tensor | float]:
-        """The losses that this step is known to follow; what the others left is seen in the gradients."""
+        """The losses whose gradients were certainly not discarded."""
         return self.losses[self.unsure :] if self.unsure else self.losses
 
     def discard(self, owner: object, parameters: Iterable[Tensor]) -> None:
-        """The gradients of these parameters are gone."""
+        """Note that the gradients of these parameters were discarded."""
         self.discards[id(owner)] = Discarded(frozenset(map(id, parameters)), len(self.losses), self.micro_batches)
 
     def drop_discarded(self, optimizer: Optimizer) -> None:
-        """Set the losses aside whose gradients were discarded before this optimizer began its step."""
+        """Set aside losses whose gradients were discarded before this optimizer began its step."""
         if not self.discards:
             return
-        parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        latest = [each for each in self.discards.values() if parameters <= each.parameters]
-        if latest:
-            self.set_aside(max(each.losses for each in latest), max(each.micro_batches for each in latest))
+        parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        discards = [discard for discard in self.discards.values() if parameters <= discard.parameters]
+        if discards:
+            losses = max(discard.losses for discard in discards)
+            self.set_aside(losses, max(discard.micro_batches for discard in discards))
 
     def set_aside(self, losses: int, micro_batches: int) -> None:
-        """The first losses, of so many backward passes, belong to no step."""
+        """Move the first losses, of this number of backward passes, to those that belong to no step."""
         self.discarded_losses += self.losses[:losses]
         del self.losses[:losses]
         self.unsure = max(0, self.unsure - losses)
         self.micro_batches -= micro_batches
 
     def condense(self) -> None:
-        """Keep only the sum of many losses: where no step comes for so long, hardly one will."""
-        if len(self.losses) <= MOST_LOSSES:
+        """Replace many losses by their sum: after this many, a step is unlikely."""
+        if len(self.losses) <= MAX_LOSSES:
             return
-        far = next((each for each in self.losses if isinstance(each, Tensor)), None)
-        if far is None:
+        on_device = next((loss for loss in self.losses if isinstance(loss, Tensor)), None)
+        if on_device is None:
             self.losses[:] = [sum(self.losses)]
         else:
-            self.losses[:] = [torch.stack([torch.as_tensor(each).to(far) for each in self.losses]).sum()]
+            self.losses[:] = [torch.stack([torch.as_tensor(loss).to(on_device) for loss in self.losses]).sum()]
         self.unsure = min(self.unsure, 1)
         self.discards.clear()
 
 
 UnscaledLoss: TypeAlias = tuple[weakref.ref[Tensor], Tensor]
-"""A scaled loss, and what it was before."""
+"""A scaled loss, and its value before."""
 
 
 class KnownOptimizer:
-    """What does not change of an optimizer from step to step."""
+    """Facts about an optimizer that do not change from step to step."""
 
     __slots__ = ("_group_place", "engine", "is_settled", "optimizer", "place", "rate_places", "track")
 
@@ -168,54 +168,102 @@ class KnownOptimizer:
         self.optimizer = weakref.ref(optimizer)
         self.track = track
         self.place = place
-        """Where the losses and norms of its track belong."""
+        """The place of the losses and norms of its track."""
         self.rate_places: list[str] = []
-        """Where the learning rate of each group belongs."""
+        """The place of each group's learning rate."""
         self.is_settled = False
-        """Whether backward passes are known to reach it, and it is known which engine steps it."""
+        """Whether backward passes are known to reach it, and the engine that steps it is known."""
         self.engine: weakref.ref[Any] | None = None
         self._group_place = group_place
 
     def learn_groups(self, optimizer: Optimizer, count: int) -> None:
-        """A group was added."""
+        """Name the places of this number of groups."""
         self.rate_places = [self._group_place(optimizer, number) for number in range(count)]
 
 
 def take_losses(capture: StepCapture, tensors: Any, unscaled: UnscaledLoss | None) -> None:
-    """What was passed to backward, as it was before a loss scaler."""
+    """Record the tensors passed to backward, as they were before a loss scaler."""
     for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
         if not isinstance(tensor, Tensor) or tensor.numel() != 1 or tensor.is_meta or hasattr(tensor, "full_tensor"):
-            continue  # a vector passed on by hand, as pipelines do, is no loss
+            continue  # vectors, which pipelines pass by hand, are no losses
         loss = tensor
         if unscaled is not None and unscaled[0]() is tensor:
             loss = unscaled[1]
         elif capture.scaler is not None:
             loss = loss.detach() / capture.scaler._scale
-        capture.losses.append(taken(loss))
+        capture.losses.append(current_value(loss))
 
 
-def taken(scalar: Tensor) -> Tensor | float:
-    """A scalar as it is now, for a script may go on to change it in place: a number, or a copy on its device."""
+def current_value(scalar: Tensor) -> Tensor | float:
+    """Return a number, or a copy on the device, as a script may change the scalar in place."""
     value = value_on_host(scalar)
     return scalar.detach().reshape(()).clone() if value is None else value
 
 
-def take_rates(capture: StepCapture, optimizer: Optimizer, known: KnownOptimizer) -> None:
-    """The learning rate of each group."""
+def take_rates(capture: StepCapture, optimizer: Optimizer, known_optimizer: KnownOptimizer) -> None:
+    """Record the learning rate of each group."""
     groups = optimizer.param_groups
-    if len(groups) != len(known.rate_places):
-        known.learn_groups(optimizer, len(groups))
-    for place, group in zip(known.rate_places, groups, strict=True):
+    if len(groups) != len(known_optimizer.rate_places):
+        known_optimizer.learn_groups(optimizer, len(groups))
+    for place, group in zip(known_optimizer.rate_places, groups, strict=True):
         rate = group.get("lr")
         if rate is not None:
-            capture.learning_rates[place] = taken(rate) if isinstance(rate, Tensor) else float(rate)
+            capture.learning_rates[place] = current_value(rate) if isinstance(rate, Tensor) else float(rate)
 
 
 def take_scale(capture: StepCapture, optimizer: Optimizer) -> None:
-    """The loss scale, and what the optimizer was told of it."""
+    """Record the loss scale, and the overflow flag that the optimizer was given."""
     scaler = capture.scaler
     if scaler is not None and scaler._scale is not None:
         capture.loss_scale = scaler._scale.clone()  # `update` changes it in place
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None:
         capture.found_inf.append(found_inf.detach().clone())
+
+
+class StepControl(Protocol):
+    """The autopilot, as a meter calls it: once at each point, in order.
+
+    None of these may raise unless the training is to end.
+    """
+
+    def before_backward(self, tensors: Any) -> None:
+        """Runs before anything else of a backward pass."""
+
+    def before_closure(self, optimizer: Optimizer) -> None:
+        """Runs right before a step that was given a closure."""
+
+    def closure_begins(self, optimizer: Optimizer) -> None:
+        """Runs before each evaluation of a closure."""
+
+    def evaluated_again(self, optimizer: Optimizer) -> None:
+        """Runs after each further evaluation."""
+
+    def before_step(
+        self,
+        optimizer: Optimizer,
+        capture: StepCapture,
+        place: str,
+        norm: Tensor | None,
+        companions: Sequence[Optimizer],
+    ) -> None:
+        """Runs when the gradients are complete and measured, and not used yet."""
+
+    def swallowed(self, optimizer: Optimizer, capture: StepCapture, place: str) -> None:
+        """Runs when a loss scaler threw a step away."""
+
+    def step_ending(self, optimizer: Optimizer) -> bool:
+        """Runs right after a step; returns whether it was skipped."""
+
+    def step_over(self, capture_over: bool, is_whole: bool) -> None:
+        """Runs after that, when everything is as the script expects. `is_whole`: no other training steps in it."""
+
+    def was_rolled_back(self) -> bool:
+        """Return whether it rolled the training back since the last call."""
+
+    def capture_ended(self) -> None:
+        """Runs before a capture ends."""
+
+
+ControlFor: TypeAlias = Callable[[Any], StepControl | None]
+"""Returns the autopilot of the owner of a capture: a recording of the session."""

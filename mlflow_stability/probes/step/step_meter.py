@@ -1,11 +1,7 @@
-"""Turns hook calls into one reading for each capture: a backward phase and the optimizer steps that use its gradients.
+"""Turn hook calls into one reading for each capture: a backward phase and the optimizer steps that use its gradients.
 
-In: backward passes, clipping, loss scalers, starts and ends of optimizer steps, in their order. Out: the reading of
-each capture, once, in order. Guarantees: nothing of the training is changed or waited for; what is measured is what
-the optimizer received.
-
-A capture ends when every optimizer has stepped that stepped in recent captures (`StepOrder`), or else with the next
-backward pass.
+Nothing of the training is changed or waited for. A capture ends when every optimizer has stepped that stepped in recent
+captures (`StepOrder`), or else with the next backward pass.
 """
 
 from __future__ import annotations
@@ -32,34 +28,33 @@ from mlflow_stability.probes.ranks.rank_exchange import RankExchanges
 from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.ranks.shards import whole_scalar
-from mlflow_stability.probes.step.clipped_norm import ClippedNorm
-from mlflow_stability.probes.step.engine_norms import EngineNorms, take_engine_norm
+from mlflow_stability.probes.step.clipped_norm import ClippedNorm, EngineNorms, take_engine_norm
 from mlflow_stability.probes.step.held_gradients import DISCARDED, HeldGradients, Moment, SinceLastStep
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.step.readback import Readback, Reader, cpu_value
 from mlflow_stability.probes.step.reading import ProbeReading, Skips, reading_of, rows_of, scalars_of
 from mlflow_stability.probes.step.step_capture import (
-    MOST_LOSSES,
+    MAX_LOSSES,
     Clip,
+    ControlFor,
     KnownOptimizer,
     StepCapture,
+    StepControl,
     UnscaledLoss,
+    current_value,
     take_losses,
     take_rates,
     take_scale,
-    taken,
 )
-from mlflow_stability.probes.step.step_control import ControlFor, StepControl
-from mlflow_stability.probes.step.step_count import StepCount
-from mlflow_stability.probes.step.step_order import StepOrder
+from mlflow_stability.probes.step.step_count import StepCount, StepOrder
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm, whole_gradients_of
 
 _NUMBERS = (float, int)
 NORM = "gradient norm"
 RANKS_SECONDS = 2.0
-"""For how long the end of a recording waits for what other processes have measured."""
-OnReading = Callable[[Any, ProbeReading], None]  # takes what `owner_for` gave, and the capture's reading
-SchedulerFor = Callable[[Any], ProbeScheduler | None]  # gives the probes of what `owner_for` gave
+"""The end of a recording waits this long for the measurements of other processes."""
+OnReading = Callable[[Any, ProbeReading], None]  # receives the result of `owner_for`, and the capture's reading
+SchedulerFor = Callable[[Any], ProbeScheduler | None]  # returns the probes for the result of `owner_for`
 
 
 class StepMeter:
@@ -96,7 +91,7 @@ class StepMeter:
         self._ended_at: float | None = None
         self._skips = Skips({})
         self._held, self._engines, self._clipped_norm = HeldGradients(guard), EngineNorms(), ClippedNorm()
-        self._clipped_norm.is_on = control_for is None  # steps are skipped for what gradients hold, however it came
+        self._clipped_norm.is_on = control_for is None  # an autopilot skips steps by their real gradients
         self._scan = ObjectScan(Module, Optimizer, LRScheduler, GradScaler, memory=objects)
         self._take_engine = guard("norm before clipping", self._engine_found)
         self._ask_engine = guard("norm before clipping", take_engine_norm)
@@ -108,7 +103,7 @@ class StepMeter:
 
     @property
     def is_split(self) -> bool:
-        """Whether processes have shared out the parameters of the model."""
+        """Whether the parameters of the model are split between processes."""
         return self._ranks.is_split
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
@@ -121,7 +116,7 @@ class StepMeter:
         again = self._evaluating and self._evaluated
         if self._control is not None and not again:
             if self._ranks.waits and self.capture.stepped and not self._evaluating:
-                self._end_capture()  # all processes send what they measured of it before they agree on anything
+                self._end_capture()  # all processes send their measurements of it before they vote
             self._control.before_backward(tensors)
         self._since.in_backward = True
         if again:
@@ -138,13 +133,13 @@ class StepMeter:
         capture.micro_batches += 1
         self._losses_before = len(capture.losses)
         if capture.clips:
-            capture.clips.clear()  # what was clipped before more gradients came is not what the optimizer will get
+            capture.clips.clear()  # the optimizer will get more than the clipped gradients
         plain = capture.scaler is None and self._unscaled_loss is None
         if plain and type(tensors) is Tensor and tensors.is_cpu and tensors.numel() == 1:
-            capture.losses.append(cpu_value(tensors))  # as nearly always on the host
+            capture.losses.append(cpu_value(tensors))  # the usual case on the host
         else:
             self._take_losses(capture, tensors, self._unscaled_loss)
-        if len(capture.losses) > MOST_LOSSES:
+        if len(capture.losses) > MAX_LOSSES:
             capture.condense()
         self._scheduler.backward_began(tensors)
 
@@ -180,12 +175,12 @@ class StepMeter:
         if not capture.stepped and whole is not None:
             scaled = capture.scaler is not None and not capture.unscaled
             scale = capture.scaler._scale.clone() if scaled else None
-            value = cpu_value(whole) if whole.is_cpu else taken(whole)
+            value = cpu_value(whole) if whole.is_cpu else current_value(whole)
             capture.clips.append(Clip(value, float(order), frozenset(map(id, gradients)), scale))
             self._clipped_norm.times = 0
 
     def clipped(self, kind: str, limit: Any, parameters: Any = None, norm: Any = None) -> None:
-        """Runs after the script clipped gradients; no limit is fetched from a device, and an infinite one is none."""
+        """Runs after the script clipped gradients; limits on a device and infinite limits are ignored."""
         if not self.capture.stepped and isinstance(limit, _NUMBERS) and math.isfinite(limit):
             self.capture.limits[kind] = float(limit)
             if self._clipped_norm.is_on:
@@ -230,16 +225,17 @@ class StepMeter:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
-        known = self._known.get(id(optimizer))
-        if known is not None and known.optimizer() is optimizer:  # a new one may have the number of one that is gone
+        known_optimizer = self._known.get(id(optimizer))
+        # A new optimizer may have the identity of one that is gone.
+        if known_optimizer is not None and known_optimizer.optimizer() is optimizer:
             self._before_step(optimizer)
         else:
-            with self._scan.about(optimizer):  # names, models, schedules and parts are all looked for now
+            with self._scan.about(optimizer):  # names, models, schedules and parts are all searched now
                 self._before_step(optimizer)
 
     def _before_step(self, optimizer: Optimizer) -> None:
         if self._control is not None and self._control.was_rolled_back():
-            self._steps.begin_anew()
+            self._steps.begin_step()
         stepped = self.capture.stepped
         if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self.capture)):
             self._end_capture()
@@ -257,36 +253,37 @@ class StepMeter:
                 self._belongs_to(owner)
             if capture.discards:
                 capture.drop_discarded(optimizer)
-        known, is_new = self._known.get(id(optimizer)), False
-        if known is None or known.optimizer() is not optimizer:
-            known, is_new = self._meet(optimizer, capture.track), self._since.is_new(optimizer)
-        capture.track, capture.place = known.track, known.place
+        known_optimizer, is_new = self._known.get(id(optimizer)), False
+        if known_optimizer is None or known_optimizer.optimizer() is not optimizer:
+            known_optimizer, is_new = self._meet(optimizer, capture.track), self._since.is_new(optimizer)
+        capture.track, capture.place = known_optimizer.track, known_optimizer.place
         if is_first:
             capture.begins_step = self._steps.begins(capture.track, is_new)
         capture.stepped.append(id(optimizer))
         unscale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         if capture.scaler is not None or found_inf is not None:
             self._take_scale(capture, optimizer)
-        held = self._held.followed.get(id(optimizer))
-        if not known.is_settled or held is None:
+        followed = self._held.followed.get(id(optimizer))
+        if not known_optimizer.is_settled or followed is None:
             self._follow(optimizer)
-            self._take_engine(capture, optimizer, known)
-        elif known.engine is not None:
-            capture.engine = known.engine() or capture.engine
+            self._take_engine(capture, optimizer, known_optimizer)
+        elif known_optimizer.engine is not None:
+            capture.engine = known_optimizer.engine() or capture.engine
         norms_before = len(capture.norms)
-        if not self._ranks.is_split:  # else all processes take it together
+        if not self._ranks.is_split:  # a split norm is summed over all processes
             self._take_norm(whole_gradients_of(optimizer), unscale)
-        groups, places = optimizer.param_groups, known.rate_places
+        groups, places = optimizer.param_groups, known_optimizer.rate_places
         rate = groups[0].get("lr") if len(groups) == len(places) == 1 else None
         if type(rate) is float:
             capture.learning_rates[places[0]] = rate
         else:
-            self._take_learning_rates(capture, optimizer, known)
+            self._take_learning_rates(capture, optimizer, known_optimizer)
         begins = capture.begins_step
-        kept = self._held.kept_for(optimizer) if held is not None and held.kept_for else 0
-        self._scheduler.before_step(optimizer, unscale, known.place, capture.norms, capture.limits, begins, kept)
+        kept_for = self._held.kept_for(optimizer) if followed is not None and followed.kept_for else 0
+        place, limits = known_optimizer.place, capture.limits
+        self._scheduler.before_step(optimizer, unscale, place, capture.norms, limits, begins, kept_for)
         if self._ranks.is_on:
-            if self._ranks.waits:  # all processes send what they measured of the captures before, and vote then
+            if self._ranks.waits:  # all processes send their measurements of earlier captures, then vote
                 self._readback.drain()
             self._ranks.before_step(capture, optimizer, unscale, 0 if capture.owner is None else self._scheduler.step)
         if self._control is not None:
@@ -296,14 +293,14 @@ class StepMeter:
     def _before_update(
         self, control: StepControl, optimizer: Optimizer, capture: StepCapture, norm: Tensor | None
     ) -> None:
-        """Ask the autopilot: all is measured, and nothing used yet."""
+        """Ask the autopilot when everything is measured, before the update."""
         if self._swallowing:
             control.swallowed(optimizer, capture, capture.place)
         else:
             control.before_step(optimizer, capture, capture.place, norm, self._tracks.together(capture.track))
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
-        """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
+        """Runs when a loss scaler skipped the step that it was asked for."""
         self._swallowing = True
         try:
             self.before_step(optimizer)
@@ -329,25 +326,26 @@ class StepMeter:
             self._scheduler.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, skipped)
             if self._ranks.is_on:
                 self._ranks.after_step(optimizer, skipped)
-            # An engine can be asked only when its own step is over.
+            # An engine knows its norm only when its own step is over.
             if capture.engine is None and self._order.is_complete(capture.track, capture.ended):
                 self._end_capture()
         if control is not None:
             capture = self.capture
             is_over = not capture.stepped or self._order.is_complete(capture.track, capture.ended)
-            with self._scan:  # before a state is copied, what was made since may be looked for
+            with self._scan:  # new objects may be searched before a state is copied
                 control.step_over(is_over, self._steps.is_whole)
 
-    def _engine_found(self, capture: StepCapture, optimizer: Optimizer, known: KnownOptimizer) -> None:
+    def _engine_found(self, capture: StepCapture, optimizer: Optimizer, known_optimizer: KnownOptimizer) -> None:
         engine = self._engines.engine_of(optimizer)
         capture.engine = capture.engine if engine is None else engine
         reaches = self._held.reaches(optimizer) if capture.micro_batches else None
         capture.copied = capture.copied or reaches is False
-        if reaches:  # it is so from now on
-            known.is_settled, known.engine = True, None if engine is None else weakref.ref(engine)
+        if reaches:  # this does not change any more
+            known_optimizer.is_settled = True
+            known_optimizer.engine = None if engine is None else weakref.ref(engine)
 
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Any, rates: dict[str, float]) -> None:
-        """A whole capture at once, for a loop that no hook can see."""
+        """Record a whole capture at once, for a loop that no hook can see."""
         capture = self.capture
         self._belongs_to(self._owner_for(optimizer))
         capture.track, capture.micro_batches, capture.begins_step = 0, 1, self._steps.begins(0)
@@ -361,41 +359,41 @@ class StepMeter:
         self._end_capture()
 
     def forget(self) -> None:
-        """One of these was ended half-way by Ctrl-C: what was being measured is let go of."""
+        """Drop an unfinished measurement after Ctrl-C."""
         self._scan.end()
         self._scheduler.forget()
 
     def drain(self) -> None:
-        """Give out what is complete, and wait for what is on its way from the device."""
+        """End a complete capture, and wait for values from the device."""
         if self.capture.has_stepped:
             self._end_capture()
         self.settle()
 
     def close(self) -> None:
-        """Give out all there is, and leave the models alone."""
+        """Emit all readings, and remove everything from the models."""
         self.drain()
         self._scheduler.close()
         self._ranks.close()
 
     def uneven_inputs(self, begin: bool) -> None:
-        """From now on some processes may run out of batches before others, or no more."""
+        """Runs where processes may run out of batches before others, and where this ends."""
         self._ranks.pause(begin)
 
     def leave_ranks(self) -> None:
-        """What counts captures has failed here: the other processes go on without this one."""
+        """Leave the exchange between processes after a failure here; the others continue."""
         self._ranks.leave()
 
     def look_away(self) -> None:
-        """Our hooks are taken off, for a while or for good."""
+        """Runs when our hooks are removed, for a while or for good."""
         self._scheduler.pass_over()
 
     def settle(self) -> None:
-        """Wait for what is on its way: the one it belongs to is about to end."""
+        """Wait for all values of a recording that is about to end."""
         self._readback.drain()
         self._ranks.poll(RANKS_SECONDS)
 
     def _belongs_to(self, owner: Any) -> None:
-        """A new owner's tracks, skips and times begin afresh."""
+        """Start new tracks, skips and times for a new owner."""
         if self._control_for is not None and (owner is not self._owner or self._control is None):
             self._control = self._control_for(owner)
         self.capture.owner, self._owner_is_met = owner, self._control_for is None or self._control is not None
@@ -410,26 +408,26 @@ class StepMeter:
             self._scheduler = self._scheduler_for(owner) or NoProbes()
 
     def _meet(self, optimizer: Optimizer, track: int) -> KnownOptimizer:
-        """An optimizer begins its step for the first time in this training."""
+        """Record an optimizer at its first step in this training."""
         track = self._tracks.join(optimizer, track)
-        self._known = {key: each for key, each in self._known.items() if each.optimizer() is not None}
-        known = KnownOptimizer(optimizer, track, self._tracks.track_place(track), self._tracks.group_place)
-        self._known[id(optimizer)] = known
+        self._known = {key: other for key, other in self._known.items() if other.optimizer() is not None}
+        place, group_place = self._tracks.track_place(track), self._tracks.group_place
+        self._known[id(optimizer)] = KnownOptimizer(optimizer, track, place, group_place)
         self._ranks.meet(optimizer)
-        return known
+        return self._known[id(optimizer)]
 
     def _is_another(self, optimizer: Optimizer, capture: StepCapture) -> bool:
-        """Whether this step belongs to another training than that capture, one that no backward pass has announced."""
+        """Return whether this step belongs to another training than the capture, without a backward pass between."""
         return self._tracks.track_of(optimizer) != capture.track and self._since.anything_new(optimizer)
 
     def _is_late(self, optimizer: Optimizer) -> bool:
-        """Whether this step still belongs to the capture that seemed to be over."""
+        """Return whether this step still belongs to the capture that seemed to be over."""
         last = self._last
         if last is None or id(optimizer) in last.stepped or self._is_another(optimizer, last):
             return False
         self._tracks.join(optimizer, last.track)
         last.stepped.append(id(optimizer))
-        self._order.came_late(last.track, id(optimizer))
+        self._order.stepped_late(last.track, id(optimizer))
         return True
 
     def _end_capture(self) -> None:
@@ -457,19 +455,19 @@ class StepMeter:
             self._readback.fetch(scalars_of(capture), read, rows)
 
     def _fetch_together(self, capture: StepCapture, rows: Sequence[Tensor], read: Reader) -> None:
-        """The reading waits for what the other processes have measured of it."""
+        """Emit the reading when the other processes have sent their measurements."""
         ranks, share, step = self._ranks, self._ranks.capture_ended(capture), self._scheduler.step
         scalars = scalars_of(capture)
 
         def read_here(values: Sequence[float], lines: list[list[float]]) -> None:
-            mine, own = values[: len(scalars)], lines[: len(rows)]
-            losses = mine[: len(capture.losses)]
+            own_values, own_rows = values[: len(scalars)], lines[: len(rows)]
+            losses = own_values[: len(capture.losses)]
 
             def read_together(table: RankTable | None) -> None:
                 if table is not None:
                     capture.norm_of_all = capture.norm_of_all if table.norm is None else table.norm
                     capture.blocks = [*capture.blocks, *ranks.blocks(table, capture.place, step)]
-                read(ranks.with_loss(capture, mine, table), own)
+                read(ranks.with_loss(capture, own_values, table), own_rows)
                 if table is not None:
                     ranks.tell(table)
 

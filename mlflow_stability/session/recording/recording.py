@@ -187,7 +187,7 @@ class Recording:
         signals, values = reading.signals, reading.values
         running = self._running
         running.waiting.append((self.step, signals, values))
-        more = running.say(self.step) if self.step >= running.due_at or len(running.waiting) >= WINDOW else []
+        more = running.statistics(self.step) if self.step >= running.due_at or len(running.waiting) >= WINDOW else []
         if self.attempt and reading.begins_step:
             more.append((_ROLLBACKS, float(self.attempt)))
         if self.step % OWN_COST_EVERY == 0 and reading.begins_step:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlflow_stability.probes.forward.compiled_models import FRAMES, depth_of, too_deep
+from mlflow_stability.probes.forward.compiled_models import FRAMES_PER_MODULE, depth_of, too_deep
 
 
 class Doll(nn.Module):
@@ -52,7 +52,7 @@ def test_whatever_is_looked_into_has_room_for_hooks_on_every_level(limit: int) -
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(limit)
     try:
-        model = dolls(limit // FRAMES)
+        model = dolls(limit // FRAMES_PER_MODULE)
         while too_deep(model):
             model = model.get_submodule("inner")
         for each in model.modules():

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
-from mlflow_stability.probes.forward.pass_hooks import PassHooks
+from mlflow_stability.probes.sampled_forward_probe import PassHooks
 from mlflow_stability.vocabulary.measured import Signal
 from mlflow_stability.vocabulary.result import Finding
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mlflow_stability.probes.step.step_count import MOST_EXPECTED, StepCount
+from mlflow_stability.probes.step.step_count import MAX_EXPECTED_STEPS, StepCount
 
 
 def walk(tracks: str) -> list[tuple[bool, bool]]:
@@ -25,4 +25,4 @@ def test_a_generator_that_steps_more_seldom_is_waited_for() -> None:
 def test_a_track_that_has_ended_is_not_waited_for() -> None:
     assert [whole for _, whole in walk("abab" + "a" * 4)][4:] == [False, False, True, True]
     rare = walk("ab" + "a" * 99 + "b" + "a" * 40)
-    assert [whole for _, whole in rare][-40:].count(False) == MOST_EXPECTED
+    assert [whole for _, whole in rare][-40:].count(False) == MAX_EXPECTED_STEPS
