@@ -99,8 +99,6 @@ BANNED_IN_CODE = (
 """What private docstrings, comments and names of tests have none of either."""
 BANNED_NAMES = frozenset({"each", "said", "told", "found", "known", "one"})
 """Names of variables and arguments that do not say what they hold."""
-UNCLEAN_CODE: frozenset[str] = frozenset({"probes"})
-"""Rooms of the package whose code has such words and names. Take a room off where pytest's summary says XPASS."""
 UNCLEAN_TESTS: frozenset[str] = frozenset(
     {
         "analysis",
@@ -276,7 +274,7 @@ def test_names_comments_and_docstrings_of_attributes_are_read() -> None:
     assert [text for _, text in texts_of_code(source, tree)] == ["What it is.", "# why"]
 
 
-@pytest.mark.parametrize("room", unless_listed([room for room in rooms() if room != "README.md"], UNCLEAN_CODE))
+@pytest.mark.parametrize("room", [room for room in rooms() if room != "README.md"])
 def test_contributors_read_plain_words_and_names_that_say_what_they_hold(room: str) -> None:
     faults = faults_of_code(room)
     assert faults == []

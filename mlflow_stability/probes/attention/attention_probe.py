@@ -100,7 +100,7 @@ def drawn(scores: Scores, numbers: Tensor, tokens: int, cross: bool) -> Drawing:
 
 
 def chosen(layers: int) -> frozenset[int]:
-    """Return which of so many layers are drawn: the first, the last, and others at even distances."""
+    """Return the drawn ones among `layers` layers: the first, the last, and others at even distances."""
     if layers <= MAX_DRAWN_LAYERS:
         return frozenset(range(layers))
     return frozenset(round(at * (layers - 1) / (MAX_DRAWN_LAYERS - 1)) for at in range(MAX_DRAWN_LAYERS))

@@ -50,7 +50,7 @@ class ProductScores:
     masks: Sequence[Tensor] = ()
     """Of four dimensions, of size one where shared: true where a query may look, or what is added."""
     diagonal: int | None = None
-    """A query may look at keys up to so many places behind its own; None: at all keys."""
+    """Number of places behind its own at which a query may look at keys; None: at all keys."""
     rounded_to: torch.dtype | None = None
     """Type to which the attention rounds its inputs; None: it does not."""
 

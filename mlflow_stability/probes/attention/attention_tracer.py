@@ -89,7 +89,7 @@ class AttentionMode(OwnMode):
 
 
 def _ignore(*_args: Any) -> None:
-    """Stand in for a function after the pass."""
+    """Replace a function after the pass."""
 
 
 def _over() -> bool:

@@ -137,7 +137,7 @@ class ModuleCalls(dict[int, _Entry]):
             self._muted -= 1
 
     def begins(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Run before a call of a watched module; return False if observers are not told of its end either."""
+        """Run before a call of a watched module; return False if observers do not see its end either."""
         entry = self.get(id(module))
         if entry is None or entry.module() is not module or self._muted:
             return False

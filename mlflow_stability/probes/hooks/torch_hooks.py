@@ -120,7 +120,7 @@ _CLIP_NAMES = (
 
 _READ_TWICE = (Sequence, Tensor, type(None))
 
-# After so many backward passes without an optimizer step something is wrong: nothing accumulates as many.
+# More backward passes without an optimizer step than any gradient accumulation has.
 BACKWARDS_WITHOUT_STEP = 200
 
 

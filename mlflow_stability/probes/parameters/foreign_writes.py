@@ -41,7 +41,7 @@ SIGNALS = (
 QUANTITIES = ("foreign_writes", "foreign_update")
 STEPS_IN_A_ROW = 3  # scripts count steps from 0 or from 1
 SURE_AFTER_STEPS = 3  # in a row with the same number of writes by the optimizer itself
-# Values of so many small parameters are compared, or the first 64 of a larger one.
+# Number of small parameters whose values are compared; of a larger one, the first 64 values.
 MAX_TENSORS, MAX_VALUES = 4, 4096
 FIRST_VALUES = 64
 

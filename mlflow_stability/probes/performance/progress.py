@@ -195,7 +195,7 @@ class Progress(BaseProbe):
             self._sources = [_Source(lambda: ProgressCount(self._asked_at - 1, total_steps))]
         elif total_tokens is not None:
             self._sources = [_Source(lambda: ProgressCount(tokens(), total_tokens))]
-        self._is_given = bool(self._sources)  # the user said when the training ends
+        self._is_given = bool(self._sources)  # the user has declared the end of the training
         self._reports = 0
         self._was_reported = False
         self._is_new = False  # sources were found just now: the next step is that from which they count

@@ -200,7 +200,7 @@ class RankExchange:
             self.end(Silence.LOST)
 
     def result(self, seconds: float = 0.0) -> RankRow | None:
-        """Return the sum of the rows in flight, or None if it did not come within so many seconds, or never will."""
+        """Return the sum of the rows in flight, or None if it does not arrive within `seconds`."""
         give_up = time.monotonic() + seconds
         while self._work is not None and self.silence is None and not self._work.is_completed():
             now = time.monotonic()

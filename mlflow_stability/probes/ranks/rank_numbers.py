@@ -1,7 +1,7 @@
-"""Combines what all processes of a training have measured: at most one exchange for each capture.
+"""Combine the measurements of all processes of a training, with at most one exchange for each capture.
 
-Guarantees: every process takes part in the same exchanges, for which captures have one depends only on what an earlier
-one has told all of them; no process waits for another; where one leaves, dies or does not answer, all go on alone.
+Guarantees: every process takes part in the same exchanges, because an earlier exchange decides which captures have one;
+no process waits for another; where one leaves, dies or does not answer, all continue alone.
 """
 
 from __future__ import annotations

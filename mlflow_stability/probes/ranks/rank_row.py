@@ -1,10 +1,10 @@
-"""The row of numbers that processes of a training sum, and what its sum says.
+"""The row of numbers that processes of a training sum, and how its sum is read.
 
 Everything travels as a sum: a vote as the number of processes that cast it, an order in a field that only the leading
-process fills, what belongs to one process in a slot of its own.
+process fills, and numbers of one process in slots of its own.
 
-Guarantees: every row has the same length until a sum has told all processes of another one, for gloo ends a process
-where lengths differ; a number counts only if every process has contributed to it, at the same step.
+Guarantees: every row has the same length until a sum has announced another one to all processes, because gloo aborts a
+process where lengths differ; a number counts only if every process has contributed to it, at the same step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTLED_AFTER = 16  # captures until there is a usual time: the first ones compi
 
 
 class RankPeaks(NamedTuple):
-    """What stood out on one process since the last exchange; captures count from 1, and 0 is none."""
+    """Outliers on one process since the last exchange; captures count from 1, and 0 means no capture."""
 
     broken: int = 0
     """The first capture with a non-finite loss."""
@@ -58,7 +58,7 @@ class PeakWatch:
     """Losses and times of this process; a spike is one by the definition of `loss_spike`."""
 
     def __init__(self, processes: int) -> None:
-        self.now = RankPeaks()  # what stood out since `sent`
+        self.now = RankPeaks()  # outliers since `sent`
         self._counts = z_of_all(processes)
         self._detector = LossSpike()
         self._state = self._detector.begin()
@@ -66,7 +66,7 @@ class PeakWatch:
         self._times: deque[float] = deque(maxlen=USUAL_OF_CAPTURES)
 
     def take(self, capture: int, loss: float | None, seconds: float) -> RankPeaks:
-        """Add the next capture; return what stood out so far."""
+        """Add the next capture; return the outliers since the last exchange."""
         if loss is not None and not isfinite(loss):
             if not self.now.broken:
                 self.now = self.now._replace(broken=capture)

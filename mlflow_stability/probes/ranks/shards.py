@@ -56,7 +56,7 @@ class MicroBatches:
         self._newest = 1
 
     def of(self, losses: int) -> int:
-        """Return that number for a step with so many losses; 1 without a schedule."""
+        """Return that number for a step with `losses` losses; 1 without a schedule."""
         schedules = sys.modules.get(_SCHEDULES)
         if schedules is None:
             return 1

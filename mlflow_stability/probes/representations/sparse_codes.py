@@ -264,7 +264,7 @@ def spread_rows(output: Tensor, axis: int = -1) -> Tensor:
 
 
 def share_that_differs(inputs: Tensor, count: int) -> Tensor | None:
-    """Return the share of different rows among `count` inputs, or None if there are not so many rows."""
+    """Return the share of different rows among `count` inputs, or None if there are fewer rows."""
     if inputs.numel() == count:
         rows = inputs.reshape(count, 1)
     elif inputs.dim() and inputs.numel() == count * inputs.size(-1):

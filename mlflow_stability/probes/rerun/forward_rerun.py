@@ -102,7 +102,7 @@ def kept(state: WritableState, written: WrittenTensors) -> Iterator[None]:
 
 
 def _ignore(*_args: Any, **_kwargs: Any) -> None:
-    """Stand in for a method that logs."""
+    """Replacement of a method that logs."""
 
 
 @contextlib.contextmanager

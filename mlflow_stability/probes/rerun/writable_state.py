@@ -286,7 +286,7 @@ def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
 
 
 def class_attributes_of(kind: type) -> dict[str, Any]:
-    """Return the values that a class holds for all of its objects; methods and properties are none."""
+    """Return the values that a class holds for all of its objects, without methods and properties."""
     return {
         name: value
         for name, value in vars(kind).items()

@@ -63,7 +63,7 @@ def crowd_row(
 
 HALVES = (torch.float16, torch.bfloat16)
 CHUNK = 2**11  # values of a large tensor that are summed at once on the CPU
-LARGE = 2**14  # values from which on a tensor is large
+LARGE = 2**14  # minimum number of values of a large tensor
 # From tensors of one device and type to a row with a number for each.
 Kernel: TypeAlias = Callable[[list[Tensor]], Tensor]
 
