@@ -117,7 +117,7 @@ def test_what_a_log_says_again_and_again_is_one_finding(tmp_path: Path) -> None:
     said = [(n, f"SDR COLLAPSE DETECTED: {18 + n % 3} % unique\n") for n in range(1200, 1300, 5)]
     episode = found(tmp_path, log(*said))["sdr_collapse"]
     assert (episode.start, episode.end, episode.count) == (1200, 1295, 20)
-    assert "Said 20 times until step 1295." in episode.message
+    assert "Logged 20 times until step 1295." in episode.message
 
 
 def test_source_code_in_front_of_a_log_says_nothing(tmp_path: Path) -> None:
