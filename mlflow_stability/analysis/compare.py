@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from mlflow_stability.analysis.asked_for import asked_for, names_a_source, source_text, source_texts
 from mlflow_stability.analysis.cards.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
 from mlflow_stability.analysis.diagnose import asked_curves, asked_detectors, history_of
-from mlflow_stability.analysis.named_run import belongs_to_store, run_called, run_folder
+from mlflow_stability.analysis.named_run import run_called, run_folder, runs_among
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.diagnosis.layer_comparison import (
     BY_LAYER,
@@ -104,7 +103,7 @@ def compare(
     judges = asked_detectors(detectors, sensitivity)
     baseline = None if baseline is None else source_text(baseline, "baseline")
     curves = asked_curves(loss, val_loss)
-    sources = _distinct(_full_id(source, tracking_uri) for source in _runs_among(source_texts(run_ids, "run_ids")))
+    sources = _distinct(_full_id(source, tracking_uri) for source in runs_among(source_texts(run_ids, "run_ids")))
     heads, notes = _experiment_runs(sources, experiment, filter, tracking_uri, max_runs)
     sources += heads
     if baseline is not None:
@@ -124,12 +123,6 @@ def compare(
     if comparison.unread and not comparison.cards and not comparison.interrupted:
         raise NoneReadError(comparison)
     return comparison
-
-
-def _runs_among(sources: Iterable[str]) -> list[str]:
-    """Return the sources without what a pattern such as `mlruns/0/*` finds beside runs; all if nothing is left."""
-    sources = list(sources)
-    return [source for source in sources if not belongs_to_store(Path(source))] or sources
 
 
 def _distinct(sources: Iterable[str]) -> list[str]:

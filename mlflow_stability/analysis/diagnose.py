@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mlflow_stability.analysis.asked_for import AskedFor, asked_for, source_texts
-from mlflow_stability.analysis.named_run import from_full_record, last_runs, run_folder
+from mlflow_stability.analysis.named_run import from_full_record, last_runs, run_folder, runs_among
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.errors import SettingsError, StabilityError
@@ -112,7 +112,7 @@ def diagnose_all(
     """
     curves = asked_curves(loss, val_loss)
     judges = asked_detectors(detectors, sensitivity)
-    for source in source_texts(run_ids_and_paths, "run_ids_and_paths"):
+    for source in runs_among(source_texts(run_ids_and_paths, "run_ids_and_paths")):
         is_path = True
         try:
             asked = asked_for(source, tracking_uri)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -151,7 +152,13 @@ def store_folder(tracking_uri: str | None = None) -> Path | None:
     return store if store.is_dir() else None
 
 
-def belongs_to_store(path: Path) -> bool:
+def runs_among(sources: Iterable[str]) -> list[str]:
+    """Return the sources without what a pattern such as `mlruns/0/*` finds beside runs; all if nothing is left."""
+    sources = list(sources)
+    return [source for source in sources if not _belongs_to_store(Path(source))] or sources
+
+
+def _belongs_to_store(path: Path) -> bool:
     """Whether a path is a part of a store of files that holds no run: `mlruns/0/meta.yaml`, `mlruns/models`."""
     if path.name == "meta.yaml":
         return path.is_file()

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.formats.json import json_value
-from mlflow_stability.reports.terminal_kit import TerminalWriter, number_text
+from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.result import ModelCheck, ModelFinding
+from mlflow_stability.vocabulary.text import number_text
 
 
 def show_model_check(out: TerminalWriter, check: ModelCheck) -> None:

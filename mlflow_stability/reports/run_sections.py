@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mlflow_stability.reports import run_phrases as wording
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.sections import Row, Section, Sign, sentences
-from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Finding
+from mlflow_stability.vocabulary.text import number_text
 
 FEW_REMEDIES, FEW_REASONS = 5, 4
 """Rows that a terminal shows without --verbose."""

@@ -28,11 +28,10 @@ from mlflow_stability.reports.terminal_kit import (
     draw,
     draw_section,
     mark_line,
-    number_text,
     written,
 )
 from mlflow_stability.vocabulary.result import Diagnosis, Finding, Severity
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text import counted, number_text
 
 FILE_WIDTH = 100
 CURVE_ROWS = 6

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from analysis.logs import diverging, ending_in_nan, falling, write_log
+from architecture.repository import ROOT
 from architecture.test_loading import loaded_by
 
 import mlflow_stability
@@ -94,6 +95,13 @@ def test_what_cannot_be_read_does_not_hold_up_the_others() -> None:
     found = list(diagnose_all(["empty.csv", "a.jsonl", "gone.csv"]))
     assert [type(each) for each in found] == [Failure, Diagnosis, Failure]
     assert "empty" in found[0].message if isinstance(found[0], Failure) else False
+
+
+def test_files_of_a_store_beside_runs_are_passed_over() -> None:
+    store = ROOT / "mlruns_fixtures" / "0"
+    results = list(diagnose_all([store / "meta.yaml", store / "healthy"]))
+    assert [type(result) for result in results] == [Diagnosis]
+    assert [type(result) for result in diagnose_all([store / "meta.yaml"])] == [Failure]
 
 
 def test_a_run_that_is_not_there_is_said_with_the_place(sqlite_uri: str) -> None:

@@ -33,12 +33,12 @@ from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
 from mlflow_stability.reports.run_terminal import show_gist
-from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
+from mlflow_stability.reports.terminal_kit import TerminalWriter, draw
 from mlflow_stability.tracking.client import RunPage, run_page
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.run_files import log_report
 from mlflow_stability.vocabulary.result import Diagnosis, Finding
-from mlflow_stability.vocabulary.text import counted, times
+from mlflow_stability.vocabulary.text import counted, number_text, times
 
 CURVE_ROWS = 4
 AUTOPILOT_KINDS = ("rollback", "step_skipped")

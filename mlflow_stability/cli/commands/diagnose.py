@@ -10,6 +10,7 @@ from rich.text import Text
 
 from mlflow_stability.analysis.asked_for import asked_for, names_a_source
 from mlflow_stability.analysis.diagnose import asked_detectors, diagnose_all
+from mlflow_stability.analysis.named_run import runs_among
 from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.cli.finding_types import checked_kinds, complete_kinds
 from mlflow_stability.cli.main import COULD_NOT, FOUND
@@ -88,7 +89,7 @@ def command(
     form = form_for(file, form)
     if briefly and (verbose or form not in ("rich", "json")):
         raise click.UsageError("--brief goes with --output-format rich or json, and not with --verbose.")
-    sources = typed_runs(sources, last, tracking_uri)
+    sources = tuple(runs_among(typed_runs(sources, last, tracking_uri)))
     must_not_overwrite(file, sources)
     if log_to_run:
         _must_be_runs(sources, tracking_uri)

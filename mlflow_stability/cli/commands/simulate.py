@@ -15,7 +15,8 @@ from mlflow_stability.demo.processes import Training
 from mlflow_stability.demo.simulate import Simulation, run_simulation
 from mlflow_stability.errors import TORCH_IS_MISSING, StabilityError
 from mlflow_stability.reports.run_terminal import show_gist
-from mlflow_stability.reports.terminal_kit import TerminalWriter, number_text
+from mlflow_stability.reports.terminal_kit import TerminalWriter
+from mlflow_stability.vocabulary.text import number_text
 
 
 @click.command("simulate")

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from mlflow_stability.cli.watch.watched_run import WatchedRun
 from mlflow_stability.figures.run_page import GRADIENT_NORM, Curve, zone_of
-from mlflow_stability.reports.terminal_kit import GUTTER, TerminalWriter, axis, draw, mark_line, number_text
+from mlflow_stability.reports.terminal_kit import GUTTER, TerminalWriter, axis, draw, mark_line
 from mlflow_stability.vocabulary.result import Finding, Severity
-from mlflow_stability.vocabulary.text import counted
+from mlflow_stability.vocabulary.text import counted, number_text
 
 LOSS_ROWS, NORM_ROWS = 5, 3
 MAX_SILENCE = 60.0

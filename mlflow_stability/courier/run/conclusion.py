@@ -29,13 +29,12 @@ from mlflow_stability.reports.escape import markdown
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render
 from mlflow_stability.reports.run_sections import HEADINGS
-from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.run_writer import description_section
 from mlflow_stability.vocabulary.result import Diagnosis, RunCard
 from mlflow_stability.vocabulary.run import RunHistory
-from mlflow_stability.vocabulary.text import capitalised, counted, how_process_ended
+from mlflow_stability.vocabulary.text import capitalised, counted, how_process_ended, number_text
 
 FEW_ACTIONS = 2
 SDR_COLLAPSE = SdrCollapse.kind

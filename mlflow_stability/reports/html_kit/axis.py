@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.reports.terminal_kit import number_text
+from mlflow_stability.vocabulary.text import number_text
 
 WIDTH, HEIGHT = 1000, 300
 """Units of a drawing, which a page stretches."""

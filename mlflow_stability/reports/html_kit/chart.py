@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.reports.drawn_curve import DrawnCurve
 from mlflow_stability.reports.html_kit.axis import HEIGHT, WIDTH, Tick, decades, round_numbers
-from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.text import number_text
 
 MARGIN_SHARE = 0.04
 """Share of the height that stays free above and below the curve."""

@@ -22,8 +22,8 @@ from mlflow_stability.reports.html_kit.layers_picture import layers_picture_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run_sections import overview, run_sections
 from mlflow_stability.reports.sections import failures
-from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result import Comparison, Diagnosis
+from mlflow_stability.vocabulary.text import number_text
 
 MAX_CHARTS = 6
 """Curves drawn for one run; the table lists them all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.reports.terminal_kit.curve import GUTTER, axis, draw, mark_line, number_text
+from mlflow_stability.reports.terminal_kit.curve import GUTTER, axis, draw, mark_line
 from mlflow_stability.reports.terminal_kit.writer import OUTCOME_STYLES, TerminalWriter, draw_section, written
 
 __all__ = [
@@ -13,6 +13,5 @@ __all__ = [
     "draw",
     "draw_section",
     "mark_line",
-    "number_text",
     "written",
 ]

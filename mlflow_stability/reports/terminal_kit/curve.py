@@ -6,7 +6,6 @@ further apart are joined by a line, unless a value between them is not finite.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from mlflow_stability.reports.terminal_kit.writer import SEVERITY_STYLES
 from mlflow_stability.vocabulary.result import Finding
+from mlflow_stability.vocabulary.text import number_text
 
 # Bits of the dots of a braille character, from the bottom up: left column and right column.
 _DOTS = np.array([[0x40, 0x04, 0x02, 0x01], [0x80, 0x20, 0x10, 0x08]]).T
@@ -90,15 +90,6 @@ def mark_line(
     line = Text.assemble(" " * GUTTER, *cells, no_wrap=True)
     line.rstrip()
     return line
-
-
-def number_text(value: float) -> str:
-    """Return a number in at most eight characters, for people."""
-    if not math.isfinite(value):
-        return {"nan": "NaN", "inf": "Inf", "-inf": "-Inf"}[str(float(value))]
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
-    return f"{value:.1e}"
 
 
 def _column_of(steps: NDArray[np.int64], first: int, last: int, columns: int) -> NDArray[np.int64]:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
+
+
+def number_text(value: float) -> str:
+    """Return a number in at most eight characters, for people."""
+    if not math.isfinite(value):
+        return {"nan": "NaN", "inf": "Inf", "-inf": "-Inf"}[str(float(value))]
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+    return f"{value:.1e}"
 
 
 def counted(count: int, noun: str) -> str:
